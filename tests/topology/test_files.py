@@ -1,0 +1,186 @@
+"""Machine files: a stranger's machine works like ours, and every mistake is one line that names the key."""
+
+import pytest
+
+import topology
+from topology import Cluster, TopologyError, TopologyWarning
+
+GOOD = """
+name = "mine"
+devices = 4
+
+[chip]
+name = "Thing"
+cores = 2
+
+[chip.flops_per_s]
+bf16 = 1e12
+
+[wires]
+shape = "links"
+pairs = [[0, 1], [1, 2], [2, 3], [1, 3]]
+link = "nvlink"
+
+[links.chip]
+latency_s = 0
+bandwidth_bytes_per_s = 1e11
+
+[links.nvlink]
+latency_s = 1e-6
+bandwidth_bytes_per_s = { value = 2e10, source = "a leaflet", confidence = "C" }
+
+[links.ethernet]
+latency_s = 2e-5
+bandwidth_bytes_per_s = 1e9
+
+[network]
+nics = 8
+link = "ethernet"
+
+[[rules]]
+id = "pairs"
+kind = "multiple"
+sizes = [2]
+text = "even groups"
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_users_machine(write):
+    cluster = Cluster.load(write(GOOD), nodes=2)
+    assert (cluster.name, cluster.world_size, cluster.ranks_per_node) == ("mine x2", 16, 8)
+    assert [link.dst.index for link in cluster.route(0, 4)] == [1, 2]
+    assert [link.dst.index for link in cluster.route(0, 6)] == [1, 3]
+    assert cluster.link_kind(0, 8) == "ethernet"
+    assert cluster.route(0, 8)[0].bandwidth_bytes_per_s == 2e9  # two of the eight adapters per device
+    assert cluster.nic_share_bytes_per_s() == 1e9
+    assert cluster.flops_per_s("bf16") == 5e11
+    assert cluster.rings(range(2, 8)) == ((2, 3, 4, 5, 6, 7),)
+    assert cluster.rings(range(8)) == ()
+    assert cluster.ring_order(range(8)) == tuple(range(8))
+
+
+def test_figures_keep_their_source_or_name_the_file(write):
+    spec = Cluster.load(write(GOOD)).link("nvlink")
+    assert (spec.bandwidth_bytes_per_s.source, spec.bandwidth_bytes_per_s.confidence) == ("a leaflet", "C")
+    assert (spec.latency_s.source, spec.latency_s.confidence) == ("mine.toml", "E")
+
+
+def test_users_machines_are_lenient_unless_told_otherwise(write):
+    path = write(GOOD)
+    with pytest.warns(TopologyWarning, match="rule pairs"):
+        Cluster.load(path).check_group(range(3))
+    with pytest.raises(TopologyError, match=r"rule pairs: even groups \[mine\.toml\]"):
+        Cluster.load(write("strict = true\n" + GOOD)).check_group(range(3))
+
+
+def test_by_name_of_the_file(write):
+    assert topology.cluster(f"{write(GOOD)} x2", ranks=4).ranks_per_node == 2
+
+
+def test_switch(write):
+    text = GOOD.replace('shape = "links"\npairs = [[0, 1], [1, 2], [2, 3], [1, 3]]', 'shape = "switch"')
+    cluster = Cluster.load(write(text))
+    up, down = cluster.route(0, 6)
+    assert (up.src.index, up.dst, down.src, down.dst.index) == (0, topology.Port("switch", 0, 0), up.dst, 3)
+    assert (up.latency_s, down.latency_s) == (1e-6, 0.0)
+    assert cluster.bisection_bytes_per_s() == 2 * 2e10
+
+
+@pytest.mark.parametrize(("shape", "rings"), [("switch", 1), ("full", 2)])
+def test_a_switch_port_carries_one_ring(write, shape, rings):
+    text = GOOD.replace('shape = "links"\npairs = [[0, 1], [1, 2], [2, 3], [1, 3]]', f'shape = "{shape}"')
+    cluster = Cluster.load(write(text.replace("devices = 4", "devices = 6")))
+    assert len(cluster.rings()) == rings
+
+
+def test_extending_changes_only_what_is_said(write):
+    cluster = Cluster.load(
+        write(
+            'extends = "trn2.48xlarge"\nname = "slow"\n[links.efa]\nbandwidth_bytes_per_s = { value = 1e9 }\n'
+            '[[rules]]\nid = "trn2-sizes-lnc2"\nkind = "sizes"\nlnc = 2\nsizes = [2, 4]\ntext = "mine"\n'
+        )
+    )
+    theirs = topology.cluster("trn2.48xlarge")
+    assert cluster.bandwidth_bytes_per_s("efa") == 1e9
+    assert cluster.latency_s("efa") == theirs.latency_s("efa")
+    assert cluster.link("efa").bandwidth_bytes_per_s.source == "mine.toml"
+    assert cluster.machine.wires == theirs.machine.wires
+    assert [rule.id for rule in cluster.rules] == [rule.id for rule in theirs.rules]
+    assert cluster.strict
+    with pytest.raises(TopologyError, match="rule trn2-sizes-lnc2: mine"):
+        cluster.check_group(range(16))
+
+
+BAD = [
+    ("devices = 4", "", "devices: missing, expected a whole number"),
+    ("devices = 4", "devices = 0", "devices: expected a whole number, 1 or more, found 0"),
+    ("devices = 4", "devices = 4097", "devices: expected at most 4096, found 4097"),
+    ("devices = 4", "devices = true", "devices: expected a whole number, 1 or more, found True"),
+    ("devices = 4", "devices = 5", "wires.pairs: expected a connected graph, found no way from device 0 to 4"),
+    ("devices = 4", "devices = 3", "wires.pairs: expected pairs of different devices below 3, found [2, 3]"),
+    ("[0, 1]", "[1, 1]", "wires.pairs: expected pairs of different devices below 4, found [1, 1]"),
+    ("[0, 1]", "[0]", "wires.pairs: expected a list of pairs such as [[0, 1], [1, 2]], found [[0], "),
+    ("cores = 2", "cores = 2\nlnc = [3]", "chip.lnc: expected divisors of the 2 cores, found [3]"),
+    ("cores = 2", "cores = 2\nlnc = []", "chip.lnc: expected divisors of the 2 cores, found []"),
+    ("cores = 2", "core = 2", "chip.cores: missing, expected a whole number"),
+    ("cores = 2", "cores = 2\ncorse = 2", "chip.corse: unknown key; did you mean 'cores'?"),
+    ("bf16 = 1e12", 'bf16 = "fast"', "chip.flops_per_s.bf16: expected a positive number, found 'fast'"),
+    ('shape = "links"', 'shape = "star"', "wires.shape: expected one of none, ring, chain, torus, grid, full,"),
+    ('shape = "links"', 'shape = "torus"', "wires.dims: missing, expected a list of whole numbers"),
+    (
+        'shape = "links"\npairs = [[0, 1], [1, 2], [2, 3], [1, 3]]',
+        'shape = "torus"\ndims = [2, 3]',
+        "wires.dims: expected sides whose product is devices = 4, found [2, 3]",
+    ),
+    ('link = "nvlink"', 'link = "roce"', "wires.link: expected a kind that has a [links.*] table: chip, nvlink, ether"),
+    ('link = "ethernet"', 'link = "efa"', "network.link: expected a kind that has a [links.*] table: chip, nvlink,"),
+    ("[links.nvlink]", "[links.nvlnk]", "unknown link kind in mine.toml: links.nvlnk: 'nvlnk'; did you mean 'nvlink'?"),
+    ("latency_s = 1e-6", "latency_s = -1", "links.nvlink.latency_s: expected a number, 0 or more, found -1"),
+    ("value = 2e10", "value = -2e10", "links.nvlink.bandwidth_bytes_per_s.value: expected a positive number, found -2"),
+    ("value = 2e10", "value = nan", "links.nvlink.bandwidth_bytes_per_s.value: expected a positive number, found nan"),
+    ("value = 2e10, ", "", "links.nvlink.bandwidth_bytes_per_s.value: missing, expected a number"),
+    ('confidence = "C"', 'confidence = "Z"', "links.nvlink.bandwidth_bytes_per_s.confidence: expected one of A, B, C"),
+    ("latency_s = 2e-5\n", "", "links.ethernet.latency_s: missing, expected a number, or { value, source, confid"),
+    ("nics = 8", "nics = 1.5", "network.nics: expected a whole number, found 1.5"),
+    ('kind = "multiple"', 'kind = "even"', "rules[0].kind: expected one of sizes, multiple, tiles, sets, devices"),
+    ("sizes = [2]", "", "rules[0].sizes: expected numbers, because the kind is 'multiple', found none"),
+    ('kind = "multiple"', 'kind = "sets"', "rules[0].sets: expected groups such as '0-15,48-63', because the kind"),
+    ("sizes = [2]", "sizes = [2]\nsince = 2024\nuntil = 2023", "rules[0].until: expected a year not before since"),
+    ('text = "even groups"', "", "rules[0].text: missing, expected a text"),
+    ("[network]", "numa = [0]\n[network]", "links.ethernet.numa: unknown key"),
+    ("devices = 4", "devices = 4\nnuma = [0, 1]", "numa: expected one number for each of 4 devices, found 2 numbers"),
+    ("devices = 4", 'devices = 4\nextends = "mine"', "extends: expected one of dl1.24xlarge, "),
+    ("devices = 4", "devices = 4\nstrict = 1", "strict: expected true or false, found 1"),
+    ("[chip]", "[chip", "is not TOML: "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), BAD)
+def test_every_mistake_is_one_line_that_names_the_key(write, old, new, message):
+    assert GOOD.count(old) >= 1
+    with pytest.raises(TopologyError) as caught:
+        Cluster.load(write(GOOD.replace(old, new, 1)))
+    assert message in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(TopologyError, match=r"mine\.toml: cannot be read: No such file or directory"):
+        Cluster.load(tmp_path / "mine.toml")
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "mine.toml").write_bytes(b"name = \xff")
+    with pytest.raises(TopologyError, match=r"mine\.toml: is not UTF-8 text"):
+        Cluster.load(tmp_path / "mine.toml")

@@ -1,0 +1,96 @@
+"""What this package raises and warns with.
+
+ValueError
++-- TopologyError      a cluster, a file or a group of ranks that cannot be
+UserWarning
++-- TopologyWarning    a group that works, but not as well as its owner may think
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+MAX_RANKS = 1 << 20
+"""Ranks that one text may name: far beyond any cluster, and little enough to list."""
+
+
+class TopologyError(ValueError):
+    """A machine, a cluster file or a group that the caller asked for cannot be.
+
+    Attributes:
+        problem: what is wrong, in one line.
+        rule: id of the violated rule, None where no rule is involved.
+        rule_text: the rule in words.
+        source: who says so.
+        nearest: legal groups closest to the one that was refused, best first.
+        known: the names that would have been accepted, for a misspelt name.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        rule: str | None = None,
+        rule_text: str = "",
+        source: str = "",
+        nearest: Sequence[tuple[int, ...]] = (),
+        known: Sequence[str] = (),
+    ) -> None:
+        self.problem = problem
+        self.rule = rule
+        self.rule_text = rule_text
+        self.source = source
+        self.nearest = tuple(nearest)
+        self.known = tuple(known)
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        parts = [self.problem]
+        if self.rule is not None:
+            parts.append(f"rule {self.rule}: {self.rule_text} [{self.source}]")
+        if self.nearest:
+            parts.append("nearest legal groups: " + " | ".join(format_ranks(group) for group in self.nearest))
+        return "; ".join(parts)
+
+
+class TopologyWarning(UserWarning):
+    """A group runs, but leaves part of the machine unused or is not known to be supported."""
+
+
+def unknown(what: str, name: str, known: Sequence[str]) -> TopologyError:
+    """Build the error for a misspelt name: it lists the known ones and guesses the one that was meant."""
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return TopologyError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}", known=known)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Write ranks as ranges: (0, 1, 2, 3, 8) becomes ``0-3,8``; `parse_ranks` reads it back."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Read ``0-3,8`` as (0, 1, 2, 3, 8).
+
+    Raises:
+        TopologyError: for anything that is not numbers and ascending ranges joined by commas.
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise TopologyError(f"{text!r} is not a list of ranks: expected numbers and ranges such as 0-7 or 0-3,8")
+        stop = int(last) if dash else int(first)
+        if stop < int(first):
+            raise TopologyError(f"{text!r} is not a list of ranks: the range {part.strip()} runs backwards")
+        if stop - int(first) + len(ranks) >= MAX_RANKS:
+            raise TopologyError(f"{text!r} is not a list of ranks: it names more than {MAX_RANKS}")
+        ranks.extend(range(int(first), stop + 1))
+    return tuple(ranks)
