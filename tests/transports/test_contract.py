@@ -1,0 +1,59 @@
+"""Every transport of ours, and every wrapper around one, keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from transports import Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Transport
+from transports.testing import CHECKS, MakePair, Scale, check_transport, run_check
+
+
+def slow(src: int, dst: int) -> LinkSpeed:
+    return LinkSpeed(latency_s=2.0**-12, bandwidth_bytes_per_s=2.0**31)
+
+
+def delayed(inner: Transport) -> Transport:
+    return Faulty(inner, seed=3, delay=0.5, delay_s=2.0**-10)
+
+
+REAL: dict[str, Callable[[], Transport]] = {
+    "neuronlink": partial(NeuronLink, 2),
+    "neuronlink, ranks 5 and 3": partial(NeuronLink, (5, 3)),
+    "neuronlink, all in threads": partial(NeuronLink, 2, thread_copy_bytes=0),
+    "recording": lambda: Recording(NeuronLink(2)),
+    "paced": lambda: Paced(NeuronLink(2), links=slow),
+    "faulty": lambda: delayed(NeuronLink(2)),
+    "all wrappers": lambda: Recording(Paced(delayed(NeuronLink(2)), links=slow)),
+}
+VIRTUAL: dict[str, Callable[[], Transport]] = {
+    "neuronlink": lambda: NeuronLink(2, thread_copy_bytes=None),
+    "paced": lambda: Paced(NeuronLink(2, thread_copy_bytes=None), links=slow),
+    "all wrappers": lambda: Recording(delayed(Paced(NeuronLink(2, thread_copy_bytes=None), links=slow))),
+}
+
+
+def pairs_of(make: Callable[[], Transport]) -> MakePair:
+    @asynccontextmanager
+    async def make_pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+        async with make().open() as transport:
+            a, b = transport.ranks
+            yield transport.endpoint(a), transport.endpoint(b)
+
+    return make_pair
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("check", CHECKS)
+def test_real_clock(check: str, name: str) -> None:
+    trio.run(partial(run_check, check, pairs_of(REAL[name]), scale=Scale()))
+
+
+@pytest.mark.parametrize("name", VIRTUAL)
+def test_virtual_clock(name: str) -> None:
+    trio.run(partial(check_transport, pairs_of(VIRTUAL[name])), clock=MockClock(autojump_threshold=0))

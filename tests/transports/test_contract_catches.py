@@ -1,0 +1,357 @@
+"""Every check of the contract suite fails on an endpoint that breaks the promise it is about."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from transports import Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, neuronlink
+from transports.base import TAG_LIMIT, as_bytes
+from transports.testing import CHECKS, ContractViolation, Scale, check_transport, run_check
+
+
+class Honest(Endpoint):
+    """Passes everything on; its subclasses each break one promise."""
+
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+        self.rank = inner.rank
+        self.inner = inner
+        self.nursery = nursery
+        self.lock = trio.Lock()
+        self.room = trio.CapacityLimiter(100)
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await self.inner.send(dst, tag, data, priority=priority)
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        await self.inner.recv_into(src, tag, out)
+
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        return await self.inner.recv(src, tag, nbytes)
+
+
+class SameRank(Honest):
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+        super().__init__(inner, nursery)
+        self.rank = 0
+
+
+class NamelessRepr(Honest):
+    def __repr__(self) -> str:
+        return "<endpoint>"
+
+
+class LosesLastByte(Honest):
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        await super().recv_into(src, tag, out)
+        if as_bytes(out).nbytes > 2**16:
+            as_bytes(out)[-1] ^= 1
+
+
+class LosesLentByte(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        with await super().recv(src, tag, nbytes) as delivery:
+            return Delivery(memoryview(bytes(delivery.view[:-1]) + b"?" * bool(nbytes)))
+
+
+class SkipsEmpty(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        if as_bytes(data).nbytes:
+            await super().send(dst, tag, data)
+
+
+class OneAtATime(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        async with self.lock:
+            await super().send(dst, tag, data)
+
+
+class FewAtATime(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        async with self.room:
+            await super().send(dst, tag, data)
+
+
+class MostUrgentFirst(Honest):
+    """Keeps what waits in a heap of its own, by priority only."""
+
+    def __init__(self, inner: Endpoint, nursery: trio.Nursery) -> None:
+        super().__init__(inner, nursery)
+        self.heap: list[tuple[int, bytes]] = []
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        self.heap.append((priority, bytes(as_bytes(data))))
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
+        self.heap.sort()
+        await super().send(dst, tag, self.heap.pop(0)[1])
+
+
+class LastReceiveFirst(Honest):
+    """Serves waiting receives from the newest to the oldest."""
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        self.waiting = [*getattr(self, "waiting", []), out]
+        await trio.sleep(1)
+        newest = self.waiting.pop()
+        room = bytearray(as_bytes(newest).nbytes)
+        await super().recv_into(src, tag, room)
+        as_bytes(newest)[:] = room
+
+
+class ShortTags(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await super().send(dst, tag % 2**32 if 0 <= tag < TAG_LIMIT else tag, data)
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        await super().recv_into(src, tag % 2**32 if 0 <= tag < TAG_LIMIT else tag, out)
+
+
+class HalfDuplex(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        async with self.lock:
+            await super().send(dst, tag, data)
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        async with self.lock:
+            await super().recv_into(src, tag, out)
+
+
+class PlainBuffersOnly(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await super().send(dst, tag, memoryview(data).cast("B"))  # type: ignore[arg-type]
+
+
+class CopiesScattered(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        self.nursery.start_soon(self.inner.send, dst, tag, np.ascontiguousarray(data))
+        await trio.lowlevel.checkpoint()
+
+
+class IgnoresReadOnly(Honest):
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        if as_bytes(out).readonly:
+            return
+        await super().recv_into(src, tag, out)
+
+
+class WrapsTags(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        if 0 <= tag < TAG_LIMIT:
+            await super().send(dst, tag, data)
+
+
+class SendsToNobody(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        if dst < 2:
+            await super().send(dst, tag, data)
+
+
+class LeavesRejectedBehind(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        try:
+            await super().send(dst, tag, data)
+        except ValueError:
+            self.nursery.start_soon(self.inner.send, 1, 6, b"rejected")
+            raise
+
+
+class AdaptsLength(Honest):
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        try:
+            await super().recv_into(src, tag, out)
+        except LengthMismatchError:
+            return
+
+
+class TellsReceiverOnly(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        try:
+            await super().send(dst, tag, data)
+        except LengthMismatchError:
+            return
+
+
+class MixesUpLengths(Honest):
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        try:
+            await super().recv_into(src, tag, out)
+        except LengthMismatchError as error:
+            error.sent_bytes, error.expected_bytes = error.expected_bytes, error.sent_bytes
+            raise
+
+
+class DeafToCancel(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        with trio.CancelScope(shield=True):
+            await super().send(dst, tag, data)
+
+
+class DeafReceive(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        with trio.CancelScope(shield=True):
+            return await super().recv(src, tag, nbytes)
+        raise AssertionError("a shielded scope nobody cancels lets the result through")
+
+
+class NotWithdrawn(Honest):
+    """Hands the message to the background, so that cancelling the call does not take it back."""
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        done = trio.Event()
+        self.nursery.start_soon(self._deliver, done, dst, tag, self.keep(data))
+        await done.wait()
+
+    def keep(self, data: Buffer) -> Buffer:
+        return bytes(as_bytes(data))
+
+    async def _deliver(self, done: trio.Event, dst: int, tag: int, data: Buffer) -> None:
+        await self.inner.send(dst, tag, data)
+        done.set()
+
+
+class GivesBackEarly(NotWithdrawn):
+    def keep(self, data: Buffer) -> Buffer:
+        return data
+
+
+class ReceiveNotWithdrawn(Honest):
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        done = trio.Event()
+        self.nursery.start_soon(self._receive, done, src, tag, out)
+        await done.wait()
+
+    async def _receive(self, done: trio.Event, src: int, tag: int, out: Buffer) -> None:
+        await self.inner.recv_into(src, tag, out)
+        done.set()
+
+
+class EagerWithoutCopy(Honest):
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        self.nursery.start_soon(self.inner.send, dst, tag, data)
+        await trio.lowlevel.checkpoint()
+
+
+class WritableDelivery(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        with await super().recv(src, tag, nbytes) as delivery:
+            return Delivery(memoryview(bytearray(delivery.view)))
+
+
+class ShapedDelivery(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        with await super().recv(src, tag, nbytes) as delivery:
+            return Delivery(memoryview(bytes(delivery.view)).cast("b"))
+
+
+class ReleasesOnce(Honest):
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        delivery = await super().recv(src, tag, nbytes)
+        return _Fragile(delivery.view, delivery._finish)
+
+
+class _Fragile(Delivery):
+    def release(self) -> None:
+        if self._finish is None:
+            raise RuntimeError("released twice")
+        super().release()
+
+
+BROKEN: list[tuple[str, type[Honest]]] = [
+    ("names", SameRank),
+    ("names", NamelessRepr),
+    ("sizes", LosesLastByte),
+    ("sizes", LosesLentByte),
+    ("zero_bytes", SkipsEmpty),
+    ("order_of_sends", MostUrgentFirst),
+    ("order_of_receives", LastReceiveFirst),
+    ("tags_are_independent", OneAtATime),
+    ("many_tags", FewAtATime),
+    ("extreme_tags", ShortTags),
+    ("both_directions", HalfDuplex),
+    ("kinds_of_buffers", PlainBuffersOnly),
+    ("bad_arguments", CopiesScattered),
+    ("bad_arguments", IgnoresReadOnly),
+    ("bad_arguments", WrapsTags),
+    ("bad_arguments", SendsToNobody),
+    ("bad_arguments", LeavesRejectedBehind),
+    ("lengths_disagree", AdaptsLength),
+    ("lengths_disagree", TellsReceiverOnly),
+    ("lengths_disagree", MixesUpLengths),
+    ("cancelled_at_the_call", DeafToCancel),
+    ("cancelled_at_the_call", DeafReceive),
+    ("cancelled_before_match", NotWithdrawn),
+    ("cancelled_before_match", ReceiveNotWithdrawn),
+    ("cancelled_after_match", NotWithdrawn),
+    ("cancelled_after_match", GivesBackEarly),
+    ("ownership", EagerWithoutCopy),
+    ("deliveries", WritableDelivery),
+    ("deliveries", ShapedDelivery),
+    ("deliveries", ReleasesOnce),
+]
+
+
+@asynccontextmanager
+async def broken_pair(bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+    link = NeuronLink(2, thread_copy_bytes=None)
+    async with trio.open_nursery() as nursery:
+        try:
+            yield bend(link.endpoint(0), nursery), bend(link.endpoint(1), nursery)
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+def run_on(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> None:
+    trio.run(
+        partial(run_check, check, partial(broken_pair, bend), scale=Scale()), clock=MockClock(autojump_threshold=0)
+    )
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_honest_endpoint_passes(check: str) -> None:
+    run_on(check, Honest)
+
+
+@pytest.mark.parametrize(("check", "bend"), BROKEN)
+def test_a_broken_endpoint_fails(check: str, bend: type[Honest]) -> None:
+    with pytest.raises(ContractViolation) as caught:
+        run_on(check, bend)
+    assert caught.value.check == check
+    assert str(caught.value) == f"{check}: {caught.value.reason}"
+
+
+@pytest.mark.parametrize(
+    ("check", "step"),
+    [("checkpoints", "cancel_shielded_checkpoint"), ("cancelled_at_the_call", "checkpoint_if_cancelled")],
+)
+def test_a_missing_checkpoint_is_seen(check: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_checkpoint() -> None:
+        return
+
+    monkeypatch.setattr(neuronlink, step, no_checkpoint)
+    with pytest.raises(ContractViolation, match=f"^{check}: "):
+        run_on(check, Honest)
+
+
+def test_every_check_was_seen_to_fail() -> None:
+    assert {check for check, _ in BROKEN} | {"checkpoints"} == set(CHECKS)
+
+
+def test_a_hang_is_told_apart() -> None:
+    with pytest.raises(ContractViolation, match=r"^tags_are_independent: still waiting after 30\.0 s$"):
+        run_on("tags_are_independent", OneAtATime)
+
+
+def test_only_named_checks_run() -> None:
+    make_pair = partial(broken_pair, NamelessRepr)
+    clock = MockClock(autojump_threshold=0)
+    with pytest.raises(ContractViolation, match=r"^names: the repr of rank 0 is <endpoint>$"):
+        trio.run(partial(check_transport, make_pair, only=["deliveries", "names"]), clock=clock)
+    with pytest.raises(KeyError, match="no such check"):
+        trio.run(partial(check_transport, make_pair, only=["no such check"]))

@@ -1,0 +1,227 @@
+"""NeuronLink beyond the contract: no copies, no leftovers, threads only where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from transports import ArgumentError, Envelope, NeuronLink, Statistics, TransportClosedError
+
+THREADED = 1000
+
+
+def link_of_two() -> NeuronLink:
+    return NeuronLink(2, thread_copy_bytes=THREADED)
+
+
+def test_recv_lends_the_senders_own_memory() -> None:
+    async def main() -> None:
+        link = link_of_two()
+        data = np.arange(1000.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.endpoint(0).send, 1, 0, data)
+            with await link.endpoint(1).recv(0, 0, data.nbytes) as delivery:
+                lent = np.frombuffer(delivery.view, np.float64)
+                assert np.shares_memory(lent, data)
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("nbytes", [8, THREADED])
+@pytest.mark.parametrize("receive_first", [True, False])
+def test_the_sender_is_suspended_until_the_release(nbytes: int, receive_first: bool) -> None:
+    events: list[str] = []
+
+    async def send(link: NeuronLink) -> None:
+        await link.endpoint(0).send(1, 0, bytes(nbytes))
+        events.append("send returned")
+
+    async def receive(link: NeuronLink) -> None:
+        with await link.endpoint(1).recv(0, 0, nbytes):
+            await wait_all_tasks_blocked()
+            events.append("released")
+
+    async def main() -> None:
+        link = link_of_two()
+        async with trio.open_nursery() as nursery:
+            for call in (receive, send) if receive_first else (send, receive):
+                nursery.start_soon(call, link)
+                await wait_all_tasks_blocked(0.001)
+
+    trio.run(main)
+    assert events == ["released", "send returned"]
+
+
+@pytest.mark.parametrize("receive_first", [True, False])
+@pytest.mark.parametrize(("nbytes", "copies"), [(THREADED - 1, 0), (THREADED, 1)])
+def test_large_copies_and_only_those_are_made_in_threads(
+    nbytes: int, copies: int, receive_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    real = trio.to_thread.run_sync
+
+    async def counted(fn: Callable[..., object], *args: object, limiter: trio.CapacityLimiter) -> object:
+        seen.append(fn)
+        return await real(fn, *args, limiter=limiter)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", counted)
+    data, out = np.random.default_rng(0).bytes(nbytes), bytearray(nbytes)
+
+    async def main() -> None:
+        link = link_of_two()
+        calls = [partial(link.endpoint(0).send, 1, 0, data), partial(link.endpoint(1).recv_into, 0, 0, out)]
+        async with trio.open_nursery() as nursery:
+            for call in reversed(calls) if receive_first else calls:
+                nursery.start_soon(call)
+                await wait_all_tasks_blocked()
+
+    trio.run(main)
+    assert (seen, bytes(out)) == ([np.copyto] * copies, data)
+
+
+def test_a_receive_that_is_cancelled_while_a_thread_copies_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = trio.CancelScope()
+
+    async def cancel_then_copy(fn: Callable[..., object], *args: object, limiter: trio.CapacityLimiter) -> None:
+        scope.cancel()
+        await trio.lowlevel.checkpoint()
+        fn(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", cancel_then_copy)
+    out = bytearray(THREADED)
+
+    async def main() -> None:
+        link = link_of_two()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.endpoint(0).send, 1, 0, b"x" * THREADED)
+            with scope:
+                await link.endpoint(1).recv_into(0, 0, out)
+
+    trio.run(main)
+    assert scope.cancel_called
+    assert not scope.cancelled_caught
+    assert out == b"x" * THREADED
+
+
+def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
+    async def main() -> None:
+        link = NeuronLink(3)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.endpoint(0).send, 1, 4, b"123")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(link.endpoint(0).send, 1, 4, b"4")
+            nursery.start_soon(link.endpoint(2).recv, 1, 5, 6)
+            await wait_all_tasks_blocked()
+            assert link.statistics() == Statistics(
+                unmatched_sends=(Envelope(src=0, dst=1, tag=4, nbytes=3), Envelope(src=0, dst=1, tag=4, nbytes=1)),
+                unmatched_receives=(Envelope(src=1, dst=2, tag=5, nbytes=6),),
+            )
+            (await link.endpoint(1).recv(0, 4, 3)).release()
+            nursery.cancel_scope.cancel()
+        assert link.statistics() == Statistics()
+        assert all(not box.sends and not box.receives for box in link._mailboxes.values())
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("receive_first", [True, False])
+@pytest.mark.parametrize("lend", [True, False])
+def test_no_hold_on_a_buffer_remains(lend: bool, receive_first: bool) -> None:
+    async def send(link: NeuronLink, data: bytearray) -> None:
+        await link.endpoint(0).send(1, 0, data)
+        data.append(1)  # raises BufferError while anybody holds a view
+
+    async def receive(link: NeuronLink, out: bytearray) -> None:
+        if lend:
+            (await link.endpoint(1).recv(0, 0, 8)).release()
+        else:
+            await link.endpoint(1).recv_into(0, 0, out)
+            out.append(1)
+
+    async def main() -> None:
+        for _ in range(8):  # the order in which the two tasks wake up is random
+            link, data, out = NeuronLink(2), bytearray(8), bytearray(8)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(receive if receive_first else send, link, out if receive_first else data)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(send if receive_first else receive, link, data if receive_first else out)
+            assert (len(data), len(out)) == (9, 8 if lend else 9)
+
+    trio.run(main)
+
+
+def test_a_rank_can_send_to_itself() -> None:
+    async def main() -> None:
+        end = link_of_two().endpoint(1)
+        out = bytearray(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end.send, 1, 0, b"me")
+            await end.recv_into(1, 0, out)
+        assert out == b"me"
+
+    trio.run(main)
+
+
+def test_closing_ends_what_waits_and_what_comes() -> None:
+    errors: list[str] = []
+
+    async def note(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(TransportClosedError) as caught, trio.fail_after(1):
+            await call()
+        errors.append(str(caught.value))
+
+    async def main() -> None:
+        link = NeuronLink(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, partial(link.endpoint(0).send, 1, 3, b"x"))
+            nursery.start_soon(note, partial(link.endpoint(1).recv, 0, 4, 1))
+            await wait_all_tasks_blocked()
+            await link.aclose()
+        await note(partial(link.endpoint(0).recv_into, 1, 5, bytearray(1)))
+        await link.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert sorted(errors) == [
+        "message from rank 0 to rank 1, tag 3: the transport has been closed",
+        "message from rank 0 to rank 1, tag 4: the transport has been closed",
+        "message from rank 1 to rank 0, tag 5: the transport has been closed",
+    ]
+
+
+def test_closing_lets_a_matched_message_finish() -> None:
+    async def main() -> None:
+        link = NeuronLink(2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.endpoint(0).send, 1, 3, b"x")
+            with await link.endpoint(1).recv(0, 3, 1) as delivery:
+                await link.aclose()
+                assert bytes(delivery.view) == b"x"
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, (), (1, 1), (0, -1)])
+def test_bad_ranks_are_rejected(ranks: int | tuple[int, ...]) -> None:
+    with pytest.raises(ArgumentError, match="name at least one rank, each once, from 0 up"):
+        NeuronLink(ranks)
+
+
+def test_unknown_ranks_are_named() -> None:
+    with pytest.raises(ArgumentError, match=r"^there is no rank 7 here; this NeuronLink joins ranks 0-3$"):
+        NeuronLink(4).endpoint(7)
+
+
+def test_names() -> None:
+    link = NeuronLink((4, 5, 6))
+    assert (repr(link), link.ranks, link.peers, link.shares_memory) == (
+        "<NeuronLink of ranks 4-6>",
+        (4, 5, 6),
+        (4, 5, 6),
+        True,
+    )
+    assert link.endpoint(5) is link.endpoint(5)

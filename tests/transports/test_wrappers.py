@@ -1,0 +1,243 @@
+"""Recording, Faulty and the turnstile that keeps held-up messages in order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from transports import ArgumentError, Faulty, LinkLostError, NeuronLink, Recording, Sent
+from transports.wrappers import Turnstile
+
+
+def test_recording_writes_down_calls_in_order() -> None:
+    recording = Recording(NeuronLink(2), keep_payloads=True)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(recording.endpoint(0).send, priority=-2), 1, 7, b"one")
+            await wait_all_tasks_blocked()
+            nursery.start_soon(recording.endpoint(1).send, 0, 7, b"")
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert recording.sent == [
+        Sent(src=0, dst=1, tag=7, nbytes=3, priority=-2, payload=b"one"),
+        Sent(src=1, dst=0, tag=7, nbytes=0, priority=0, payload=b""),
+    ]
+    assert repr(recording) == "<Recording around <NeuronLink of ranks 0, 1>>"
+    assert not recording.shares_memory
+
+
+def test_recording_keeps_payloads_only_when_asked() -> None:
+    recording = Recording(NeuronLink(1))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recording.endpoint(0).send, 0, 0, b"x")
+            await recording.endpoint(0).recv_into(0, 0, bytearray(1))
+
+    trio.run(main)
+    assert [sent.payload for sent in recording.sent] == [None]
+
+
+def test_a_wrapper_keeps_its_endpoints_and_rejects_strangers() -> None:
+    recording = Recording(NeuronLink((0, 1, 2)))
+    assert recording.endpoint(1) is recording.endpoint(1)
+    with pytest.raises(ArgumentError, match="there is no rank 3 here"):
+        recording.endpoint(3)
+    with pytest.raises(ArgumentError, match=r"^there is no rank 9 here; known are ranks 0-2$"):
+        trio.run(recording.endpoint(0).send, 9, 0, b"x")
+    with pytest.raises(ArgumentError, match="tag -1 is not in"):
+        trio.run(recording.endpoint(0).send, 1, -1, b"x")
+    assert recording.sent == []
+
+
+def test_tickets_pass_in_order_and_give_way_when_cancelled() -> None:
+    passed: list[int] = []
+    scopes = [trio.CancelScope() for _ in range(5)]
+
+    async def hold(turnstile: Turnstile, number: int, delay_s: float) -> None:
+        with scopes[number], turnstile.ticket((0, 1, 2)) as ticket:
+            await trio.sleep(delay_s)
+            await ticket.turn()
+            passed.append(number)
+
+    async def main() -> None:
+        turnstile = Turnstile()
+        async with trio.open_nursery() as nursery:
+            for number, delay_s in enumerate((8, 1, 1, 99, 1)):
+                nursery.start_soon(hold, turnstile, number, delay_s)
+                await wait_all_tasks_blocked()
+            await trio.sleep(5)
+            assert passed == []
+            scopes[1].cancel()  # while it waits for its turn
+            await trio.sleep(5)
+            assert passed == [0, 2]
+            scopes[3].cancel()  # while it is first, and held up
+        assert turnstile._lanes == {}
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert passed == [0, 2, 4]
+
+
+def test_a_ticket_that_is_cancelled_as_it_becomes_first_passes_the_turn_on() -> None:
+    passed: list[int] = []
+    scope = trio.CancelScope()
+
+    async def hold(turnstile: Turnstile, number: int) -> None:
+        with scope if number == 1 else trio.CancelScope(), turnstile.ticket((0, 1, 2)) as ticket:
+            await ticket.turn()
+            passed.append(number)
+
+    async def main() -> None:
+        turnstile = Turnstile()
+        async with trio.open_nursery() as nursery:
+            with turnstile.ticket((0, 1, 2)):
+                for number in (1, 2):
+                    nursery.start_soon(hold, turnstile, number)
+                    await wait_all_tasks_blocked()
+                scope.cancel()
+
+    trio.run(main)
+    assert passed == [2]
+
+
+async def send_many(faulty: Faulty, count: int, received: list[bytes]) -> None:
+    """Send numbered messages on separate tags and note what arrives."""
+
+    async def receive(tag: int) -> None:
+        out = bytearray(4)
+        await faulty.endpoint(1).recv_into(0, tag, out)
+        received.append(bytes(out))
+
+    async with trio.open_nursery() as nursery:
+        for tag in range(count):
+            nursery.start_soon(receive, tag)
+            nursery.start_soon(faulty.endpoint(0).send, 1, tag, tag.to_bytes(4, "little"))
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+
+
+def run_many(count: int = 200, **options: float) -> tuple[Faulty, list[bytes]]:
+    faulty, received = Faulty(NeuronLink(2), seed=5, **options), list[bytes]()
+    trio.run(send_many, faulty, count, received, clock=MockClock(autojump_threshold=0))
+    return faulty, received
+
+
+def hit(faulty: Faulty, kind: str) -> set[int]:
+    return {fault.envelope.tag for fault in faulty.faults if fault.kind == kind}
+
+
+def test_without_probabilities_nothing_happens() -> None:
+    faulty, received = run_many()
+    assert (faulty.faults, sorted(received)) == ([], sorted(tag.to_bytes(4, "little") for tag in range(200)))
+
+
+def test_dropped_messages_vanish_and_no_others() -> None:
+    faulty, received = run_many(drop=0.25)
+    dropped = hit(faulty, "drop")
+    assert 20 < len(dropped) < 80
+    assert {int.from_bytes(message, "little") for message in received} == set(range(200)) - dropped
+
+
+def test_corrupt_messages_arrive_with_one_bit_flipped() -> None:
+    faulty, received = run_many(corrupt=1)
+    assert len(hit(faulty, "corrupt")) == len(received) == 200
+    recording = Recording(Faulty(NeuronLink(1), seed=0, corrupt=1))
+    data, out = bytes(range(256)), bytearray(256)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recording.endpoint(0).send, 0, 0, data)
+            await recording.endpoint(0).recv_into(0, 0, out)
+
+    trio.run(main)
+    flipped = int.from_bytes(data, "little") ^ int.from_bytes(out, "little")
+    assert flipped.bit_count() == 1
+    assert data == bytes(range(256))
+
+
+def test_empty_messages_cannot_be_corrupted() -> None:
+    faulty = Faulty(NeuronLink(1), seed=0, corrupt=1)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(faulty.endpoint(0).send, 0, 0, b"")
+            await faulty.endpoint(0).recv_into(0, 0, bytearray())
+
+    trio.run(main)
+    assert faulty.faults == []
+
+
+def test_faults_follow_from_the_seed_alone() -> None:
+    first, second = run_many(drop=0.25, corrupt=0.25)[0], run_many(drop=0.25, corrupt=0.25)[0]
+    assert hit(first, "drop") == hit(second, "drop")
+    assert hit(first, "corrupt") == hit(second, "corrupt")
+    more = run_many(drop=0.5, corrupt=0.25)[0]
+    assert hit(more, "drop") > hit(first, "drop")
+    assert hit(more, "corrupt") == hit(first, "corrupt") - hit(more, "drop")
+
+
+def test_delays_are_bounded_and_keep_the_order() -> None:
+    async def main() -> None:
+        faulty = Faulty(NeuronLink(2), seed=1, delay=0.5, delay_s=8)
+        async with trio.open_nursery() as nursery:
+            for i in range(30):
+                nursery.start_soon(faulty.endpoint(0).send, 1, 0, bytes([i]))
+                await wait_all_tasks_blocked()
+            for i in range(30):
+                with await faulty.endpoint(1).recv(0, 0, 1) as delivery:
+                    assert bytes(delivery.view) == bytes([i])
+        assert 4 < trio.current_time() <= 8
+        assert 5 < len(faulty.faults) < 25
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_cut_ends_pending_and_later_operations_of_its_link_only() -> None:
+    lost: list[str] = []
+
+    async def main() -> None:
+        faulty = Faulty(NeuronLink(3), seed=0)
+        a, b, c = (faulty.endpoint(rank) for rank in range(3))
+
+        async def note(call: Callable[[], Awaitable[object]]) -> None:
+            with pytest.raises(LinkLostError) as caught, trio.fail_after(1):
+                await call()
+            lost.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note, partial(a.send, 1, 4, b"x"))
+            nursery.start_soon(note, partial(a.recv, 1, 5, 1))
+            nursery.start_soon(note, partial(b.recv_into, 0, 6, bytearray(1)))
+            nursery.start_soon(a.send, 2, 7, b"x")
+            await wait_all_tasks_blocked()
+            faulty.cut(1, 0)
+            await note(partial(b.send, 0, 8, b"x"))
+            (await c.recv(0, 7, 1)).release()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert sorted(lost) == [
+        "message from rank 0 to rank 1, tag 4: the link was cut",
+        "message from rank 0 to rank 1, tag 6: the link was cut",
+        "message from rank 1 to rank 0, tag 5: the link was cut",
+        "message from rank 1 to rank 0, tag 8: the link was cut",
+    ]
+
+
+def test_a_cut_by_chance_is_written_down() -> None:
+    faulty = Faulty(NeuronLink(2), seed=0, cut=1, drop=1)
+    with pytest.raises(LinkLostError):
+        trio.run(faulty.endpoint(0).send, 1, 0, b"x")
+    assert [fault.kind for fault in faulty.faults] == ["cut"]
+
+
+@pytest.mark.parametrize("options", [{"drop": -0.1}, {"cut": 1.1}, {"corrupt": float("nan")}, {"delay_s": -1}])
+def test_impossible_faults_are_rejected(options: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{next(iter(options))} is "):
+        Faulty(NeuronLink(1), seed=0, **options)

@@ -1,0 +1,52 @@
+"""Moving bytes between ranks: one contract, several fabrics, wrappers that pace, damage and record."""
+
+# The map of this room, in the order in which to read it:
+#
+#   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
+#   neuronlink   ranks of one process, in memory, zero-copy
+#   wrappers     what all wrappers share; Recording writes down what is sent
+#   paced        emulates latency and bandwidth; its wires are plans, not tasks
+#   faulty       drops, delays, corrupts and cuts, by seed
+#   testing      the contract suite, for our transports and for anybody's (imported on its own)
+#
+# Nothing here knows a collective, a group or a topology.
+
+from transports.base import (
+    ArgumentError,
+    Buffer,
+    Delivery,
+    Endpoint,
+    Envelope,
+    LengthMismatchError,
+    LinkLostError,
+    Statistics,
+    Transport,
+    TransportClosedError,
+    TransportError,
+)
+from transports.faulty import Fault, Faulty
+from transports.neuronlink import NeuronLink
+from transports.paced import LinkSpeed, Paced, by_kind
+from transports.wrappers import Recording, Sent
+
+__all__ = [
+    "ArgumentError",
+    "Buffer",
+    "Delivery",
+    "Endpoint",
+    "Envelope",
+    "Fault",
+    "Faulty",
+    "LengthMismatchError",
+    "LinkLostError",
+    "LinkSpeed",
+    "NeuronLink",
+    "Paced",
+    "Recording",
+    "Sent",
+    "Statistics",
+    "Transport",
+    "TransportClosedError",
+    "TransportError",
+    "by_kind",
+]

@@ -1,0 +1,186 @@
+"""Checks of the contract suite: what is sent arrives, intact, in order, whatever else waits."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from functools import partial
+
+import numpy as np
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from transports._checking import Scale, expect, message_of, require
+from transports.base import TAG_LIMIT, Buffer, Endpoint
+
+
+async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Two endpoints are two ranks, and their repr says which."""
+    require(a.rank != b.rank, f"both ends say that they are rank {a.rank}")
+    for end in (a, b):
+        require(str(end.rank) in repr(end), f"the repr of rank {end.rank} is {end!r}")
+    await trio.lowlevel.checkpoint()
+
+
+async def order_of_sends(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Sends of one tag that wait together arrive in the order of the calls, whatever their sizes and priorities."""
+    messages = [message_of(max(0, 70_000 - 10_000 * i), i) for i in range(8)]
+    async with trio.open_nursery() as nursery:
+        for i, message in enumerate(messages):
+            nursery.start_soon(partial(a.send, priority=-i), b.rank, 7, message)
+            await wait_all_tasks_blocked()
+        for i, message in enumerate(messages):
+            await expect(b, a, 7, message, f"message {i} of 8 on one tag")
+
+
+async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Receives of one tag that wait together are served in the order of the calls."""
+    messages = [message_of(1000, i) for i in range(8)]
+    async with trio.open_nursery() as nursery:
+        for i, message in enumerate(messages):
+            nursery.start_soon(expect, b, a, 7, message, f"receive {i} of 8 on one tag")
+            await wait_all_tasks_blocked()
+        for message in messages:
+            await a.send(b.rank, 7, message)
+
+
+async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A message that nobody receives yet, large or small, does not hold up other tags."""
+    large, small, urgent = message_of(max(scale.sizes)), message_of(8, 1), message_of(8, 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.send, b.rank, 1, large)
+        nursery.start_soon(a.send, b.rank, 2, small)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(a.send, b.rank, 3, urgent)
+        await expect(b, a, 3, urgent, "tag 3 while tags 1 and 2 wait")
+        await expect(b, a, 2, small, "tag 2 while tag 1 waits")
+        await expect(b, a, 1, large, "tag 1, late")
+
+
+async def many_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Thousands of tags may be outstanding, and are received in any order."""
+    tags = list(range(scale.tags))
+    async with trio.open_nursery() as nursery:
+        for tag in tags:
+            nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
+        await wait_all_tasks_blocked()
+        for tag in random.Random(0).sample(tags, len(tags)):
+            await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag} of {len(tags)}")
+
+
+async def extreme_tags(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Tags reach from 0 to 2**64 - 1, and none is taken for another."""
+    tags = [0, 1, 2**31, 2**32, 2**32 + 1, 2**63, TAG_LIMIT - 1]
+    async with trio.open_nursery() as nursery:
+        for tag in tags:
+            nursery.start_soon(a.send, b.rank, tag, tag.to_bytes(8, "little"))
+            await wait_all_tasks_blocked()
+        for tag in reversed(tags):
+            await expect(b, a, tag, tag.to_bytes(8, "little"), f"tag {tag}")
+
+
+async def zero_bytes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """An empty message is a message: it is matched, in its turn, by either kind of receive."""
+    for send_first in (True, False):
+        async with trio.open_nursery() as nursery:
+            for message in (b"", b"x", b""):
+                if send_first:
+                    nursery.start_soon(a.send, b.rank, 5, message)
+                    await wait_all_tasks_blocked()
+                else:
+                    nursery.start_soon(expect, b, a, 5, message, f"{len(message)} bytes between empty messages")
+                    await wait_all_tasks_blocked()
+            for message in (b"", b"x", b""):
+                if send_first:
+                    with await b.recv(a.rank, 5, len(message)) as delivery:
+                        require(bytes(delivery.view) == message, "an empty message brought bytes")
+                else:
+                    await a.send(b.rank, 5, message)
+
+
+async def sizes(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Every length arrives intact, by either kind of receive, whichever end comes first."""
+    for nbytes in scale.sizes:
+        message = message_of(nbytes)
+        for send_first in (True, False):
+            async with trio.open_nursery() as nursery:
+                if send_first:
+                    nursery.start_soon(_send_twice, a, b, message)
+                    await wait_all_tasks_blocked()
+                    nursery.start_soon(_receive_both_ways, a, b, message)
+                else:
+                    nursery.start_soon(_receive_both_ways, a, b, message)
+                    await wait_all_tasks_blocked()
+                    nursery.start_soon(_send_twice, a, b, message)
+
+
+async def _send_twice(a: Endpoint, b: Endpoint, message: bytearray) -> None:
+    await a.send(b.rank, 4, message)
+    await a.send(b.rank, 4, message)
+
+
+async def _receive_both_ways(a: Endpoint, b: Endpoint, message: bytearray) -> None:
+    await expect(b, a, 4, message, f"{len(message)} bytes by recv_into")
+    with await b.recv(a.rank, 4, len(message)) as delivery:
+        require(delivery.view == message, f"{len(message)} bytes by recv: other bytes than those sent")
+
+
+async def both_directions(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Large messages of one tag cross in both directions at once."""
+    there, back = message_of(max(scale.sizes), 1), message_of(max(scale.sizes), 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.send, b.rank, 9, there)
+        nursery.start_soon(b.send, a.rank, 9, back)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(expect, b, a, 9, there, "the way there")
+        nursery.start_soon(expect, a, b, 9, back, "the way back")
+
+
+async def kinds_of_buffers(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Every C-contiguous buffer is sent as its bytes and received into: any dtype, any shape, read-only sources."""
+    columns = np.arange(12, dtype=np.float32).reshape(3, 4)
+    pairs: list[tuple[Buffer, Buffer]] = [
+        (b"read-only", bytearray(9)),
+        (array("d", [1.0, -0.0]), np.zeros(2)),
+        (columns, np.zeros((3, 4), np.float32)),
+        (np.array([1 + 2j]), np.zeros(1, np.complex128)),
+        (np.array(7, np.int16), np.zeros((), np.int16)),
+        (np.array([[True], [False]]), memoryview(bytearray(2))),
+        (np.zeros((0, 3), np.float16), np.zeros((3, 0), np.float64)),
+    ]
+    for data, out in pairs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.send, b.rank, 6, data)
+            await b.recv_into(a.rank, 6, out)
+        wanted, got = np.asarray(data).tobytes(), np.asarray(out).tobytes()
+        require(got == wanted, f"sent {data!r}, received {out!r}")
+
+
+async def ownership(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A buffer may be overwritten as soon as its send has returned; what was sent arrives."""
+
+    async def send_and_scribble(message: bytearray) -> None:
+        await a.send(b.rank, 2, message)
+        message[:] = bytes(len(message))
+
+    for nbytes in scale.sizes:
+        message = message_of(nbytes)
+        wanted = bytes(message)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_and_scribble, message)
+            await wait_all_tasks_blocked()
+            await expect(b, a, 2, wanted, f"{nbytes} bytes whose buffer was overwritten after the send")
+
+
+async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A delivery's view is flat, read-only bytes, and stays intact until its release, which may come twice."""
+    for nbytes in (0, *scale.sizes):
+        message = message_of(nbytes)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.send, b.rank, 2, message)
+            with await b.recv(a.rank, 2, nbytes) as delivery:
+                shape = (delivery.view.format, delivery.view.ndim, delivery.view.nbytes)
+                require(delivery.view.readonly, "a delivery may be written to")
+                require(shape == ("B", 1, nbytes), f"a delivery of {nbytes} bytes has (format, ndim, nbytes) {shape}")
+                require(delivery.view == message, "a delivery has other bytes than those sent")
+                delivery.release()

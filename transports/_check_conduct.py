@@ -1,0 +1,175 @@
+"""Checks of the contract suite: how calls behave that are wrong, cancelled, or need not wait."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import trio
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
+
+from transports._checking import Broken, Scale, expect, message_of, note_outcome, rejected, require
+from transports.base import TAG_LIMIT, Endpoint, LengthMismatchError
+
+
+async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Buffers, tags, ranks and lengths that cannot work are rejected at the call, and leave nothing behind."""
+    scattered, frozen = np.zeros((4, 4))[:, ::2], np.zeros(4)
+    frozen.flags.writeable = False
+    with rejected("sending a buffer that is not contiguous"):
+        await a.send(b.rank, 6, scattered)
+    with rejected("receiving into a buffer that is not contiguous"):
+        await b.recv_into(a.rank, 6, scattered)
+    with rejected("receiving into a read-only array"):
+        await b.recv_into(a.rank, 6, frozen)
+    with rejected("receiving into bytes"):
+        await b.recv_into(a.rank, 6, b"12345678")
+    with rejected("receiving a negative length"):
+        await b.recv(a.rank, 6, -1)
+    for tag in (-1, TAG_LIMIT):
+        with rejected(f"sending with tag {tag}"):
+            await a.send(b.rank, tag, b"12345678")
+        with rejected(f"receiving with tag {tag}"):
+            await b.recv_into(a.rank, tag, bytearray(8))
+    nobody = max(a.rank, b.rank) + 10**6
+    with rejected("sending to a rank that does not exist"):
+        await a.send(nobody, 6, b"12345678")
+    with rejected("receiving from a rank that does not exist"):
+        await b.recv(nobody, 6, 8)
+    await wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.send, b.rank, 6, b"after it")
+        await expect(b, a, 6, b"after it", "the tag of rejected calls, used again")
+
+
+async def lengths_disagree(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Both ends raise an error that names both lengths, whichever comes first; the tag works on."""
+    for sent_bytes in (8, scale.eager_bytes + 100):
+        for expected_bytes in (sent_bytes - 1, sent_bytes + 1, 0):
+            for send_first in (True, False):
+                for lend in (True, False):
+                    await _disagree(a, b, scale, sent_bytes, expected_bytes, send_first=send_first, lend=lend)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.send, b.rank, 3, b"after it")
+            await expect(b, a, 3, b"after it", "the tag of a failed message, used again")
+
+
+async def _disagree(
+    a: Endpoint, b: Endpoint, scale: Scale, sent_bytes: int, expected_bytes: int, *, send_first: bool, lend: bool
+) -> None:
+    async def receive() -> None:
+        if lend:
+            (await b.recv(a.rank, 3, expected_bytes)).release()
+        else:
+            await b.recv_into(a.rank, 3, bytearray(expected_bytes))
+
+    sender: list[BaseException | None] = []
+    receiver: list[BaseException | None] = []
+    send = partial(note_outcome, partial(a.send, b.rank, 3, bytes(sent_bytes)), sender)
+    calls = [send, partial(note_outcome, receive, receiver)]
+    async with trio.open_nursery() as nursery:
+        for call in calls if send_first else reversed(calls):
+            nursery.start_soon(call)
+            await wait_all_tasks_blocked()
+    case = f"{sent_bytes} bytes sent, {expected_bytes} expected"
+    if sent_bytes > scale.eager_bytes or sender != [None]:
+        _require_mismatch(sender[0], sent_bytes, expected_bytes, f"the sender, with {case},")
+    _require_mismatch(receiver[0], sent_bytes, expected_bytes, f"the receiver, with {case},")
+
+
+def _require_mismatch(error: BaseException | None, sent_bytes: int, expected_bytes: int, who: str) -> None:
+    if not isinstance(error, LengthMismatchError):
+        raise Broken(f"{who} got {error!r}; a LengthMismatchError is promised")
+    named = (error.sent_bytes, error.expected_bytes)
+    require(named == (sent_bytes, expected_bytes), f"{who} was told the lengths {named}")
+
+
+async def checkpoints(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """Every call is a checkpoint, also when the other end is already there."""
+    for receive_first in (True, False):
+        for lend in (True, False):
+            async with trio.open_nursery() as nursery:
+                if receive_first:
+                    nursery.start_soon(partial(_take, a, b, lend=lend))
+                    await wait_all_tasks_blocked()
+                    with assert_checkpoints():
+                        await a.send(b.rank, 2, b"12345678")
+                else:
+                    nursery.start_soon(a.send, b.rank, 2, b"12345678")
+                    await wait_all_tasks_blocked()
+                    with assert_checkpoints():
+                        await _take(a, b, lend=lend)
+
+
+async def _take(a: Endpoint, b: Endpoint, *, lend: bool) -> None:
+    if lend:
+        (await b.recv(a.rank, 2, 8)).release()
+    else:
+        await b.recv_into(a.rank, 2, bytearray(8))
+
+
+async def cancelled_at_the_call(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A call in a cancelled scope raises Cancelled and does nothing, also when the other end is already there."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(expect, b, a, 2, b"real one", "after a send that was cancelled at the call")
+        await wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await a.send(b.rank, 2, b"no such!")
+        require(scope.cancelled_caught, "send did not notice that it was cancelled")
+        await a.send(b.rank, 2, b"real one")
+    for lend in (True, False):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.send, b.rank, 2, b"real one")
+            await wait_all_tasks_blocked()
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await _take(a, b, lend=lend)
+            require(scope.cancelled_caught, "a receive did not notice that it was cancelled")
+            await expect(b, a, 2, b"real one", "after a receive that was cancelled at the call")
+
+
+async def cancelled_before_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """What is cancelled while it waits for its other end is withdrawn; the next in line takes its place."""
+    for lend in (True, False):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(_take, a, b, lend=lend))
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    first, second = message_of(scale.eager_bytes + 8, 1), message_of(scale.eager_bytes + 8, 2)
+    sender: list[BaseException | None] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(note_outcome, partial(a.send, b.rank, 2, first), sender)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(a.send, b.rank, 2, second)
+        if sender == [None]:
+            await expect(b, a, 2, first, "a send that had returned before it was cancelled")
+        await expect(b, a, 2, second, "after receives and a send that were withdrawn")
+
+
+async def cancelled_after_match(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """A sender that is cancelled while its message is lent does not get its memory back, and is not told otherwise."""
+    for nbytes in (8, max(scale.sizes)):
+        message = message_of(nbytes)
+        wanted = bytes(message)
+        sender: list[BaseException | None] = []
+        scope = trio.CancelScope()
+
+        async def send(
+            scope: trio.CancelScope = scope,
+            message: bytearray = message,
+            sender: list[BaseException | None] = sender,
+        ) -> None:
+            with scope:
+                await note_outcome(partial(a.send, b.rank, 2, message), sender)
+            message[:] = bytes(len(message))  # it is ours again: scribble
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            with await b.recv(a.rank, 2, nbytes) as delivery:
+                scope.cancel()
+                await wait_all_tasks_blocked()
+                require(delivery.view == wanted, "the sender got its memory back while it was lent")
+        require(sender == [None], f"the message was received, but its send ended with {sender[0]!r}")

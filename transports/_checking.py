@@ -1,0 +1,75 @@
+"""What the checks of the contract suite share. The suite itself is `transports.testing`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from transports.base import ArgumentError, Endpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How hard to try.
+
+    Attributes:
+        sizes: Lengths in bytes of the messages that are sent whole; 0 is always tried.
+        tags: How many tags are outstanding at once.
+        eager_bytes: Messages up to this length may be sent before a receiver is known; only longer ones must tell their
+            sender that the lengths disagree.
+        timeout_s: A check that takes longer on Trio's clock hangs.
+    """
+
+    sizes: tuple[int, ...] = (1, 2, 1000, 65_537, 4 * 2**20 + 1)
+    tags: int = 2000
+    eager_bytes: int = 0
+    timeout_s: float = 30.0
+
+
+class Broken(Exception):
+    """A promise was broken; `run_check` adds the name of the check."""
+
+
+def require(holds: bool, reason: str) -> None:
+    """Raise `Broken` with the reason unless the promise holds."""
+    if not holds:
+        raise Broken(reason)
+
+
+def message_of(nbytes: int, seed: int = 0) -> bytearray:
+    """Bytes that differ from place to place and from message to message."""
+    return bytearray(random.Random(f"{nbytes}/{seed}").randbytes(nbytes))
+
+
+async def expect(end: Endpoint, src: Endpoint, tag: int, wanted: bytes | bytearray, what: str) -> None:
+    """Receive what rank ``src.rank`` sent on a tag, and require the wanted bytes."""
+    out = bytearray(len(wanted))
+    await end.recv_into(src.rank, tag, out)
+    require(out == wanted, f"{what}: other bytes than those sent")
+
+
+@contextmanager
+def rejected(what: str) -> Iterator[None]:
+    """Require the block to raise `ArgumentError`."""
+    try:
+        yield
+    except ArgumentError:
+        return
+    raise Broken(f"{what} was accepted; an ArgumentError is promised")
+
+
+async def note_outcome(endpoint_call: Callable[[], Awaitable[None]], outcome: list[BaseException | None]) -> None:
+    """Note how a call ended: None, or what it raised. Cancellation is noted and goes on."""
+    try:
+        await endpoint_call()
+    except Exception as error:
+        outcome.append(error)
+    except trio.Cancelled as cancelled:
+        outcome.append(cancelled)
+        raise
+    else:
+        outcome.append(None)

@@ -1,0 +1,123 @@
+"""The contract suite: proves the promises of `transports.Endpoint` on any transport. Needs no pytest.
+
+    async def main() -> None:
+        @asynccontextmanager
+        async def make_pair():
+            async with MyTransport(...).open() as transport:
+                yield transport.endpoint(0), transport.endpoint(1)
+
+        await check_transport(make_pair)
+
+    trio.run(main)
+
+Each check gets a fresh pair and is told apart by its name, so that `CHECKS` can also be run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
+from typing import TypeAlias
+
+import trio
+
+from transports import _check_arrival as arrival
+from transports import _check_conduct as conduct
+from transports._checking import Broken, Scale
+from transports.base import Endpoint
+
+__all__ = ["CHECKS", "Check", "ContractViolation", "MakePair", "Scale", "check_transport", "run_check"]
+
+MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]]
+Check: TypeAlias = Callable[[Endpoint, Endpoint, Scale], Awaitable[None]]
+
+
+class ContractViolation(AssertionError):
+    """A transport broke a promise.
+
+    Attributes:
+        check: Name of the check that saw it, a key of `CHECKS`.
+        reason: What was promised and what happened.
+    """
+
+    def __init__(self, check: str, reason: str) -> None:
+        super().__init__(f"{check}: {reason}")
+        self.check = check
+        self.reason = reason
+
+
+async def check_transport(
+    make_pair: MakePair, *, scale: Scale | None = None, only: Iterable[str] | None = None
+) -> None:
+    """Run the checks, each on a fresh pair.
+
+    Args:
+        make_pair: Opens two connected endpoints of different ranks for the length of an ``async with``.
+        scale: How hard to try.
+        only: Names of the checks to run; all by default.
+
+    Raises:
+        ContractViolation: Naming the first check that failed.
+        KeyError: ``only`` names an unknown check.
+    """
+    for name in CHECKS if only is None else only:
+        await run_check(name, make_pair, scale=scale or Scale())
+
+
+async def run_check(name: str, make_pair: MakePair, *, scale: Scale) -> None:
+    """Run one check.
+
+    Raises:
+        ContractViolation: It failed, hung, or ended with an error that is no part of the contract.
+        KeyError: There is no check of this name.
+    """
+    check = CHECKS[name]
+    failure: Exception | None = None
+    try:
+        async with make_pair() as (a, b):
+            try:
+                with trio.fail_after(scale.timeout_s):
+                    await check(a, b, scale)
+            except Exception as error:  # kept until the pair is closed, whose nurseries would wrap it in groups
+                failure = error
+    except Exception as error:
+        failure = failure or error
+    if failure is not None:
+        raise ContractViolation(name, _root_cause(failure, scale)) from failure
+
+
+def _root_cause(error: BaseException, scale: Scale) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, trio.TooSlowError):
+        return f"still waiting after {scale.timeout_s} s"
+    return str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+
+
+#: Every check by name, in the order in which `check_transport` runs them.
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        check.__name__: check
+        for check in (
+            arrival.names,
+            arrival.sizes,
+            arrival.zero_bytes,
+            arrival.order_of_sends,
+            arrival.order_of_receives,
+            arrival.tags_are_independent,
+            arrival.many_tags,
+            arrival.extreme_tags,
+            arrival.both_directions,
+            arrival.kinds_of_buffers,
+            conduct.bad_arguments,
+            conduct.lengths_disagree,
+            conduct.checkpoints,
+            conduct.cancelled_at_the_call,
+            conduct.cancelled_before_match,
+            conduct.cancelled_after_match,
+            arrival.ownership,
+            arrival.deliveries,
+        )
+    }
+)

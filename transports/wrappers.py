@@ -1,0 +1,215 @@
+"""What every wrapper needs: to look like the transport inside, and to keep messages in order while they are held up.
+
+Also `Recording`, the simplest wrapper.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+
+from transports.base import (
+    ArgumentError,
+    Buffer,
+    Delivery,
+    Endpoint,
+    Statistics,
+    Transport,
+    as_bytes,
+    check_tag,
+    describe_ranks,
+)
+
+
+class Wrapper(Transport):
+    """A transport around another one. Subclasses say how they wrap an endpoint.
+
+    ``shares_memory`` is False: whoever took the short cut through memory would walk around the wrapper.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.ranks = inner.ranks
+        self.peers = inner.peers
+        self._endpoints: dict[int, Endpoint] = {}
+
+    @abstractmethod
+    def wrap(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint to hand out in place of an inner one."""
+
+    def endpoint(self, rank: int) -> Endpoint:
+        """Return the wrapped endpoint of a local rank."""
+        if rank not in self._endpoints:
+            self._endpoints[rank] = self.wrap(self.inner.endpoint(rank))
+        return self._endpoints[rank]
+
+    def statistics(self) -> Statistics:
+        """Return what waits in the transport inside."""
+        return self.inner.statistics()
+
+    def open(self) -> AbstractAsyncContextManager[Self]:
+        """Keep the transport inside open."""
+        return self._open_inner()
+
+    @asynccontextmanager
+    async def _open_inner(self) -> AsyncIterator[Self]:
+        async with self.inner.open():
+            yield self
+
+    async def aclose(self) -> None:
+        """Close the transport inside."""
+        await self.inner.aclose()
+
+    def __repr__(self) -> str:
+        """Name the wrapper and what it wraps."""
+        return f"<{type(self).__name__} around {self.inner!r}>"
+
+
+class WrapperEndpoint(Endpoint):
+    """An endpoint around another one; receives go straight through."""
+
+    def __init__(self, inner: Endpoint, peers: tuple[int, ...]) -> None:
+        self.rank = inner.rank
+        self.inner = inner
+        self._peers = frozenset(peers)
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        """Receive from the endpoint inside."""
+        await self.inner.recv_into(src, tag, out)
+
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        """Receive from the endpoint inside, with its way of lending memory."""
+        return await self.inner.recv(src, tag, nbytes)
+
+    def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
+        """Return the bytes, or raise what the endpoint inside would raise at once if it were asked at once."""
+        view = as_bytes(data)
+        check_tag(tag)
+        if dst not in self._peers:
+            raise ArgumentError(f"there is no rank {dst} here; known are {describe_ranks(tuple(sorted(self._peers)))}")
+        return view
+
+
+_Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
+
+
+class Turnstile:
+    """Lets the messages of a lane pass in the order of their tickets, in whatever order their tasks wake.
+
+    Trio wakes tasks whose time has come in random order. A message that is held up takes a ticket at the call, and
+    passes when all tickets before it on its lane have passed or left.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: dict[_Lane, deque[Ticket]] = {}
+
+    def ticket(self, lane: _Lane) -> Ticket:
+        """Take the next ticket of a lane; use it in a ``with`` statement."""
+        queue = self._lanes.setdefault(lane, deque())
+        ticket = Ticket(self._lanes, lane)
+        queue.append(ticket)
+        return ticket
+
+
+class Ticket:
+    """A place in the queue of a lane. Leaving the ``with`` statement gives it up."""
+
+    __slots__ = ("_lane", "_lanes", "_task")
+
+    def __init__(self, lanes: dict[_Lane, deque[Ticket]], lane: _Lane) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._task: Task | None = None
+
+    async def turn(self) -> None:
+        """Wait to be first. Not always a checkpoint: the send that follows is one."""
+        if self._lanes[self._lane][0] is not self:
+            self._task = current_task()
+            await wait_task_rescheduled(self._give_up)
+
+    def _give_up(self, _: RaiseCancelT) -> Abort:
+        self._task = None  # it is about to run with Cancelled; nobody may wake it a second time
+        return Abort.SUCCEEDED
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one pass.
+
+        Its task runs only after ours has suspended, and by the contract the send that we call next has queued by then.
+        """
+        queue = self._lanes[self._lane]
+        queue.remove(self)
+        if queue:
+            queue[0]._wake()
+        else:
+            del self._lanes[self._lane]
+
+    def _wake(self) -> None:
+        if self._task is not None:
+            reschedule(self._task)
+            self._task = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """One call of send.
+
+    Attributes:
+        src: Sending rank.
+        dst: Receiving rank.
+        tag: Tag.
+        nbytes: Length.
+        priority: As passed.
+        payload: A copy of the bytes, if asked for.
+    """
+
+    src: int
+    dst: int
+    tag: int
+    nbytes: int
+    priority: int
+    payload: bytes | None = None
+
+
+class Recording(Wrapper):
+    """Writes down every send at its call, also one that fails or is cancelled later.
+
+    Args:
+        inner: The transport to listen to.
+        keep_payloads: Also copy the bytes.
+
+    Attributes:
+        sent: What was sent, in the order of the calls.
+    """
+
+    def __init__(self, inner: Transport, *, keep_payloads: bool = False) -> None:
+        super().__init__(inner)
+        self.sent: list[Sent] = []
+        self.keep_payloads = keep_payloads
+
+    def wrap(self, endpoint: Endpoint) -> Endpoint:
+        """Return an endpoint that writes down what it sends."""
+        return _RecordingEndpoint(endpoint, self)
+
+
+class _RecordingEndpoint(WrapperEndpoint):
+    def __init__(self, inner: Endpoint, recording: Recording) -> None:
+        super().__init__(inner, recording.peers)
+        self._recording = recording
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        view = self.check_send(dst, tag, data)
+        payload = bytes(view) if self._recording.keep_payloads else None
+        self._recording.sent.append(
+            Sent(src=self.rank, dst=dst, tag=tag, nbytes=view.nbytes, priority=priority, payload=payload)
+        )
+        await self.inner.send(dst, tag, view, priority=priority)
