@@ -1,0 +1,158 @@
+"""`overlap timeline FILE`: draw a trace file in the terminal, or print its figures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from ..timeline.lateness import arrivals
+from ..timeline.metrics import Breakdown, breakdowns, median_step
+from ..timeline.ranklist import listed, unlisted
+from ..timeline.spans import Timeline
+from ..timeline.tracefile import read_trace
+
+if TYPE_CHECKING:
+    from ..timeline.draw import TimelineView
+
+SCHEMA_VERSION = 1
+"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
+
+_DESCRIPTION = """\
+Show who computed, who communicated, what was hidden and what was exposed.
+
+Every rank has a compute lane and a communication lane on one time axis. Communication under compute is hidden and
+costs nothing; communication on its own is exposed, and is what overlap can remove:
+
+    wall = compute only + overlapped + exposed + idle
+"""
+
+_EPILOG = """\
+examples:
+  overlap run --trace run.trace.json train.py    record one
+  overlap timeline run.trace.json                draw its median step
+  overlap timeline run.trace.json --step 3 --ranks 0,4-7
+  overlap timeline run.trace.json --step all --json
+
+The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the front door's parser; `main` is put into the default `main`."""
+    parser = subparsers.add_parser(
+        "timeline",
+        help="draw a trace file: what was hidden, what was exposed",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", help="trace file, .json or .json.gz")
+    parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
+    parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
+    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    parser.add_argument("--ascii", action="store_true", help="draw with # = ! . only")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
+    parser.add_argument("--html", metavar="OUT", help="also write the drawing as a self-contained HTML file")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code 0.
+
+    Raises:
+        UsageError: If the file cannot be read or understood, or an option does not fit it.
+    """
+    timeline = read_trace(args.file)
+    step = _step(args.step, timeline)
+    ranks = _ranks(args.ranks)
+    if args.json:
+        print(json.dumps(report(timeline, step, ranks), indent=2, sort_keys=True))
+        return 0
+    _draw(args, timeline, step, ranks)
+    return 0
+
+
+def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> dict[str, object]:
+    """Return the figures that `--json` prints: integers of nanoseconds, ratios from 0 to 1 or null."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clock": timeline.clock,
+        "dropped": timeline.dropped,
+        "meta": timeline.meta,
+        "step": step,
+        "steps": timeline.steps(),
+        "world_size": timeline.world_size,
+        "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
+        "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
+    }
+
+
+def _figures(row: Breakdown) -> dict[str, int | float | None]:
+    return {
+        "rank": row.rank,
+        "wall_ns": row.wall_ns,
+        "compute_ns": row.compute_ns,
+        "comm_ns": row.comm_ns,
+        "compute_only_ns": row.compute_only_ns,
+        "overlapped_ns": row.overlapped_ns,
+        "exposed_ns": row.exposed_ns,
+        "idle_ns": row.idle_ns,
+        "overlap_ratio": row.overlap_ratio,
+        "ideal_wall_ns": row.ideal_wall_ns,
+        "possible_gain_ns": row.possible_gain_ns,
+    }
+
+
+def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> None:
+    from rich.console import Console
+
+    from ..timeline.draw import TimelineView
+
+    if args.width is not None and args.width < 40:
+        raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
+    view = TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii)
+    console = Console(width=args.width, highlight=False)
+    if args.step is None and step is not None:
+        console.print(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
+    console.print(view)
+    if args.html:
+        _write_html(view, args.html, console.width)
+
+
+def _write_html(view: TimelineView, path: str, width: int) -> None:
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=width, color_system="truecolor", no_color=False)
+    console.print(view)
+    try:
+        Path(path).write_text(console.export_html(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--html: cannot write {path}: {error.strerror}") from error
+
+
+def _step(text: str | None, timeline: Timeline) -> int | None:
+    if text is None:
+        return median_step(timeline)
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        known = listed(timeline.steps()) or "none"
+        raise UsageError(f"--step: {text!r} is neither a number nor 'all'; recorded steps: {known}") from None
+
+
+def _ranks(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return unlisted(text)
+    except ValueError as error:
+        raise UsageError(f"--ranks: {error}") from None

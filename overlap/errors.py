@@ -1,0 +1,162 @@
+"""Every error of `overlap`, in one tree that says whose fault it is.
+
+::
+
+    OverlapError
+     +- UsageError               the caller's arguments; raised at the call, names the argument and both values
+     +- CollectiveMismatchError  ranks that disagree about one collective; raised on every rank of the group
+     +- PeerError                another rank is the culprit (`culprit` says which)
+     |   +- PeerFailedError      it raised
+     |   +- RankLeftError        it finished while others still wait for it
+     +- RankFailedError          what `overlap.run` raises: the first culprit, its error, and what it was doing
+     +- StallError               nothing moved for `timeout_s`; says who waits for whom
+     +- ScheduleError            a schedule that does not compute its collective; it is never run
+
+Errors carry data and build their message from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+__all__ = [
+    "CollectiveMismatchError",
+    "OverlapError",
+    "PeerError",
+    "PeerFailedError",
+    "RankFailedError",
+    "RankLeftError",
+    "ScheduleError",
+    "StallError",
+    "UsageError",
+]
+
+
+class OverlapError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class UsageError(OverlapError):
+    """The caller passed something that cannot be meant; nothing has been started."""
+
+
+class CollectiveMismatchError(OverlapError):
+    """Two ranks of a group disagree about the same operation.
+
+    Attributes:
+        ranks: The two world ranks named in the message.
+        calls: What each of them called, in the same order.
+        call_sites: `file:line` of each call, in the same order.
+        group: Name of the group.
+        seq: Position of the operation on its stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        seq: int,
+        ranks: tuple[int, int],
+        calls: tuple[str, str],
+        call_sites: tuple[str, str],
+    ) -> None:
+        self.group, self.seq = group, seq
+        self.ranks, self.calls, self.call_sites = ranks, calls, call_sites
+        told = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
+        super().__init__(
+            f"operation #{seq} on group '{group}' differs between ranks: {told[0]}, {told[1]}; "
+            "every rank of a group must issue the same operations in the same order"
+        )
+
+
+class PeerError(OverlapError):
+    """An operation ended because of another rank.
+
+    Attributes:
+        culprit: World rank of the one at fault.
+    """
+
+    def __init__(self, message: str, *, culprit: int) -> None:
+        self.culprit = culprit
+        super().__init__(message)
+
+
+class PeerFailedError(PeerError):
+    """Another rank raised; `__cause__` is its error when that lives in this process."""
+
+    @classmethod
+    def caused_by(cls, cause: BaseException, message: str, *, culprit: int) -> Self:
+        """Make one whose `__cause__` is the culprit's own error."""
+        error = cls(message, culprit=culprit)
+        error.__cause__ = cause
+        return error
+
+
+class RankLeftError(PeerError):
+    """A rank finished its program while others still wait for it in an operation."""
+
+
+class RankFailedError(OverlapError):
+    """A rank ended the world: what `overlap.run` raises.
+
+    `__cause__` is the error itself, with its traceback.
+
+    Attributes:
+        rank: World rank of the first culprit.
+        cause: Its error.
+        doing: The operations it had not finished, oldest first, as text.
+        others: Errors of further ranks that were not consequences of the first, by rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        cause: BaseException,
+        where: str,
+        doing: Sequence[str],
+        others: dict[int, BaseException],
+        world_size: int,
+    ) -> None:
+        self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
+        busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
+        rest = f"; also failed: rank {', '.join(map(str, sorted(self.others)))}" if self.others else ""
+        ended = world_size - 1 - len(self.others)
+        stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
+        super().__init__(f"rank {rank} failed{where}: {type(cause).__name__}: {cause}{busy}{rest}{stopped}")
+
+
+class StallError(OverlapError):
+    """The world made no end of it within `timeout_s`.
+
+    Attributes:
+        report: One line for each rank: what it waits for, where, and on whom.
+    """
+
+    def __init__(self, timeout_s: float, report: Sequence[str]) -> None:
+        self.timeout_s, self.report = timeout_s, tuple(report)
+        super().__init__("\n  ".join([f"the world did not finish within timeout_s={timeout_s:g}", *self.report]))
+
+
+class ScheduleError(OverlapError):
+    """A schedule failed its proof.
+
+    Attributes:
+        rank: Where it goes wrong, if the damage has a place.
+        slot: Slot of the output buffer.
+        step: Logical step of the table.
+        contributor: The rank whose contribution is missing or counted twice.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        slot: int | None = None,
+        step: int | None = None,
+        contributor: int | None = None,
+    ) -> None:
+        self.rank, self.slot, self.step, self.contributor = rank, slot, step, contributor
+        super().__init__(message)

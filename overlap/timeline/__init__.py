@@ -1,0 +1,55 @@
+"""What happened when: spans, metrics, drawing, trace files.
+
+In the order data flows: `spans` records; `intervals` and `metrics` measure, `lateness` finds stragglers; `lanes`,
+`axis`, `table`, `legend` are what `draw` draws with; `events` and `tracefile` store it, `foreign` reads what others
+stored.
+
+All of it is pure. Importing this loads the recording only: every program pays for that, few look at a timeline.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .spans import CollectiveInfo, Recorder, Span, Timeline
+
+if TYPE_CHECKING:
+    from .draw import TimelineView, render_text
+    from .lateness import Arrivals, arrivals, straggler
+    from .metrics import Breakdown, breakdowns, median_step
+    from .tracefile import read_trace, write_trace
+
+__all__ = [
+    "Arrivals",
+    "Breakdown",
+    "CollectiveInfo",
+    "Recorder",
+    "Span",
+    "Timeline",
+    "TimelineView",
+    "arrivals",
+    "breakdowns",
+    "median_step",
+    "read_trace",
+    "render_text",
+    "straggler",
+    "write_trace",
+]
+
+_LOADED_WHEN_USED = {
+    "Arrivals": "lateness",
+    "Breakdown": "metrics",
+    "TimelineView": "draw",
+    "arrivals": "lateness",
+    "breakdowns": "metrics",
+    "median_step": "metrics",
+    "read_trace": "tracefile",
+    "render_text": "draw",
+    "straggler": "lateness",
+    "write_trace": "tracefile",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)

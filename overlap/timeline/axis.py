@@ -1,0 +1,41 @@
+"""Time in words: which unit to use, where ticks go."""
+
+from __future__ import annotations
+
+_UNITS = (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
+_CELLS_PER_TICK = 12
+
+
+def unit_for(length_ns: int) -> tuple[str, int]:
+    """Return the largest unit that is not longer than the length: its name and its nanoseconds."""
+    return max((unit for unit in _UNITS if unit[1] <= length_ns), key=lambda unit: unit[1], default=_UNITS[0])
+
+
+def in_unit(duration_ns: int, unit_ns: int) -> str:
+    """Write a duration in a unit with three decimals (none for nanoseconds), rounded half up from exact integers."""
+    if unit_ns == 1:
+        return str(duration_ns)
+    thousandths = (duration_ns * 2000 + unit_ns) // (2 * unit_ns)
+    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
+
+
+def tick_step_ns(length_ns: int, cells: int) -> int:
+    """Return the smallest 1, 2 or 5 times a power of ten that leaves at least twelve cells from tick to tick."""
+    wanted_ns = -(-length_ns * _CELLS_PER_TICK // cells)
+    power = 1
+    while power * 10 < wanted_ns:
+        power *= 10
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= wanted_ns)
+
+
+def ruler(length_ns: int, cells: int, *, mark: str) -> str:
+    """Draw `mark` and a label at every tick, in at most `cells` characters; a label that does not fit is left out."""
+    name, unit_ns = unit_for(length_ns)
+    line = [" "] * cells
+    step_ns = tick_step_ns(length_ns, cells)
+    for at_ns in range(0, length_ns, step_ns):
+        cell = at_ns * cells // length_ns
+        label = f"{mark}{at_ns / unit_ns:g} {name}"
+        label = label if cell + len(label) <= cells else mark
+        line[cell : cell + len(label)] = label
+    return "".join(line).rstrip()

@@ -1,0 +1,146 @@
+"""A timeline as Chrome trace events, laid out so that Perfetto and chrome://tracing show all of it.
+
+pid is the rank. tid 1 is compute, then come the communication streams, the steps, and the calls that issued something.
+Viewers drop events that cross on one tid, and operations of one stream do cross (a stream works on a window), so those
+move to further tids, named "comm (2)" and so on. Arguments of collectives have Kineto's names, so that other tools find
+them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from .ranklist import listed
+from .spans import CollectiveInfo, Span, Timeline, span_order
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Event: TypeAlias = dict[str, Json]
+
+ISSUE_NS = 1
+"""Length given to the slice that an arrow starts from; an arrow without a slice under it is not drawn."""
+
+_SAME_SIZE = frozenset({"all_reduce", "all_to_all", "broadcast", "reduce", "permute"})
+"""Operations with as many elements going in as coming out."""
+
+
+def to_events(timeline: Timeline) -> list[Event]:
+    """Return the events of a timeline, in an order that depends on nothing but its spans."""
+    events: list[Event] = []
+    for rank in timeline.ranks():
+        events += _rank_events(rank, timeline.for_rank(rank))
+    return _numbered(events)
+
+
+def colour(spans: Iterable[Span]) -> list[list[Span]]:
+    """Deal spans onto as few rows as possible so that none crosses another in its row. First fit by start."""
+    rows: list[list[Span]] = []
+    for span in sorted(spans, key=span_order):
+        free = next((row for row in rows if row[-1].end_ns <= span.start_ns), None)
+        if free is None:
+            rows.append([span])
+        else:
+            free.append(span)
+    return rows
+
+
+def _rank_events(rank: int, spans: list[Span]) -> Iterator[Event]:
+    yield _meta(rank, "process_name", name=f"rank {rank}")
+    yield _meta(rank, "process_sort_index", sort_index=rank)
+    rows = _rows(spans)
+    issues = len(rows) + 1
+    for tid, (title, row) in enumerate(rows, 1):
+        yield from _thread(rank, tid, title, place=tid + 1)
+        for span in row:
+            yield _slice(span, tid)
+            if span.info and span.info.issued_ns <= span.start_ns:
+                yield from _arrow(span, span.info, issues, tid)
+    if issued := sorted({span.info.issued_ns for span in spans if span.info}):
+        yield from _thread(rank, issues, "issue", place=1)
+        for at_ns in issued:
+            yield _event(rank, issues, "X", at_ns, name="issue", cat="issue", dur=ISSUE_NS / 1000)
+
+
+def _rows(spans: list[Span]) -> list[tuple[str, list[Span]]]:
+    """Name and spans of each tid from 1 on: compute, communication streams, steps."""
+    lanes: dict[tuple[int, str, str], list[Span]] = {(0, "compute", "compute"): []}
+    order = {"compute": 0, "comm": 1, "step": 2}
+    for span in spans:
+        lanes.setdefault((order[span.kind], span.kind, span.lane), []).append(span)
+    rows: list[tuple[str, list[Span]]] = []
+    for (_, kind, lane), members in sorted(lanes.items()):
+        for number, row in enumerate(colour(members) or [[]], 1):
+            title = "steps" if kind == "step" else lane
+            rows.append((title if number == 1 else f"{title} ({number})", row))
+    return rows
+
+
+def _thread(rank: int, tid: int, title: str, *, place: int) -> Iterator[Event]:
+    yield _meta(rank, "thread_name", tid, name=title)
+    yield _meta(rank, "thread_sort_index", tid, sort_index=place)
+
+
+def _meta(rank: int, what: str, tid: int = 0, **args: Json) -> Event:
+    return {"ph": "M", "pid": rank, "tid": tid, "name": what, "args": args}
+
+
+def _event(rank: int, tid: int, phase: str, at_ns: int, **fields: Json) -> Event:
+    return {"ph": phase, "pid": rank, "tid": tid, "ts": at_ns / 1000, **fields}
+
+
+def _slice(span: Span, tid: int) -> Event:
+    # Microseconds as a float round off above 2**53 ns (104 days): the integers are the truth, `ts` is for viewers.
+    args: dict[str, Json] = {"lane": span.lane, "start_ns": span.start_ns, "end_ns": span.end_ns}
+    if span.step is not None:
+        args["step"] = span.step
+    if span.info:
+        args |= _collective_args(span.info)
+    dur = span.duration_ns / 1000
+    return _event(span.rank, tid, "X", span.start_ns, dur=dur, name=span.name, cat=span.kind, args=args)
+
+
+def _arrow(span: Span, info: CollectiveInfo, issues: int, tid: int) -> Iterator[Event]:
+    yield _event(span.rank, issues, "s", info.issued_ns, name="issued", cat="issue")
+    yield _event(span.rank, tid, "f", span.start_ns, name="issued", cat="issue", bp="e")
+
+
+def _collective_args(info: CollectiveInfo) -> dict[str, Json]:
+    args: dict[str, Json] = {
+        "Collective name": info.op,
+        "Process Group Name": info.group,
+        "dtype": info.dtype,
+        "algorithm": info.algorithm,
+        "seq": info.seq,
+        "nbytes": info.nbytes,
+        "issued_ns": info.issued_ns,
+        "met_ns": info.met_ns,
+        "priority": info.priority,
+        "call_site": info.call_site,
+        "queue_wait_ns": info.queue_wait_ns,
+        "last_rank_wait_ns": info.last_rank_wait_ns,
+        "transfer_ns": info.transfer_ns,
+    }
+    if info.ranks:
+        args |= {"Process Group Ranks": listed(info.ranks), "Group size": len(info.ranks)}
+    if info.op in _SAME_SIZE and (itemsize := _itemsize_bytes(info.dtype)):
+        args["In msg nelems"] = args["Out msg nelems"] = info.nbytes // itemsize
+    return args
+
+
+def _itemsize_bytes(dtype: str) -> int:
+    """Read it off the name: float32 and bfloat16 end in their bits, float8_e4m3fn begins its suffix after them."""
+    if dtype == "bool":
+        return 1
+    digits = re.match(r"[a-z]+(\d+)", dtype)
+    return int(digits[1]) // 8 if digits else 0
+
+
+def _numbered(events: list[Event]) -> list[Event]:
+    """Give both ends of each arrow one id; they follow each other."""
+    arrows = 0
+    for event in events:
+        arrows += event["ph"] == "s"
+        if event["ph"] in ("s", "f"):
+            event["id"] = arrows
+    return events

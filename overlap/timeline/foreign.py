@@ -1,0 +1,85 @@
+"""Traces of other tools: take what is recognisably compute, communication or a step, and say so when nothing is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from ..errors import UsageError
+from .events import Event, Json
+from .spans import Kind, Span, Timeline, span_order
+
+_COMM_NAME = re.compile(r"(nccl|rccl|hccl|c10d::|gloo:)", re.IGNORECASE)
+_COMM_CATEGORIES = frozenset({"comm", "communication", "collective", "nccl"})
+_COMPUTE_CATEGORIES = frozenset({"compute", "kernel"})
+_STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
+
+
+def from_foreign(slices: list[Event], document: Mapping[str, Json]) -> Timeline:
+    """Read the complete events of a trace without our fields.
+
+    A Kineto file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
+
+    Raises:
+        UsageError: If no event is recognised, or a pid is not a number, naming what was looked for and what was there.
+    """
+    rank = _kineto_rank(document)
+    spans = [span for event in slices if (span := _span(event, rank)) is not None]
+    if not any(span.kind != "step" for span in spans):
+        found = ", ".join(name for name, _ in Counter(str(event.get("cat")) for event in slices).most_common(5))
+        raise UsageError(
+            "no compute or communication in it: looked for complete events (ph X) of category "
+            f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {found or 'no complete events'}"
+        )
+    world_size = max(span.rank for span in spans) + 1
+    return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta={"origin": "another tool"})
+
+
+def _kineto_rank(document: Mapping[str, Json]) -> int | None:
+    info = document.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, Mapping) else None
+    return rank if isinstance(rank, int) else None
+
+
+def _span(event: Event, rank: int | None) -> Span | None:
+    name = str(event.get("name", ""))
+    step = _STEP_NAME.fullmatch(name)
+    kind: Kind | None = "step" if step else _kind(event, name)
+    if kind is None:
+        return None
+    start_ns = _ns(event, "ts")
+    return Span(
+        rank=_pid(event) if rank is None else rank,
+        kind=kind,
+        lane=kind if kind != "comm" else f"comm {event.get('tid', '')}".strip(),
+        name=name,
+        start_ns=start_ns,
+        end_ns=start_ns + _ns(event, "dur"),
+        step=int(step[1]) if step else None,
+    )
+
+
+def _kind(event: Event, name: str) -> Kind | None:
+    args = event.get("args")
+    category = str(event.get("cat", "")).lower()
+    named = isinstance(args, Mapping) and "Collective name" in args and category != "cpu_op"
+    if category in _COMM_CATEGORIES or named:
+        return "comm"
+    if category in _COMPUTE_CATEGORIES:
+        return "comm" if _COMM_NAME.match(name) else "compute"
+    return None
+
+
+def _ns(event: Event, field: str) -> int:
+    value = event.get(field)
+    if not isinstance(value, int | float):
+        raise ValueError(f"{field} is {value!r}, not a number of microseconds")
+    return round(value * 1000)
+
+
+def _pid(event: Event) -> int:
+    pid = event.get("pid")
+    if not isinstance(pid, int) or pid < 0:
+        raise UsageError(f"pid {pid!r} is not a rank: neither our fields, nor distributedInfo, nor a number")
+    return pid

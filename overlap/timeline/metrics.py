@@ -1,0 +1,159 @@
+"""How much communication hid behind compute, per rank and per step, in exact integer nanoseconds.
+
+    wall = compute_only + overlapped + exposed + idle
+
+holds exactly, because every term is a length of merged intervals inside one window. The overlap ratio is that of
+HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .intervals import Interval, Merged, intersect, length, merge, subtract
+from .ranklist import listed
+from .spans import Kind, Span, Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
+
+    rank: int
+    step: int | None
+    wall_ns: int
+    compute_ns: int
+    comm_ns: int
+    overlapped_ns: int
+
+    @property
+    def compute_only_ns(self) -> int:
+        """Computing, not communicating."""
+        return self.compute_ns - self.overlapped_ns
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communicating, not computing: what overlap is there to remove."""
+        return self.comm_ns - self.overlapped_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """Neither."""
+        return self.wall_ns - self.compute_ns - self.exposed_ns
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """overlapped / comm, from 0 to 1; None without communication."""
+        return self.overlapped_ns / self.comm_ns if self.comm_ns else None
+
+    @property
+    def ideal_wall_ns(self) -> int:
+        """Wall time if the shorter of compute and communication hid entirely behind the longer."""
+        return max(self.compute_ns, self.comm_ns) + self.idle_ns
+
+    @property
+    def possible_gain_ns(self) -> int:
+        """What an ideal overlap would still save: equal to min(compute_only, exposed)."""
+        return self.wall_ns - self.ideal_wall_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The merged intervals of one rank inside its window: what a `Breakdown` measures and a drawing shows."""
+
+    rank: int
+    step: int | None
+    window: Interval
+    compute: Merged
+    comm: Merged
+
+    @property
+    def overlapped(self) -> Merged:
+        """Where both lanes are busy."""
+        return intersect(self.comm, self.compute)
+
+    @property
+    def exposed(self) -> Merged:
+        """Where only communication is busy."""
+        return subtract(self.comm, self.compute)
+
+    def breakdown(self) -> Breakdown:
+        """Measure the intervals."""
+        return Breakdown(
+            rank=self.rank,
+            step=self.step,
+            wall_ns=self.window[1] - self.window[0],
+            compute_ns=length(self.compute),
+            comm_ns=length(self.comm),
+            overlapped_ns=length(self.overlapped),
+        )
+
+
+def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
+    """Merge the spans of each rank and clip them to its window.
+
+    The window of a step is the rank's own step span (the latest one, if an index was used twice). Without a step it
+    runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
+
+    Args:
+        timeline: The run.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to look at; None means all that have spans (and, with a step, that recorded that step).
+
+    Raises:
+        UsageError: If the timeline is empty, nobody recorded that step, or `ranks` is empty or has one without spans.
+    """
+    windows = windows_of(timeline, step)
+    chosen = _chosen_ranks(sorted(windows), ranks)
+    by_rank: dict[int, list[Span]] = {rank: [] for rank in chosen}
+    for span in timeline.spans:
+        if span.rank in by_rank:
+            by_rank[span.rank].append(span)
+    return [_cover(rank, step, windows[rank], spans) for rank, spans in by_rank.items()]
+
+
+def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
+    """Measure each rank; arguments and errors as for `coverage`."""
+    return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
+
+
+def median_step(timeline: Timeline) -> int | None:
+    """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter."""
+    walls: dict[int, int] = {}
+    for span in timeline.spans:
+        if span.step is not None:
+            walls[span.step] = max(walls.get(span.step, 0), span.duration_ns)
+    ordered = sorted(walls, key=lambda step: (walls[step], step))
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
+    chosen = known if ranks is None else sorted(set(ranks))
+    if not chosen:
+        raise UsageError("ranks: an empty selection shows nothing")
+    if missing := sorted(set(chosen) - set(known)):
+        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(known)}")
+    return chosen
+
+
+def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
+    """Return the window of each rank; meaning and errors as for `coverage`."""
+    if not timeline.spans:
+        raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
+    if step is None:
+        start_ns = min(span.start_ns for span in timeline.spans)
+        end_ns = max(span.end_ns for span in timeline.spans)
+        return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))
+    windows = {span.rank: (span.start_ns, span.end_ns) for span in timeline.spans if span.step == step}
+    if not windows:
+        raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
+    return windows
+
+
+def _cover(rank: int, step: int | None, window: Interval, spans: list[Span]) -> Coverage:
+    def busy(kind: Kind) -> Merged:
+        return intersect(merge((span.start_ns, span.end_ns) for span in spans if span.kind == kind), merge([window]))
+
+    return Coverage(rank=rank, step=step, window=window, compute=busy("compute"), comm=busy("comm"))

@@ -1,0 +1,40 @@
+"""Lists of ranks as people and files write them: `0-3, 7`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+LIMIT = 1_000_000
+"""More ranks than this in one list are a slip or an attack, not a machine."""
+
+_PART = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Write numbers in their order, ascending runs shortened: `0-3, 7`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def unlisted(text: str) -> tuple[int, ...]:
+    """Read what `listed` wrote; blanks do not matter.
+
+    Raises:
+        ValueError: If a part is neither a number nor an ascending range, or the list is too long; names the part.
+    """
+    ranks: list[int] = []
+    for part in text.split(","):
+        match = _PART.fullmatch(part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(f"{part.strip()!r} is not a rank or a range such as 3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if len(ranks) + last - first >= LIMIT:
+            raise ValueError(f"{part.strip()!r} makes more than {LIMIT} ranks")
+        ranks.extend(range(first, last + 1))
+    return tuple(ranks)

@@ -1,0 +1,177 @@
+"""Trace files: Chrome trace-event JSON that Perfetto opens, and that reads back to the nanosecond."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from ..errors import UsageError
+from .events import Event, Json, to_events
+from .foreign import from_foreign
+from .ranklist import unlisted
+from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
+
+VERSION = 1
+"""Version of our fields; a file with a higher one is refused."""
+
+
+def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a trace file, compressed if its name ends in `.gz`.
+
+    The file appears whole or not at all. Equal timelines give equal bytes.
+
+    Raises:
+        UsageError: If it cannot be written there.
+    """
+    target = Path(path)
+    data = _encode(timeline)
+    if target.suffix == ".gz":
+        data = _compressed(data)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise UsageError(f"trace: cannot write {target}: {error.strerror}") from error
+
+
+def read_trace(path: str | os.PathLike[str]) -> Timeline:
+    """Read a trace file, ours or as much as can be understood of another tool's.
+
+    From another tool's come complete events (`ph: X`) that are recognisably compute, communication or a profiler step.
+
+    Raises:
+        UsageError: If the file is missing, damaged, or not a trace that shows compute or communication.
+    """
+    try:
+        return _timeline(_load(Path(path)))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{path}: damaged trace file: {error}") from error
+
+
+def _timeline(document: Json) -> Timeline:
+    if isinstance(document, list):
+        document = {"traceEvents": document}
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(events, list):
+        raise UsageError("not a trace file: no list 'traceEvents' in it")
+    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
+    return _decode(slices, document["overlap"]) if "overlap" in document else from_foreign(slices, document)
+
+
+def _encode(timeline: Timeline) -> bytes:
+    header = {
+        "version": VERSION,
+        "world_size": timeline.world_size,
+        "clock": timeline.clock,
+        "dropped": timeline.dropped,
+        "meta": timeline.meta,
+    }
+    lines = ",\n".join(_dumps(event) for event in to_events(timeline))
+    return f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n{lines}\n]}}\n'.encode()
+
+
+def _dumps(value: Json) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _compressed(data: bytes) -> bytes:
+    out = io.BytesIO()
+    # The header of a gzip file holds a name and a time; without them equal timelines give equal files.
+    with gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as packed:
+        packed.write(data)
+    return out.getvalue()
+
+
+def _load(path: Path) -> Json:
+    try:
+        data = path.read_bytes()
+        return cast(Json, json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"damaged or cut off: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not JSON, or cut off: {error}") from error
+
+
+def _decode(slices: list[Event], header: Json) -> Timeline:
+    if not isinstance(header, dict):
+        raise ValueError("the field 'overlap' is not an object")
+    if (version := _whole(header, "version")) > VERSION:
+        raise UsageError(f"written by a newer version (format {version}, this one reads up to {VERSION})")
+    if (clock := _text(header, "clock")) not in ("real", "virtual"):
+        raise ValueError(f"unknown clock {clock!r}")
+    meta = _object(header, "meta")
+    return Timeline(
+        spans=sorted((_span(event) for event in slices if event.get("cat") != "issue"), key=span_order),
+        world_size=_whole(header, "world_size"),
+        clock=cast(Clock, clock),
+        dropped=_whole(header, "dropped"),
+        meta={name: _text(meta, name) for name in meta},
+    )
+
+
+def _span(event: Event) -> Span:
+    args = _object(event, "args")
+    if (kind := _text(event, "cat")) not in ("compute", "comm", "step"):
+        raise ValueError(f"unknown category {kind!r}")
+    start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
+    if end_ns < start_ns:
+        raise ValueError(f"a span ends at {end_ns} ns, before it starts at {start_ns} ns")
+    return Span(
+        rank=_whole(event, "pid"),
+        kind=cast(Kind, kind),
+        lane=_text(args, "lane"),
+        name=_text(event, "name"),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        info=_info(args, start_ns, end_ns) if "seq" in args else None,
+        step=_whole(args, "step") if "step" in args else None,
+    )
+
+
+def _info(args: Event, start_ns: int, end_ns: int) -> CollectiveInfo:
+    return CollectiveInfo(
+        op=_text(args, "Collective name"),
+        algorithm=_text(args, "algorithm"),
+        group=_text(args, "Process Group Name"),
+        seq=_whole(args, "seq"),
+        nbytes=_whole(args, "nbytes"),
+        dtype=_text(args, "dtype"),
+        issued_ns=_whole(args, "issued_ns"),
+        met_ns=_whole(args, "met_ns"),
+        priority=_whole(args, "priority"),
+        call_site=_text(args, "call_site"),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        ranks=unlisted(_text(args, "Process Group Ranks")) if "Process Group Ranks" in args else (),
+    )
+
+
+def _whole(fields: Event, name: str) -> int:
+    if not isinstance(value := fields.get(name), int):
+        raise ValueError(f"{name} is {value!r}, not an integer")
+    return value
+
+
+def _text(fields: Event, name: str) -> str:
+    if not isinstance(value := fields.get(name), str):
+        raise ValueError(f"{name} is {value!r}, not text")
+    return value
+
+
+def _object(fields: Event, name: str) -> Event:
+    if not isinstance(value := fields.get(name), dict):
+        raise ValueError(f"{name} is {value!r}, not an object")
+    return value

@@ -1,0 +1,48 @@
+"""Sizes and times as people write them, and back. GB is 10**9 bytes, GiB is 2**30."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import UsageError
+
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SUFFIXES = (
+    {f"{k}iB" if k else "B": v for k, v in _BINARY.items()}
+    | _BINARY
+    | {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+)
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str, *, argument: str = "size") -> int:
+    """Read a size such as `8`, `64K`, `32MiB` or `1.5GB`.
+
+    A bare letter is binary, as in nccl-tests (`1M` is 2**20); `MB` is decimal and `MiB` binary.
+
+    Raises:
+        UsageError: If `text` is not a size, naming `argument`.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2] not in _SUFFIXES:
+        known = "B, K, M, G, KiB, MiB, GiB, kB, MB, GB"
+        raise UsageError(f"{argument}: {text!r} is not a size; write a number and one of {known}")
+    return int(float(match[1]) * _SUFFIXES[match[2]])
+
+
+def format_bytes(nbytes: int) -> str:
+    """Write a size in the largest binary unit that keeps it readable: `1536` is `1.5 KiB`."""
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def format_ns(duration_ns: float) -> str:
+    """Write a duration with three significant digits: `1234567` is `1.23 ms`."""
+    for limit, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
+        if abs(duration_ns) < limit * 0.9995:
+            return f"{duration_ns / (limit / 1e3):.3g} {unit}"
+    return f"{duration_ns / 1e9:.3g} s" if abs(duration_ns) < 999.5e9 else f"{duration_ns / 1e9:.0f} s"

@@ -1,0 +1,116 @@
+import argparse
+import json
+import re
+
+import pytest
+
+from overlap.cli.timeline import add_parser
+from overlap.errors import UsageError
+from overlap.timeline import render_text, write_trace
+
+
+@pytest.fixture
+def command(tmp_path, training, capsys, monkeypatch):
+    """Return a function that runs `overlap timeline FILE ...` on a run of three ranks and returns what it printed."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "run.trace.json"
+    write_trace(training(3), path)
+    parser = argparse.ArgumentParser(prog="overlap")
+    add_parser(parser.add_subparsers())
+
+    def run(*argv, file=path):
+        args = parser.parse_args(["timeline", str(file), *argv])
+        assert args.main(args) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_without_options_the_median_step_is_drawn_and_named(command, training):
+    first, _, rest = command().partition("\n")
+    assert first == "showing step 1, the median of 3 by wall time (--step N|all)"
+    assert rest == render_text(training(3), step=1)
+
+
+def test_step_ranks_width_and_ascii(command, training):
+    shown = command("--step", "2", "--ranks", "0,2", "--width", "100", "--ascii")
+    assert shown == render_text(training(3), step=2, ranks=[0, 2], width=100, ascii=True)
+
+
+def test_all_steps(command, training):
+    assert command("--step", "all") == render_text(training(3))
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("1", [1]), ("0-2", [0, 1, 2]), ("2, 0-1,1", [0, 1, 2])])
+def test_rank_lists(command, text, ranks):
+    assert [row["rank"] for row in json.loads(command("--json", "--ranks", text))["ranks"]] == ranks
+
+
+def test_json_has_a_version_and_exact_figures(command):
+    told = json.loads(command("--json"))
+    assert {name: told[name] for name in told if name not in ("ranks", "arrivals")} == {
+        "schema_version": 1,
+        "clock": "real",
+        "dropped": 0,
+        "meta": {"script": "train.py", "host": "a"},
+        "step": 1,
+        "steps": [0, 1, 2],
+        "world_size": 3,
+    }
+    assert told["ranks"][2] == {
+        "rank": 2,
+        "wall_ns": 11_600_000,
+        "compute_ns": 7_600_000,
+        "comm_ns": 6_200_000,
+        "compute_only_ns": 4_900_000,
+        "overlapped_ns": 2_700_000,
+        "exposed_ns": 3_500_000,
+        "idle_ns": 500_000,
+        "overlap_ratio": 2_700_000 / 6_200_000,
+        "ideal_wall_ns": 8_100_000,
+        "possible_gain_ns": 3_500_000,
+    }
+    assert told["arrivals"][2] == {"rank": 2, "collectives": 4, "last": 4, "caused_wait_ns": 8_000_000}
+
+
+def test_html_stands_alone(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    command("--html", str(tmp_path / "run.html"))
+    html = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "#0072b2" in html
+    assert "Rank 2 came last to 4 of its 4 collectives" in html
+    assert re.findall(r"(?:https?:)?//|<link|<script|@import", html) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--step", "x"), "--step: 'x' is neither a number nor 'all'; recorded steps: 0-2"),
+        (("--step", "7"), "step: nobody recorded step 7; recorded are 0-2"),
+        (("--ranks", "a"), "--ranks: 'a' is not a rank or a range such as 3-5"),
+        (("--ranks", "0-"), "--ranks: '0-' is not a rank or a range such as 3-5"),
+        (("--ranks", ""), "--ranks: '' is not a rank or a range such as 3-5"),
+        (("--ranks", "0-99999999"), "--ranks: '0-99999999' makes more than 1000000 ranks"),
+        (("--ranks", "2-4"), "ranks: 3-4 not recorded here; recorded are 0-2"),
+        (("--width", "39"), "--width: 39 is too narrow; at least 40 columns are needed"),
+        (("--html", "/nowhere/x.html"), "--html: cannot write /nowhere/x.html: No such file or directory"),
+    ],
+)
+def test_user_errors_are_one_line(command, argv, message):
+    with pytest.raises(UsageError) as caught:
+        command(*argv)
+    assert str(caught.value) == message
+
+
+def test_a_missing_file_is_a_user_error(command, tmp_path):
+    with pytest.raises(UsageError, match=r"none\.json: cannot be read"):
+        command(file=tmp_path / "none.json")
+
+
+def test_help_teaches(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command("--help")
+    assert caught.value.code == 0
+    assert "wall = compute only + overlapped + exposed + idle" in capsys.readouterr().out

@@ -1,0 +1,232 @@
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from overlap.errors import UsageError
+from overlap.timeline import Recorder, Timeline, TimelineView, render_text
+from overlap.timeline.axis import in_unit, ruler, tick_step_ns, unit_for
+from overlap.timeline.lanes import COMPUTE, EXPOSED, HIDDEN, ascii_lanes, ascii_row, block_lanes, block_row
+from overlap.timeline.metrics import coverage
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def text_of(pieces):
+    return "".join(text for text, _ in pieces)
+
+
+def cover_of(compute, comm, length=None):
+    recorder = Recorder(0)
+    for start, end in compute:
+        recorder.append(("compute", "compute", "f", start, end, None))
+    for start, end in comm:
+        recorder.append(("comm", "comm", "all_reduce", start, end, None))
+    if length:
+        recorder.append(("step", "step", "step 0", 0, length, 0))
+    return coverage(Timeline.collect([recorder], world_size=1))[0]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("charset", ["utf8", "ascii"])
+def test_golden_text(training, width, charset):
+    drawn = render_text(training(3), width=width, ascii=charset == "ascii", step=1)
+    assert drawn == (GOLDEN / f"step_{width}_{charset}.txt").read_text(encoding="utf-8")
+    assert max(map(len, drawn.splitlines())) <= width
+    assert drawn.isascii() == (charset == "ascii")
+
+
+@pytest.mark.parametrize("charset", ["utf8", "ascii"])
+def test_more_than_sixteen_ranks_get_one_row_each(training, charset):
+    drawn = render_text(training(17), ascii=charset == "ascii", step=1)
+    assert drawn == (GOLDEN / f"dense_80_{charset}.txt").read_text(encoding="utf-8")
+
+
+def test_edges_are_eighths_of_a_cell():
+    cover = cover_of([(0, 11), (21, 24)], [(11, 15), (20, 24), (30, 32)])
+    compute, comm = block_lanes(cover, (0, 32), 4, color=False)
+    assert (text_of(compute), text_of(comm)) == ("█▍▐ ", " ▐▕▕")
+    compute, comm = block_lanes(cover, (0, 32), 4, color=True)
+    assert compute == [("█▍", COMPUTE), ("▋", f"reverse {COMPUTE}"), (" ", "")]
+
+
+def test_hidden_communication_is_low_and_exposed_is_full_height():
+    cover = cover_of([(0, 24)], [(4, 20), (24, 40)])
+    assert text_of(block_lanes(cover, (0, 40), 5, color=False)[1]) == "▗▄▖██"
+    assert block_lanes(cover, (0, 40), 5, color=True)[1] == [("▗▄▖", HIDDEN), ("██", EXPOSED)]
+
+
+def test_an_edge_between_hidden_and_exposed_shows_both_colours():
+    left, right = cover_of([(0, 3)], [(0, 8)]), cover_of([(3, 8)], [(0, 8)])
+    assert block_lanes(left, (0, 8), 1, color=True)[1] == [("▍", f"{HIDDEN} on {EXPOSED}")]
+    assert block_lanes(right, (0, 8), 1, color=True)[1] == [("▍", f"{EXPOSED} on {HIDDEN}")]
+
+
+def test_one_row_has_compute_above_and_communication_below():
+    cover = cover_of([(0, 2), (4, 5)], [(1, 4)])
+    assert text_of(block_row(cover, (0, 6), 6, color=False)) == "▀█▄▄▀ "
+    assert block_row(cover, (0, 6), 6, color=True) == [
+        ("▀", COMPUTE),
+        ("▀", f"{COMPUTE} on {HIDDEN}"),
+        ("▄▄", EXPOSED),
+        ("▀", COMPUTE),
+        (" ", ""),
+    ]
+    assert text_of(block_row(cover, (0, 6), 2, color=False)) == "█▞"
+    assert text_of(ascii_row(cover, (0, 6), 6)) == "#=!!#."
+
+
+def test_ascii_lanes():
+    compute, comm = ascii_lanes(cover_of([(0, 2), (4, 5)], [(1, 4)]), (0, 6), 6)
+    assert (text_of(compute), text_of(comm)) == ("##..#.", ".=!!..")
+
+
+pairs = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 9)).map(lambda p: (p[0], p[0] + p[1])), max_size=6)
+
+
+@given(pairs, pairs, st.integers(1, 30))
+def test_no_interval_vanishes(compute, comm, cells):
+    cover = cover_of([*compute, (10**6, 10**6 + 1)], comm, length=10**6 + 9)
+    window = cover.window
+    lanes = block_lanes(cover, window, cells, color=False)
+    rows = ascii_lanes(cover, window, cells)
+    for start, _ in cover.compute:
+        cell = min(round_half_up(start - window[0], window, cells * 8) // 8, cells - 1)
+        assert text_of(lanes[0])[cell] != " "
+        assert text_of(rows[0])[min(round_half_up(start - window[0], window, cells), cells - 1)] == "#"
+    for start, _ in cover.exposed:
+        cell = min(round_half_up(start - window[0], window, cells * 8) // 8, cells - 1)
+        assert text_of(lanes[1])[cell] in "▏▎▍▌▋▊▉█▐▕"
+        assert text_of(rows[1])[min(round_half_up(start - window[0], window, cells), cells - 1)] == "!"
+    assert [len(text_of(lane)) for lane in (*lanes, *rows)] == [cells] * 4
+
+
+def round_half_up(offset, window, units):
+    return int(offset * units / (window[1] - window[0]) + 0.5)
+
+
+def relative_luminance(colour):
+    """WCAG 2.1."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_compute_and_hidden_communication_differ_in_grey():
+    assert relative_luminance(HIDDEN) / relative_luminance(COMPUTE) >= 2
+
+
+def printed(view, *, encoding="utf-8", environ=None, **arguments):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    Console(file=out, _environ=environ or {}, **arguments).print(view)
+    out.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def stripped(text):
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
+
+
+def test_a_pipe_gets_plain_text_at_80_columns(training):
+    shown = printed(TimelineView(training(3), step=1))
+    assert stripped(shown) == (GOLDEN / "step_80_utf8.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "charset"),
+    [
+        ({"encoding": "ascii"}, "ascii"),
+        ({"environ": {"TERM": "dumb"}, "force_terminal": True}, "ascii"),
+        ({"environ": {"NO_COLOR": "1", "TERM": "xterm"}, "force_terminal": True}, "utf8"),
+    ],
+)
+def test_poor_terminals_get_what_they_can_show(training, arguments, charset):
+    shown = printed(TimelineView(training(3), step=1), width=80, height=60, **arguments)
+    assert stripped(shown) == (GOLDEN / f"step_80_{charset}.txt").read_text(encoding="utf-8")
+
+
+def test_a_terminal_gets_colour_and_so_does_text_on_request(training, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    coloured = render_text(training(3), step=1, color=True)
+    arguments = {"environ": {"TERM": "xterm", "COLORTERM": "truecolor"}, "force_terminal": True}
+    shown = printed(TimelineView(training(3), step=1), width=80, height=60, **arguments)
+    assert coloured == stripped(shown)
+    assert render_text(training(30), step=1, color=True).count("│") == 2 * 30
+    assert "\x1b[38;2;0;114;178m█" in coloured
+    assert "\x1b[38;2;213;94;0m█" in coloured
+
+
+def test_beyond_the_screen_the_least_median_and_worst_are_shown(training):
+    view = TimelineView(training(100), step=1)
+    lines = [text_of(line) for line in view.lines(height=30, ascii=True)]
+    assert lines[0] == "step 1: 100 of 100 ranks; shown: least, median and 8 most exposed"
+    rows = [line.split("|")[0].strip() for line in lines if "|" in line and "ms" not in line]
+    assert rows == ["99", "50", "0", "1", "2", "3", "4", "5", "6", "7"]
+    assert "With ideal overlap this takes" in "\n".join(lines)
+    chosen = TimelineView(training(100), step=1, ranks=range(20, 60)).lines(height=30, ascii=True)
+    assert text_of(chosen[0]) == "step 1: 40 of 100 ranks"
+    assert sum(text_of(line).endswith("|") for line in chosen) == 40
+
+
+def test_the_height_counts_on_a_terminal_only(training):
+    view = TimelineView(training(60), step=1)
+    arguments = {"environ": {"TERM": "xterm", "NO_COLOR": "1"}, "force_terminal": True}
+    assert printed(view, width=80, height=40, **arguments).count("│") == 2 * 10
+    assert printed(view, width=80, height=40).count("│") == 2 * 60
+
+
+def test_the_title_tells_the_clock_and_what_was_lost(training):
+    timeline = training(2, clock="virtual")
+    timeline.dropped = 5
+    first = render_text(timeline).splitlines()[0]
+    assert first == "whole run: 2 of 2 ranks, virtual time, 5 older spans not kept"
+
+
+@pytest.mark.parametrize(
+    ("compute", "comm", "said"),
+    [
+        ([(0, 50)], [], "There was no communication."),
+        ([(0, 50)], [(10, 40)], "Overlap is ideal here: hiding more communication would gain nothing."),
+        ([(0, 50)], [(50, 100)], "With ideal overlap this takes 50 ns instead of 100 ns, 2.00x as fast."),
+    ],
+)
+def test_the_conclusion(compute, comm, said):
+    recorder = Recorder(0)
+    for kind, spans in (("compute", compute), ("comm", comm)):
+        for start, end in spans:
+            recorder.append((kind, kind, "x", start, end, None))
+    drawn = render_text(Timeline.collect([recorder], world_size=1))
+    assert drawn.splitlines()[-1] == said
+
+
+def test_nobody_late_is_said(training):
+    assert render_text(training(2, late_ns=0)).endswith("No rank kept the others waiting.\n")
+
+
+def test_a_run_of_no_length_is_drawn():
+    recorder = Recorder(0)
+    recorder.append(("compute", "compute", "f", 7, 7, None))
+    assert "0 ns" in render_text(Timeline.collect([recorder], world_size=1))
+
+
+def test_an_unknown_step_is_refused_before_drawing(training):
+    with pytest.raises(UsageError, match="nobody recorded step 9"):
+        TimelineView(training(1), step=9)
+
+
+def test_units_and_ticks():
+    assert [unit_for(length) for length in (0, 999, 1000, 10**6, 10**10)] == [
+        ("ns", 1),
+        ("ns", 1),
+        ("us", 1000),
+        ("ms", 10**6),
+        ("s", 10**9),
+    ]
+    assert [in_unit(1_234_500, 10**6), in_unit(1_234_499, 10**6), in_unit(7, 1)] == ["1.235", "1.234", "7"]
+    assert [tick_step_ns(length, 60) for length in (5, 6, 30, 100, 101, 51_000)] == [1, 2, 10, 20, 50, 20_000]
+    assert ruler(100, 60, mark="|") == "|0 ns       |20 ns      |40 ns      |60 ns      |80 ns"
+    assert ruler(82, 60, mark="|") == "|0 ns         |20 ns         |40 ns        |60 ns         |"

@@ -1,0 +1,121 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap.errors import UsageError
+from overlap.timeline import Recorder, Timeline, breakdowns, median_step
+from overlap.timeline.intervals import intersect, length, merge, subtract
+from overlap.timeline.metrics import coverage
+
+LIMIT_NS = 40
+intervals = st.lists(st.tuples(st.integers(0, LIMIT_NS), st.integers(0, LIMIT_NS)).map(sorted).map(tuple), max_size=8)
+
+
+def covered(pairs):
+    return {instant for start, end in pairs for instant in range(start, end)}
+
+
+@given(intervals, intervals)
+def test_interval_arithmetic_is_set_arithmetic(left, right):
+    a, b = merge(left), merge(right)
+    assert covered(a) == covered(left)
+    assert covered(intersect(a, b)) == covered(left) & covered(right)
+    assert covered(subtract(a, b)) == covered(left) - covered(right)
+    assert length(a) == len(covered(left))
+
+
+@given(intervals, intervals)
+def test_results_are_merged(left, right):
+    for result in (merge(left), intersect(merge(left), merge(right)), subtract(merge(left), merge(right))):
+        assert all(start < end for start, end in result)
+        assert all(before[1] < after[0] for before, after in pairwise(result))
+
+
+def timeline_of(compute, comm, step=None):
+    recorder = Recorder(0)
+    for start, end in compute:
+        recorder.append(("compute", "compute", "f", start, end, None))
+    for number, (start, end) in enumerate(comm):
+        recorder.append(("comm", "comm" if number % 2 else "tp", "all_reduce", start, end, None))
+    if step:
+        recorder.append(("step", "step", "step 0", *step, 0))
+    return Timeline.collect([recorder], world_size=1)
+
+
+@given(intervals, intervals, st.tuples(st.integers(0, LIMIT_NS), st.integers(0, LIMIT_NS)).map(sorted).map(tuple))
+def test_a_step_adds_up_as_counted_nanosecond_by_nanosecond(compute, comm, window):
+    (row,) = breakdowns(timeline_of(compute, comm, window), step=0)
+    inside = covered([window])
+    busy, talking = covered(compute) & inside, covered(comm) & inside
+    assert row.wall_ns == len(inside)
+    assert (row.compute_ns, row.comm_ns) == (len(busy), len(talking))
+    assert row.compute_only_ns == len(busy - talking)
+    assert row.overlapped_ns == len(busy & talking)
+    assert row.exposed_ns == len(talking - busy)
+    assert row.idle_ns == len(inside - busy - talking)
+    assert row.wall_ns == row.compute_only_ns + row.overlapped_ns + row.exposed_ns + row.idle_ns
+    assert row.possible_gain_ns == min(row.compute_only_ns, row.exposed_ns)
+    assert row.ideal_wall_ns == max(row.compute_ns, row.comm_ns) + row.idle_ns
+
+
+def test_the_figures_of_a_known_picture():
+    (row,) = breakdowns(timeline_of([(0, 50)], [(30, 70), (60, 90)]))
+    assert (row.rank, row.step, row.wall_ns, row.compute_ns, row.comm_ns) == (0, None, 90, 50, 60)
+    assert (row.compute_only_ns, row.overlapped_ns, row.exposed_ns, row.idle_ns) == (30, 20, 40, 0)
+    assert row.overlap_ratio == 20 / 60
+    assert (row.ideal_wall_ns, row.possible_gain_ns) == (60, 30)
+
+
+def test_without_communication_there_is_no_ratio():
+    assert breakdowns(timeline_of([(0, 5)], []))[0].overlap_ratio is None
+
+
+def test_without_a_step_all_ranks_share_the_window_from_first_start_to_last_end():
+    recorders = [Recorder(0), Recorder(1)]
+    recorders[0].append(("compute", "compute", "f", 10, 20, None))
+    recorders[1].append(("compute", "compute", "f", 15, 40, None))
+    first, second = breakdowns(Timeline.collect(recorders, world_size=2))
+    assert (first.wall_ns, first.idle_ns) == (30, 20)
+    assert (second.wall_ns, second.idle_ns) == (30, 5)
+
+
+def test_each_rank_has_its_own_window_of_a_step_and_the_latest_of_a_repeated_one():
+    recorders = [Recorder(rank) for rank in range(3)]
+    recorders[0].append(("step", "step", "step 1", 0, 10, 1))
+    recorders[0].append(("step", "step", "step 1", 50, 57, 1))
+    recorders[1].append(("step", "step", "step 1", 4, 9, 1))
+    recorders[2].append(("step", "step", "step 2", 4, 9, 2))
+    covers = coverage(Timeline.collect(recorders, world_size=3), step=1)
+    assert [(cover.rank, cover.window) for cover in covers] == [(0, (50, 57)), (1, (4, 9))]
+
+
+def test_the_median_step_is_by_the_longest_rank_and_the_shorter_of_two():
+    recorder, other = Recorder(0), Recorder(1)
+    for step, wall in enumerate((10, 40, 20, 30)):
+        recorder.append(("step", "step", "", 0, wall, step))
+    timeline = Timeline.collect([recorder, other], world_size=2)
+    assert median_step(timeline) == 2
+    other.append(("step", "step", "", 0, 50, 2))
+    assert median_step(Timeline.collect([recorder, other], world_size=2)) == 3
+    assert median_step(timeline_of([(0, 1)], [])) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": 7}, "step: nobody recorded step 7; recorded are 0-2"),
+        ({"ranks": [0, 2, 5, 6]}, "ranks: 2, 5-6 not recorded here; recorded are 0-1"),
+        ({"ranks": []}, "ranks: an empty selection shows nothing"),
+    ],
+)
+def test_what_is_not_there_is_named(training, arguments, message):
+    with pytest.raises(UsageError) as caught:
+        breakdowns(training(2), **arguments)
+    assert str(caught.value) == message
+
+
+def test_an_empty_timeline_says_so():
+    with pytest.raises(UsageError, match="the timeline has no spans"):
+        breakdowns(Timeline(spans=[], world_size=1))

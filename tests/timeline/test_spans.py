@@ -1,0 +1,114 @@
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import overlap.timeline
+from overlap.timeline import Recorder, Timeline
+
+ROOT = Path(overlap.timeline.__file__).parents[2]
+INFO = ("all_reduce", "ring", "dp", 7, 64, "bfloat16", 10, 35, -1, "train.py:4")
+
+
+def test_each_kind_becomes_its_span():
+    recorder = Recorder(3)
+    recorder.append(("compute", "compute", "forward", 1, 4, None))
+    recorder.append(("comm", "tp", "all_reduce", 20, 50, INFO))
+    recorder.append(("step", "step", "step 9", 0, 60, 9))
+    compute, comm, step = recorder.spans()
+    assert (compute.rank, compute.kind, compute.lane, compute.name) == (3, "compute", "compute", "forward")
+    assert (compute.start_ns, compute.end_ns, compute.duration_ns) == (1, 4, 3)
+    assert (compute.info, compute.step) == (None, None)
+    assert (step.kind, step.step, step.info) == ("step", 9, None)
+    assert (comm.lane, comm.step) == ("tp", None)
+    assert (comm.info.op, comm.info.algorithm, comm.info.group, comm.info.seq) == ("all_reduce", "ring", "dp", 7)
+    assert (comm.info.nbytes, comm.info.dtype, comm.info.priority) == (64, "bfloat16", -1)
+    assert comm.info.call_site == "train.py:4"
+
+
+def test_a_collective_divides_into_queue_wait_last_rank_wait_and_transfer():
+    recorder = Recorder(0)
+    recorder.append(("comm", "comm", "all_reduce", 20, 50, INFO))
+    info = recorder.spans()[0].info
+    assert (info.queue_wait_ns, info.last_rank_wait_ns, info.transfer_ns) == (10, 15, 15)
+
+
+def test_what_recording_leaves_raw_is_put_into_words_when_read():
+    code = compile("\n\nx = 1", str(Path.cwd() / "lib" / "train.py"), "exec")
+    other = compile("\nx = 1", "/nowhere/else.py", "exec")
+    recorder = Recorder(0)
+    for place in ((code, 2), (other, 2)):
+        info = ("all_reduce", "ring", ("tp", (2, 0)), 7, 64, np.dtype("float32"), 10, 35, -1, place)
+        recorder.append(("comm", "comm", "all_reduce", 20, 50, info))
+    recorder.append(("comm", "comm", "barrier", 20, 50, ("barrier", "", "tp", 8, 0, None, 10, 35, 0, "")))
+    first, second, barrier = (span.info for span in recorder.spans())
+    assert (first.group, first.ranks, first.dtype, first.call_site) == ("tp", (2, 0), "float32", "lib/train.py:3")
+    assert second.call_site == "else.py:2"
+    assert (barrier.group, barrier.ranks, barrier.dtype) == ("tp", (), "")
+
+
+def test_comm_without_details_and_the_first_step_are_told_apart():
+    recorder = Recorder(0)
+    recorder.append(("comm", "comm", "send", 0, 1, None))
+    recorder.append(("step", "step", "step 0", 0, 1, 0))
+    comm, step = recorder.spans()
+    assert comm.info is None
+    assert step.step == 0
+
+
+def test_the_ring_keeps_the_latest_and_counts_what_it_dropped():
+    recorder = Recorder(0, capacity=3)
+    assert recorder.dropped == 0
+    for i in range(5):
+        recorder.append(("compute", "compute", str(i), i, i + 1, None))
+    assert [span.name for span in recorder.spans()] == ["2", "3", "4"]
+    assert [recorder.dropped, recorder.dropped] == [2, 2]
+    assert repr(recorder) == "<Recorder rank 0: 3 of 3 spans>"
+
+
+def test_two_threads_lose_no_count():
+    recorder = Recorder(0, capacity=10)
+
+    def work():
+        for i in range(20_000):
+            recorder.append(("compute", "compute", "x", i, i, None))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert recorder.dropped == 40_000 - 10
+
+
+def test_a_timeline_is_sorted_and_sums_what_was_dropped():
+    recorders = [Recorder(rank, capacity=2) for rank in (4, 1)]
+    for recorder in recorders:
+        for start in (9, 5, 7):
+            recorder.append(("compute", "compute", "x", start, 10, None))
+    timeline = Timeline.collect(recorders, world_size=8, clock="virtual", meta={"a": "b"})
+    assert [(span.start_ns, span.rank) for span in timeline.spans] == [(5, 1), (5, 4), (7, 1), (7, 4)]
+    assert (timeline.dropped, timeline.world_size, timeline.clock, timeline.meta) == (2, 8, "virtual", {"a": "b"})
+    assert timeline.ranks() == [1, 4]
+    assert [span.start_ns for span in timeline.for_rank(4)] == [5, 7]
+    assert timeline.steps() == []
+
+
+def test_steps_are_the_recorded_indices(training):
+    assert training(2).steps() == [0, 1, 2]
+
+
+def test_recording_loads_neither_rich_nor_what_only_readers_need():
+    late = {"rich", "overlap.timeline.draw", "overlap.timeline.tracefile"}
+    code = f"import sys, overlap.timeline; print({late} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_every_public_name_loads_and_others_are_refused():
+    assert all(getattr(overlap.timeline, name).__name__ == name for name in overlap.timeline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = overlap.timeline.nonsense

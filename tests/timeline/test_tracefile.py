@@ -1,0 +1,252 @@
+import gzip
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap.errors import UsageError
+from overlap.timeline import Recorder, Timeline, read_trace, write_trace
+from overlap.timeline.events import colour, to_events
+
+times_ns = st.integers(0, 2**62)
+texts = st.text(alphabet='ab"\n\u00b5\ud800', max_size=3)
+pairs = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@st.composite
+def raw_spans(draw):
+    kind = draw(st.sampled_from(["compute", "comm", "step"]))
+    start, end = sorted((draw(times_ns), draw(times_ns)))
+    info = None
+    if kind == "step":
+        info = draw(st.integers(0, 9))
+    elif kind == "comm" and draw(st.booleans()):
+        numbers = [draw(times_ns) for _ in range(4)]
+        op = draw(st.sampled_from(["all_reduce", "all_gather", "send"]))
+        dtype = draw(st.sampled_from(["float32", "bool", "bfloat16", "float8_e4m3fn", ""]))
+        group = draw(texts)
+        if draw(st.booleans()):
+            group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+        info = (op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[2], numbers[3], -1, draw(texts))
+    return kind, draw(st.sampled_from(["compute", "comm", "tp"])), draw(texts), start, end, info
+
+
+@given(st.lists(st.lists(raw_spans(), max_size=5), min_size=1, max_size=3), st.sampled_from(["real", "virtual"]))
+def test_what_was_written_reads_back_to_the_nanosecond(tmp_path_factory, ranks, clock):
+    recorders = [Recorder(rank, capacity=4) for rank in range(len(ranks))]
+    for recorder, raws in zip(recorders, ranks, strict=True):
+        for raw in raws:
+            recorder.append(raw)
+    timeline = Timeline.collect(recorders, world_size=9, clock=clock, meta={"µ": "\n"})
+    path = tmp_path_factory.getbasetemp() / "round.trace.json"
+    write_trace(timeline, path)
+    assert read_trace(path) == timeline
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_equal_timelines_give_equal_bytes_and_no_other_file(tmp_path, training, name):
+    path = tmp_path / name
+    write_trace(training(2), path)
+    first = path.read_bytes()
+    again = training(2)
+    again.meta = dict(reversed(again.meta.items()))
+    write_trace(again, path)
+    assert path.read_bytes() == first
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    # A gzip header keeps the time of writing in these bytes, and a second write in the same second would hide it.
+    assert (first[:8] == b"\x1f\x8b\x08\0\0\0\0\0") == name.endswith(".gz")
+    assert read_trace(path) == training(2)
+
+
+def slices_by_thread(events):
+    threads = {}
+    for event in events:
+        if event["ph"] == "X":
+            threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    return threads
+
+
+def check_viewable(events):
+    """What viewers need: nothing crosses on a thread, threads have names, arrows are pairs that start on slices."""
+    threads = slices_by_thread(events)
+    for slices in threads.values():
+        ordered = sorted(slices, key=lambda event: event["ts"])
+        for before, after in pairwise(ordered):
+            assert round((before["ts"] + before["dur"]) * 1000) <= round(after["ts"] * 1000)
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert set(threads) <= named
+    arrows = {}
+    for event in events:
+        if event["ph"] in ("s", "f"):
+            arrows.setdefault(event["id"], []).append(event)
+            assert any(slice_["ts"] == event["ts"] for slice_ in threads[event["pid"], event["tid"]])
+    assert all([event["ph"] for event in pair] == ["s", "f"] for pair in arrows.values())
+    assert all(pair[0]["ts"] <= pair[1]["ts"] and pair[1]["bp"] == "e" for pair in arrows.values())
+    return len(arrows)
+
+
+def test_the_events_of_a_run_are_viewable(training):
+    assert check_viewable(to_events(training(3))) == 3 * 12
+
+
+@given(st.lists(pairs, max_size=10), st.lists(pairs, max_size=10))
+def test_nothing_crosses_whatever_overlaps(comm, compute):
+    recorder = Recorder(0)
+    for seq, (start, end) in enumerate(comm):
+        info = ("all_reduce", "ring", "world", seq, 4, "int8", max(start - 3, 0), start, 0, "")
+        recorder.append(("comm", "comm", "all_reduce", start, end, info))
+    for start, end in compute:
+        recorder.append(("compute", "compute", "f", start, end, None))
+    assert check_viewable(to_events(Timeline.collect([recorder], world_size=1))) == len(comm)
+
+
+def test_crossing_operations_of_a_stream_move_to_further_threads():
+    recorder = Recorder(0)
+    for start, end in ((0, 10), (5, 15), (10, 20), (12, 13)):
+        recorder.append(("comm", "comm", f"{start}", start, end, None))
+    recorder.append(("step", "anything", "step 0", 0, 20, 0))
+    timeline = Timeline.collect([recorder], world_size=1)
+    assert [[span.name for span in row] for row in colour(timeline.for_rank(0)[0:1])] == [["0"]]
+    names = {event["tid"]: event["args"]["name"] for event in to_events(timeline) if event["name"] == "thread_name"}
+    assert names == {1: "compute", 2: "comm", 3: "comm (2)", 4: "comm (3)", 5: "steps"}
+    rows = {tid: [event["name"] for event in row] for (_, tid), row in slices_by_thread(to_events(timeline)).items()}
+    assert rows == {2: ["0", "10"], 3: ["5"], 4: ["12"], 5: ["step 0"]}
+
+
+def test_a_collective_carries_names_that_other_tools_know(training):
+    first = next(event for event in to_events(training(2)) if event.get("cat") == "comm")
+    assert first["args"] == {
+        "Collective name": "all_reduce",
+        "Group size": 2,
+        "In msg nelems": 1024,
+        "Out msg nelems": 1024,
+        "Process Group Name": "world",
+        "Process Group Ranks": "0-1",
+        "algorithm": "ring",
+        "call_site": "train.py:41",
+        "dtype": "float32",
+        "end_ns": 5_006_950_000,
+        "issued_ns": 5_003_900_000,
+        "lane": "comm",
+        "last_rank_wait_ns": 1_000_000,
+        "met_ns": 5_004_950_000,
+        "nbytes": 4096,
+        "priority": 0,
+        "queue_wait_ns": 50_000,
+        "seq": 0,
+        "start_ns": 5_003_950_000,
+        "transfer_ns": 2_000_000,
+    }
+    assert (first["pid"], first["ph"], first["ts"], first["dur"]) == (0, "X", 5_003_950.0, 3_000.0)
+
+
+BAD = {
+    "empty": (b"", "not JSON, or cut off"),
+    "text": (b"hello", "not JSON, or cut off"),
+    "binary": (b"\xff\xfe\x00", "not JSON, or cut off"),
+    "other JSON": (b'{"a": 1}', "not a trace file: no list 'traceEvents' in it"),
+    "number": (b"3", "not a trace file: no list 'traceEvents' in it"),
+    "header": (b'{"traceEvents": [], "overlap": 3}', "damaged trace file: the field 'overlap' is not an object"),
+    "version": (b'{"traceEvents": [], "overlap": {}}', "damaged trace file: version is None, not an integer"),
+    "newer": (b'{"traceEvents": [], "overlap": {"version": 2}}', "written by a newer version (format 2"),
+    "clock": (b'{"traceEvents": [], "overlap": {"version": 1, "clock": "x"}}', "damaged trace file: unknown clock 'x'"),
+    "no events": (b"[]", "no compute or communication in it"),
+    "infinite": (b'[{"ph": "X", "cat": "kernel", "ts": 1e999, "dur": 0, "pid": 0}]', "damaged trace file"),
+    "no time": (b'[{"ph": "X", "cat": "kernel", "pid": 0}]', "ts is None, not a number of microseconds"),
+    "pid": (b'[{"ph": "X", "cat": "kernel", "ts": 1, "dur": 0, "pid": "a"}]', "pid 'a' is not a rank"),
+    "deep": (b"[" * 100_000, "not JSON, or cut off"),
+    "gzip": (gzip.compress(b"[]" * 100)[:-12], "damaged or cut off"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_clear_line(tmp_path, name):
+    content, message = BAD[name]
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path, training):
+    path = tmp_path / "t.json"
+    write_trace(training(1), path)
+    whole = path.read_bytes()
+    for kept in range(0, len(whole) - 2, 501):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(UsageError, match="cut off"):
+            read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("args", "start_ns"), 1.5, "start_ns is 1.5, not an integer"),
+        (("args", "seq"), "x", "seq is 'x', not an integer"),
+        (("args", "end_ns"), 0, "a span ends at 0 ns, before it starts at 5003950000 ns"),
+        (("args", "call_site"), None, "call_site is None, not text"),
+        (("args", "Process Group Ranks"), "x", "'x' is not a rank or a range such as 3-5"),
+        (("args",), [], "args is [], not an object"),
+        (("cat",), "gpu", "unknown category 'gpu'"),
+        (("pid",), "a", "pid is 'a', not an integer"),
+    ],
+)
+def test_a_damaged_event_names_its_field(tmp_path, training, place, value, message):
+    path = tmp_path / "t.json"
+    write_trace(training(1, late_ns=0), path)
+    document = json.loads(path.read_text())
+    target = next(event for event in document["traceEvents"] if event.get("cat") == "comm")
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert str(caught.value) == f"{path}: damaged trace file: {message}"
+
+
+def test_a_missing_file_and_an_unwritable_place_are_usage_errors(tmp_path, training):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_trace(tmp_path / "none.json")
+    with pytest.raises(UsageError, match=r"trace: cannot write .*: No such file"):
+        write_trace(training(1), tmp_path / "none" / "t.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="trace: cannot write"):
+        write_trace(training(1), tmp_path / "folder")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):
+    def event(cat, name, ts, dur, **args):
+        return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 20, "ts": ts, "dur": dur, "args": args}
+
+    events = [
+        event("cpu_op", "aten::mm", 0, 5),
+        event("user_annotation", "ProfilerStep#12", 0.5, 30),
+        event("kernel", "gemm", 1.25, 10),
+        event("kernel", "ncclDevKernel_AllReduce", 5, 10.0625),
+        event("kernel", "custom", 20, 1, **{"Collective name": "allreduce"}),
+        {"ph": "i", "name": "mark", "ts": 3},
+    ]
+    path = tmp_path / "kineto.json"
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 3}}))
+    timeline = read_trace(path)
+    assert [(span.rank, span.kind, span.name, span.start_ns, span.end_ns) for span in timeline.spans] == [
+        (3, "step", "ProfilerStep#12", 500, 30_500),
+        (3, "compute", "gemm", 1_250, 11_250),
+        (3, "comm", "ncclDevKernel_AllReduce", 5_000, 15_062),
+        (3, "comm", "custom", 20_000, 21_000),
+    ]
+    assert (timeline.steps(), timeline.world_size) == ([12], 4)
+
+
+def test_an_unknown_trace_says_what_it_has(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps([{"ph": "X", "cat": "toplevel", "name": "x", "pid": 0, "tid": 1, "ts": 0, "dur": 1}]))
+    with pytest.raises(UsageError, match="it has toplevel"):
+        read_trace(path)
