@@ -1,0 +1,50 @@
+"""Collectives compiled: schedules as data, their proof, and each rank's program. Pure: numpy only.
+
+In the order things flow: `generate` makes a `Schedule`, `verify` proves it, `project` cuts out a rank's `Program`;
+`replay` carries a schedule out on real arrays, for reference.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .generators import GENERATORS, fits, generate
+    from .program import Extent, Kind, Program, Step, project, project_all
+    from .replay import replay
+    from .schedule import Buffer, Op, Schedule, slot_bounds
+    from .verify import verify
+
+__all__ = [
+    "GENERATORS",
+    "Buffer",
+    "Extent",
+    "Kind",
+    "Op",
+    "Program",
+    "Schedule",
+    "Step",
+    "fits",
+    "generate",
+    "project",
+    "project_all",
+    "replay",
+    "slot_bounds",
+    "verify",
+]
+
+# Ranks that share memory never need a schedule: the generators load when the first one is asked for.
+_HOMES = {
+    **dict.fromkeys(("GENERATORS", "fits", "generate"), "generators"),
+    **dict.fromkeys(("Extent", "Kind", "Program", "Step", "project", "project_all"), "program"),
+    "replay": "replay",
+    **dict.fromkeys(("Buffer", "Op", "Schedule", "slot_bounds"), "schedule"),
+    "verify": "verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

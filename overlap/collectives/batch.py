@@ -1,0 +1,145 @@
+"""Rows of a table made ready for replay: one entry a cell, and long regular runs found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .memory import Layout
+from .pattern import Ints
+from .rules import Flags
+from .schedule import Op, Schedule
+
+__all__ = ["Batch", "Run", "pieces", "prepare"]
+
+# Cells of local rows handled at once: their values stay in the second-level cache.
+_PIECE_CELLS = 1 << 15
+
+# A phase of more runs than this is handled cell by cell.
+_MAX_RUNS = 16
+
+
+class Run(NamedTuple):
+    """Cells read and written in one go."""
+
+    read: int
+    write: int
+    cells: int
+    sbuf: int
+    dbuf: int
+    add: bool
+    lower: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of some phases, one entry a cell.
+
+    Attributes:
+        row: Number of the row.
+        read: Cell read, relative to the base of its buffer.
+        write: Cell written.
+        sbuf: Buffer read.
+        dbuf: Buffer written.
+        add: Whether the row reduces.
+        lower: Whether its sender is the lower rank.
+        ends: Where phases begin, and the number of entries.
+        breaks: Where runs begin, ascending.
+    """
+
+    row: Ints
+    read: Ints
+    write: Ints
+    sbuf: NDArray[np.uint8]
+    dbuf: NDArray[np.uint8]
+    add: Flags
+    lower: Flags
+    ends: list[int]
+    breaks: Ints
+
+    def runs(self, phase: int, first_break: int, last_break: int) -> list[Run] | None:
+        """Return the runs of a phase, given its range in `breaks`; None if there are too many."""
+        if last_break - first_break > _MAX_RUNS:
+            return None
+        starts = [*self.breaks[first_break:last_break].tolist(), self.ends[phase + 1]]
+        return [
+            Run(
+                int(self.read[at]), int(self.write[at]), stop - at, int(self.sbuf[at]), int(self.dbuf[at]),
+                bool(self.add[at]), bool(self.lower[at]),
+            )
+            for at, stop in pairwise(starts)
+        ]  # fmt: skip
+
+
+def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
+    """Cut long phases of local rows between ranks, which have nothing to do with each other there.
+
+    Args:
+        schedule: A schedule with at least one row.
+        bounds: The rows at which phases begin, and the number of rows.
+
+    Returns:
+        Finer bounds, and the number of cells before each.
+    """
+    starts, cuts = bounds[:-1], [bounds]
+    local = schedule.src[starts] == schedule.dst[starts]
+    large = np.diff(_cells_before(schedule, bounds)) > _PIECE_CELLS
+    for phase in np.flatnonzero(local & large).tolist():
+        rows = slice(int(bounds[phase]), int(bounds[phase + 1]))
+        rank = schedule.src[rows]
+        if (rank[1:] >= rank[:-1]).all():
+            piece = np.cumsum(schedule.count[rows], dtype=np.int64) // _PIECE_CELLS
+            between = np.flatnonzero(rank[1:] != rank[:-1]) + 1
+            fresh = np.diff(piece[between - 1], prepend=-1) > 0
+            cuts.append(rows.start + between[fresh])
+    finer = np.unique(np.concatenate(cuts))
+    return finer, _cells_before(schedule, finer)
+
+
+def _cells_before(schedule: Schedule, rows: Ints) -> Ints:
+    """Return how many cells the table has before each of some rows. Most rows have one."""
+    longer = np.flatnonzero(schedule.count != 1)
+    extra = np.append(0, np.cumsum(schedule.count[longer] - 1, dtype=np.int64))
+    before: Ints = rows + extra[np.searchsorted(longer, rows)]
+    return before
+
+
+def prepare(schedule: Schedule, layout: Layout, bounds: Ints) -> Batch:
+    """Return the batch of the phases that begin at the rows `bounds[:-1]` and end at `bounds[-1]`."""
+    s, rows = schedule, slice(int(bounds[0]), int(bounds[-1]))
+    src, dst, sbuf, dbuf, count = s.src[rows], s.dst[rows], s.sbuf[rows], s.dbuf[rows], s.count[rows]
+    sslot, dslot, op, ends = s.sslot[rows], s.dslot[rows], s.op[rows], bounds - bounds[0]
+    row = np.arange(rows.start, rows.stop, dtype=np.int32)
+    if (count != 1).any():
+        owner, offset = _cells(count, regroup=len(ends) == 2 and bool(src[0] == dst[0]))
+        ends = np.append(0, np.cumsum(count))[ends]
+        src, dst, sslot, dslot, row = (column[owner] for column in (src, dst, sslot, dslot, row))
+        sbuf, dbuf, op = (column[owner] for column in (sbuf, dbuf, op))
+        sslot, dslot = sslot + offset, dslot + offset
+    read, write, lower = layout.locate(src, sslot), layout.locate(dst, dslot), src < dst
+    broken = np.empty(len(row), np.bool_)
+    broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (lower[1:] != lower[:-1])
+    kind = (sbuf << 3) + (dbuf << 1) + op
+    broken[1:] |= kind[1:] != kind[:-1]
+    broken[ends[:-1]] = True
+    add = op == Op.ADD
+    return Batch(row, read, write, sbuf, dbuf, add, lower, ends.tolist(), np.flatnonzero(broken))
+
+
+def _cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np.int32]]:
+    """Return the row and the offset in it of each cell: row by row, or if they may be regrouped, offset by offset.
+
+    Many ranks that copy many slots touch nearby memory at one offset, and a page for every cell along one row.
+    """
+    owner = np.repeat(np.arange(len(count)), count)
+    first = np.cumsum(count, dtype=np.int32) - count
+    offset = np.arange(len(owner), dtype=np.int32) - first[owner]
+    if regroup and int(offset.max()) < 2**15:
+        # numpy sorts 16 bits in linear time.
+        order = np.argsort(offset.astype(np.int16), kind="stable")
+        return owner[order], offset[order]
+    return owner, offset

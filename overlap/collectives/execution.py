@@ -1,0 +1,195 @@
+"""Replay of a whole table on fingerprints, a phase at a time: the machine behind `verify`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch import Batch, Run, pieces, prepare
+from .explain import explain, hazard
+from .fingerprint import Words
+from .memory import Bases, Layout, Memory, Sweep
+from .pattern import Ints
+from .rules import Flags, check_rows
+from .schedule import Buffer, Op, Schedule
+
+__all__ = ["Replay"]
+
+# Cells handled between two looks at the table: their columns stay in the second-level cache.
+_CHUNK_CELLS = 1 << 14
+
+
+class Replay:
+    """All ranks at once, on several memories at once.
+
+    Args:
+        schedule: What is carried out.
+        layout: Where its slots are.
+        memories: What it is carried out on.
+    """
+
+    def __init__(self, schedule: Schedule, layout: Layout, memories: list[Memory]) -> None:
+        self.schedule, self.layout, self.memories = schedule, layout, memories
+        # The last row that wrote each cell, plus 1; kept by phases that are not made of few runs.
+        self._stamp = np.zeros(layout.cells(layout.shared), np.int32)
+        self._local_reads: tuple[int, Ints] = (-1, np.empty(0, np.int64))
+
+    def run(self, bounds: Ints) -> None:
+        """Check and carry out all phases, given the rows at which they begin, and the number of rows.
+
+        Raises:
+            ScheduleError: At the first row that breaks a rule.
+        """
+        if not len(self.schedule):
+            return
+        bounds, cells = pieces(self.schedule, bounds)
+        at = 0
+        while at < len(bounds) - 1:
+            upto = max(at + 1, int(np.searchsorted(cells, cells[at] + _CHUNK_CELLS, side="right")) - 1)
+            self._run_chunk(bounds[at : upto + 1])
+            at = upto
+
+    def _run_chunk(self, bounds: Ints) -> None:
+        check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
+        batch = prepare(self.schedule, self.layout, bounds)
+        breaks = np.searchsorted(batch.breaks, batch.ends).tolist()
+        steps = self.schedule.step[bounds[:-1]].tolist()
+        local = (self.schedule.src[bounds[:-1]] == self.schedule.dst[bounds[:-1]]).tolist()
+        for phase, first in enumerate(bounds[:-1].tolist()):
+            runs = None
+            if not local[phase] and self._local_reads[0] != steps[phase]:
+                runs = batch.runs(phase, breaks[phase], breaks[phase + 1])
+            if runs is None or not self._apart(runs):
+                self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
+            else:
+                self._run_runs(runs)
+
+    def _apart(self, runs: list[Run]) -> bool:
+        """Return whether no cell that the runs write is touched by another run, in shared memory too."""
+        bases = self.layout.shared
+        pieces = [(run.write + bases[run.dbuf], run.cells, True) for run in runs]
+        pieces += [(run.read + bases[run.sbuf], run.cells, False) for run in runs]
+        pieces.sort()
+        written = touched = -1
+        for start, cells, writes in pieces:
+            if start < written or (writes and start < touched):
+                return False
+            touched = max(touched, start + cells)
+            if writes:
+                written = start + cells
+        return True
+
+    def _run_runs(self, runs: list[Run]) -> None:
+        for memory in self.memories:
+            bases = memory.bases
+            for run in runs:
+                read, write = run.read + bases[run.sbuf], run.write + bases[run.dbuf]
+                source, target = slice(read, read + run.cells), slice(write, write + run.cells)
+                if run.add:
+                    memory.add(source, target, run.lower)
+                else:
+                    memory.move(source, target)
+
+    def _run_cells(self, batch: Batch, cells: slice, first: int) -> None:
+        waves = self._check_cells(batch, cells, first)
+        if waves is None:
+            adds = np.flatnonzero(batch.add[cells])
+            waves = [adds] if len(adds) else []
+        self._run_waves(batch, cells, waves)
+
+    def _run_waves(self, batch: Batch, cells: slice, waves: list[NDArray[np.intp]]) -> None:
+        """Carry out the moves of some cells, then their ADDs wave after wave."""
+        read, write, sbuf, dbuf = batch.read[cells], batch.write[cells], batch.sbuf[cells], batch.dbuf[cells]
+        moves, lower = np.flatnonzero(~batch.add[cells]), batch.lower[cells]
+        for memory in self.memories:
+            source, target = _based(read, sbuf, memory.bases), _based(write, dbuf, memory.bases)
+            if len(moves) == len(read):
+                memory.move(source, target)
+            elif len(moves):
+                memory.move(source[moves], target[moves])
+            for wave in waves:
+                memory.add(source[wave], target[wave], lower[wave])
+
+    def _check_cells(self, batch: Batch, cells: slice, first: int) -> list[NDArray[np.intp]] | None:
+        """Refuse hazards within a phase; return the waves of its fan-ins, if there are any."""
+        stamp, waves, step, row = self._stamp, None, int(self.schedule.step[first]), batch.row[cells]
+        read = _based(batch.read[cells], batch.sbuf[cells], self.layout.shared)
+        write = _based(batch.write[cells], batch.dbuf[cells], self.layout.shared)
+        stamp[write] = row + 1
+        if (stamp[write] != row + 1).any():
+            waves = self._fan_in(row, write)
+        seen = stamp[read]
+        # In shared memory a local row may copy a cell to itself: that changes nothing.
+        changed = (seen > first) & ((seen != row + 1) | (read != write))
+        if changed.any():
+            self._refuse(np.isin(write, read[changed]), row, "another row of its step reads")
+        local_step, local_reads = self._local_reads
+        is_local = bool(self.schedule.src[first] == self.schedule.dst[first])
+        if local_step == step and not is_local and (stamp[local_reads] > first).any():
+            self._refuse(np.isin(write, local_reads), row, "a local row of its step reads")
+        kept = local_reads if is_local and local_step == step else read[:0]
+        self._local_reads = (step, np.concatenate([kept, read[read != write]])) if is_local else (-1, kept)
+        return waves
+
+    def _fan_in(self, row: Ints, write: Ints) -> list[NDArray[np.intp]]:
+        """Return positions such that no wave writes a cell twice, and a cell's writes keep their order.
+
+        Accept several writes to a cell only if all are ADDs of one group.
+        """
+        order = np.argsort(write, kind="stable")
+        again = np.append(False, write[order][1:] == write[order][:-1])
+        group, op = self.schedule.group[row[order]], self.schedule.op[row[order]]
+        together = (group[1:] == group[:-1]) & (group[1:] >= 0) & (op[1:] == Op.ADD) & (op[:-1] == Op.ADD)
+        self._refuse(again & ~np.append(True, together), row[order], "another row of its step writes")
+        firsts = np.flatnonzero(~again)
+        nth = np.arange(len(write)) - np.repeat(firsts, np.diff(np.append(firsts, len(write))))
+        adds = op == Op.ADD
+        order, nth = order[adds], nth[adds]
+        by_wave = np.argsort(nth, kind="stable")
+        return np.split(order[by_wave], np.cumsum(np.bincount(nth))[:-1])
+
+    def _refuse(self, bad: Flags, row: Ints, what: str) -> None:
+        if bad.any():
+            raise hazard(self.schedule, int(row[int(bad.argmax())]), what)
+
+    def check_results(self) -> None:
+        """Compare OUT with what the collective promises.
+
+        Raises:
+            ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
+        """
+        for memory in self.memories:
+            for piece in self.layout.sweep(Buffer.OUT):
+                start = memory.bases[Buffer.OUT] + piece.cells.start
+                cells = slice(start, start + len(piece.rank))
+                for lane, fingerprint in enumerate(memory.prints):
+                    got = memory.lane(lane)[cells]
+                    if memory.ordered:
+                        self._compare(got, self._of_first(memory)[piece.slot], piece)
+                    else:
+                        self._compare(got, fingerprint.result(piece.rank, piece.slot), piece)
+
+    def _of_first(self, memory: Memory) -> Words:
+        """Return the result of rank 0, with which all others must agree."""
+        slot = np.arange(self.layout.lines, dtype=np.int32)
+        values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
+        return values
+
+    def _compare(self, got: Words, expected: Words, piece: Sweep) -> None:
+        s, wrong = self.schedule, got != expected
+        if not wrong.any():
+            return
+        wrong &= piece.real
+        if s.collective in ("reduce", "gather"):
+            wrong &= piece.rank == s.root
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise explain(s, int(piece.rank[at]), int(piece.slot[at]))
+
+
+def _based(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
+    """Return cells with the bases of their buffers."""
+    if (buffer == buffer[0]).all():
+        return cells + cells.dtype.type(bases[buffer[0]])
+    moved: Ints = cells + np.array(bases, cells.dtype)[buffer]
+    return moved

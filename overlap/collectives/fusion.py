@@ -1,0 +1,144 @@
+"""Local copies that need not be made: `copy x into s; add m to s` becomes `s := x + m`.
+
+Generators write the plain form, which has one meaning per row. Programs use the fused one, which reads the caller's
+input where it lies.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hazards import place, unroll
+from .pattern import Ints
+from .schedule import Buffer, Op, Schedule
+
+__all__ = ["Fused", "fuse"]
+
+Flags = NDArray[np.bool_]
+_NONE = np.iinfo(np.int64).max
+
+
+class Fused(NamedTuple):
+    """Per row of the table.
+
+    Attributes:
+        dropped: Local copies that are not made.
+        base_buffer: Buffer of the other operand of an ADD; -1 if that is its own target.
+        base_slot: First slot of it.
+    """
+
+    dropped: Flags
+    base_buffer: Ints
+    base_slot: Ints
+
+
+class _Links(NamedTuple):
+    """Cells that a local copy fills and an ADD is the next to touch."""
+
+    copy: Ints
+    add: Ints
+    shift: Ints  # identifies the cell's offset from its source, and the source's buffer
+
+
+def fuse(schedule: Schedule, here: Flags) -> Fused:
+    """Find the local copies into SCRATCH whose every cell is next touched by an ADD that can read the source itself.
+
+    Args:
+        schedule: A schedule.
+        here: (size,) the ranks of interest; rows of others are left alone.
+    """
+    rows = len(schedule)
+    base_buffer, base_slot = np.full(rows, -1, np.int8), np.zeros(rows, np.int32)
+    copies = (schedule.src == schedule.dst) & (schedule.op == Op.MOVE) & (schedule.dbuf == Buffer.SCRATCH)
+    copies &= here[schedule.src]
+    if not copies.any():
+        return Fused(copies, base_buffer, base_slot)
+    links, blocked = _links(schedule, here, copies)
+    dropped, fusable = _settle(schedule, links, copies & ~blocked)
+    chosen = fusable[links.add]
+    add, copy = links.add[chosen], links.copy[chosen]
+    base_buffer[add] = schedule.sbuf[copy]
+    # All cells of the ADD have one shift, so any of its links gives the offset.
+    base_slot[add] = schedule.dslot[add] + (schedule.sslot[copy] - schedule.dslot[copy])
+    return Fused(dropped, base_buffer, base_slot)
+
+
+def _links(schedule: Schedule, here: Flags, copies: Flags) -> tuple[_Links, Flags]:
+    """Return the links, and the rows whose copy somebody needs for something else than one ADD."""
+    cell, row, write = _scratch_timeline(schedule, here)
+    follows = np.append(cell[1:] == cell[:-1], False)
+    is_copy = write & copies[row]
+    after = np.append(row[1:], 0)
+    after_write = np.append(write[1:], False)
+    add_next = follows & after_write & (schedule.op[after] == Op.ADD)
+    blocked = np.zeros(len(schedule), np.bool_)
+    blocked[row[is_copy & follows & ~after_write]] = True
+    chosen = is_copy & add_next
+    copy, add = row[chosen], after[chosen]
+    source = _source_cell(schedule, copy, cell[chosen])
+    blocked[copy[_overwritten(schedule, source, copy, add)]] = True
+    stride = np.int64(1) << 33
+    shift = schedule.sbuf[copy] * stride + (schedule.sslot[copy].astype(np.int64) - schedule.dslot[copy])
+    return _Links(copy, add, shift), blocked
+
+
+def _scratch_timeline(schedule: Schedule, here: Flags) -> tuple[Ints, Ints, Flags]:
+    """Return all accesses to SCRATCH, cell by cell, in table order."""
+    parts: list[tuple[Ints, Ints, Flags]] = []
+    for rank, buffer, slot, reads_or_writes in (
+        (schedule.src, schedule.sbuf, schedule.sslot, False),
+        (schedule.dst, schedule.dbuf, schedule.dslot, True),
+    ):
+        rows = np.flatnonzero((buffer == Buffer.SCRATCH) & here[rank])
+        first = place(schedule, rank[rows], buffer[rows], slot[rows], shared=False)
+        cell, owner = unroll(first, schedule.count[rows])
+        parts.append((cell, rows[owner], np.full(len(cell), reads_or_writes)))
+    cell, row, write = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((row, cell))
+    return cell[order], row[order], write[order]
+
+
+def _source_cell(schedule: Schedule, copy: Ints, cell: Ints) -> tuple[Ints, Ints]:
+    """Return the shared memory that each linked cell is copied from, and the cell's own."""
+    target = place(schedule, schedule.dst[copy], schedule.dbuf[copy], schedule.dslot[copy], shared=False)
+    offset = cell - target
+    ends = (
+        (schedule.src, schedule.sbuf, schedule.sslot),
+        (schedule.dst, schedule.dbuf, schedule.dslot),
+    )
+    source, own = (place(schedule, r[copy], b[copy], s[copy] + offset, shared=True) for r, b, s in ends)
+    return source, own
+
+
+def _overwritten(schedule: Schedule, cells: tuple[Ints, Ints], copy: Ints, add: Ints) -> Flags:
+    """Return the links whose source changes between the copy and the ADD, other than by an ADD in place."""
+    source, own = cells
+    rows = np.flatnonzero(np.isin(schedule.dst, schedule.dst[copy]))
+    first = place(schedule, schedule.dst[rows], schedule.dbuf[rows], schedule.dslot[rows], shared=True)
+    cell, owner = unroll(first, schedule.count[rows])
+    span = np.int64(len(schedule) + 1)
+    written = np.sort(cell * span + rows[owner])
+    at = np.searchsorted(written, source * span + copy, side="right")
+    following = np.append(written, _NONE)[at] - source * span
+    changed: Flags = (following < add) | ((following == add) & (source != own))
+    return changed
+
+
+def _settle(schedule: Schedule, links: _Links, candidates: Flags) -> tuple[Flags, Flags]:
+    """Return the copies to drop, and the ADDs that read their source. Each may need the other: repeat until stable."""
+    rows = len(schedule)
+    while True:
+        alive = candidates[links.copy]
+        linked = np.bincount(links.add[alive], minlength=rows)
+        low, high = np.full(rows, _NONE), np.full(rows, -_NONE)
+        np.minimum.at(low, links.add[alive], links.shift[alive])
+        np.maximum.at(high, links.add[alive], links.shift[alive])
+        fusable = (linked == schedule.count) & (low == high)
+        doomed = links.copy[~fusable[links.add]]
+        if not candidates[doomed].any():
+            return candidates, fusable
+        candidates = candidates.copy()
+        candidates[doomed] = False

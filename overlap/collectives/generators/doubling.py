@@ -1,0 +1,83 @@
+"""Exchanges over doubling distances: logarithmic numbers of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..pattern import Ints, Pattern, owners, spread
+from ..schedule import Buffer, Schedule
+from ..table import Table
+
+__all__ = ["halving_doubling", "recursive_doubling_all_reduce"]
+
+
+def halving_doubling(size: int) -> Pattern:
+    """Exchange over doubling distances, for any number of ranks.
+
+    Of the ranks beyond the largest power of two below `size`, each first hands its chunk to a neighbour that takes
+    part, and gets the others back at the end. Read backwards and forwards this is Rabenseifner's all-reduce.
+
+    Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
+    up to twice as much by a rank that stands in for two.
+    """
+    heads, cube = _fold(size)
+    bounds = np.append(heads, size).astype(np.int32)
+    folded = size > len(heads)
+    rows: list[tuple[int, int, int, int, int]] = []
+    extra = [int(h) + 1 for h, end in zip(heads, bounds[1:], strict=True) if end - h == 2]
+    rows += [(0, e, e - 1, e, e + 1) for e in extra]
+    for bit in range(cube):
+        for v, head in enumerate(heads):
+            low = v >> bit << bit
+            span = bounds[low], bounds[low + (1 << bit)]
+            rows.append((bit + folded, int(head), int(heads[v ^ (1 << bit)]), int(span[0]), int(span[1])))
+    for e in extra:
+        rows += [(cube + 1, e - 1, e, 0, e), (cube + 1, e - 1, e, e + 1, size)]
+    table = np.asarray(rows, np.int32).reshape(-1, 5)
+    chunk, row = _expand(table[:, 3], table[:, 4])
+    return spread(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
+
+
+def _fold(size: int) -> tuple[Ints, int]:
+    """Return the ranks that stand for 1 or 2 ranks each, and log2 of their number."""
+    cube = size.bit_length() - 1
+    heads = 1 << cube
+    v = np.arange(heads, dtype=np.int32)
+    return v + np.minimum(v, size - heads), cube
+
+
+def _expand(start: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Return all numbers of the ranges, one range after the other, and the range each belongs to."""
+    length = stop - start
+    row = np.repeat(np.arange(len(length)), length)
+    before = np.cumsum(length) - length
+    return np.arange(len(row)) - before[row] + start[row], row
+
+
+def recursive_doubling_all_reduce(size: int) -> Schedule:
+    """Exchange and add whole vectors over doubling distances.
+
+    Each exchange reads one of two banks of SCRATCH and writes the other, since both partners send what the other is
+    about to change. Ranks beyond the largest power of two below `size` give their vector to a neighbour and get the
+    result.
+
+    Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n bytes sent and added per rank and step.
+    """
+    table = Table()
+    heads, cube = _fold(size)
+    pairs = np.arange(size - len(heads), dtype=np.int32) * 2
+    # A rank that stands for two starts from SCRATCH, the others straight from IN (but a rank alone has no other step).
+    early = pairs if cube else heads
+    first = int(len(early) > 0)
+    table.move(0, early, early, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add(0, pairs + 1, pairs, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    buffer = np.where(np.arange(len(heads)) < len(early), Buffer.SCRATCH, Buffer.IN).astype(np.uint8)
+    bank = 0
+    for bit in range(cube):
+        peer = heads[np.arange(len(heads)) ^ (1 << bit)]
+        table.move(first + bit, heads, heads, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
+        table.add(first + bit, heads, peer, (buffer, bank), (Buffer.SCRATCH, 1 - bank))
+        buffer, bank = np.full(len(heads), Buffer.SCRATCH, np.uint8), 1 - bank
+    table.move(first + cube, heads, heads, (buffer, bank), (Buffer.OUT, 0))
+    table.move(first + cube, pairs, pairs + 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
+    return table.build("all_reduce", "recursive_doubling", size, scratch=2)

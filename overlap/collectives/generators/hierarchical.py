@@ -1,0 +1,147 @@
+"""Two levels: inside nodes, and between ranks of the same place in different nodes.
+
+Rank `node * local_size + local_rank`. Going out, chunks first cross to the same place in every node, then spread inside
+the nodes; coming back is the reverse. So an all-reduce reduces inside each node, exchanges 1 / local_size of the data
+between nodes, and spreads inside again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, owners, spread
+from ..pipeline import rebuilt
+from ..schedule import COLUMNS, Buffer, Schedule
+from .torus import squarest
+
+__all__ = ["compose", "node_count", "stages", "with_inner"]
+
+
+def node_count(size: int, nodes: int | None) -> int:
+    """Return the number of nodes, by default the smaller of the two factors of `size` that differ least.
+
+    Raises:
+        ScheduleError: If nodes would have different numbers of ranks.
+    """
+    count = squarest(size)[1] if nodes is None else nodes
+    if count < 1 or size % count:
+        raise ScheduleError(f"{size} ranks cannot be shared equally by {count} nodes")
+    return count
+
+
+def compose(inter: Pattern, intra: Pattern) -> Pattern:
+    """Return the pattern over all ranks that runs `inter` between nodes and then `intra` inside them.
+
+    Cost: the sum of the steps; inter moves 1 / local_size of what a flat algorithm would move between nodes.
+    """
+    return replace(_compose(inter, intra), mate=_compose(inter.backward, intra.backward))
+
+
+def _compose(inter: Pattern, intra: Pattern) -> Pattern:
+    nodes, local_size = inter.size, intra.size
+    size, parts = nodes * local_size, inter.parts * intra.parts
+    lanes = int(inter.channel.max(initial=0)) + 1
+    outer, inner = _outer(inter, intra), _inner(inter, intra, lanes)
+    columns = [np.concatenate(pair) for pair in zip(outer, inner, strict=True)]
+    step, src, dst, chunk, channel, group = columns
+    pattern = spread(size, owners(size, parts), step, src, dst, chunk, channel=channel, group=group)
+    node, local = pattern.owner // local_size, pattern.owner % local_size
+    part = np.arange(size * parts, dtype=np.int32) // size
+    # What one rank of a node hands to another is then contiguous, and so is what crosses between two nodes.
+    place = ((local * parts + part) * nodes + node).astype(np.int32)
+    return replace(pattern, steps=inter.steps + intra.steps, place=place)
+
+
+def _outer(inter: Pattern, intra: Pattern) -> list[Ints]:
+    """Return the edges between nodes: for every place in a node, and every part that the inner level will need."""
+    local_size, size = intra.size, inter.size * intra.size
+    local = np.arange(local_size, dtype=np.int32)[:, None, None]
+    minor = np.arange(intra.parts, dtype=np.int32)[:, None]
+    major, owner = np.divmod(inter.chunk, np.int32(inter.size))
+    chunk = (major * intra.parts + minor) * size + owner * local_size + local
+    group = np.where(inter.group >= 0, (inter.group * local_size + local) * intra.parts + minor, -1)
+    src, dst = inter.src * local_size + local, inter.dst * local_size + local
+    return _flat(inter.step, src, dst, chunk, inter.channel, group)
+
+
+def _inner(inter: Pattern, intra: Pattern, lanes: int) -> list[Ints]:
+    """Return the edges inside nodes: in each of them, for the chunks that came from every node."""
+    local_size, size = intra.size, inter.size * intra.size
+    node = np.arange(inter.size, dtype=np.int32)[:, None, None, None]
+    major = np.arange(inter.parts, dtype=np.int32)[:, None]
+    origin = np.arange(inter.size, dtype=np.int32)
+    minor, owner = np.divmod(intra.chunk[:, None, None], np.int32(local_size))
+    chunk = (major * intra.parts + minor) * size + origin * local_size + owner
+    shared = intra.group[:, None, None]
+    group = np.where(shared >= 0, shared * inter.size + node, -1)
+    src, dst = (node * local_size + end[:, None, None] for end in (intra.src, intra.dst))
+    step, channel = intra.step[:, None, None] + inter.steps, intra.channel[:, None, None] + lanes
+    return _flat(step, src, dst, chunk, channel, group)
+
+
+def _flat(*columns: Ints) -> list[Ints]:
+    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]
+
+
+def stages(collective: str, inter_steps: int, intra_steps: int) -> list[int]:
+    """Return the first step of each phase of a composed collective."""
+    if collective == "all_gather":
+        return [0, inter_steps]
+    if collective == "reduce_scatter":
+        return [0, intra_steps]
+    return [0, intra_steps, intra_steps + inter_steps, intra_steps + 2 * inter_steps]
+
+
+def with_inner(flat: Schedule, inter: Schedule, local_size: int) -> tuple[Schedule, list[int]]:
+    """Put an all-reduce between nodes into the middle of one inside a node.
+
+    Args:
+        flat: All-reduce of one node, of which the middle is where the sums are finalised.
+        inter: All-reduce over nodes, of any algorithm: it starts from what the first has in SCRATCH, instead of from
+            IN.
+        local_size: Ranks of a node.
+
+    Returns:
+        The all-reduce over all ranks, and the first steps of its three phases.
+    """
+    nodes, k = inter.size, inter.slots_per_block
+    sums = (flat.src == flat.dst) & (flat.dbuf == Buffer.OUT)
+    middle = int(flat.step[sums][0])
+    blocks = []
+    for node in range(nodes):
+        rows = {name: getattr(flat, name)[~sums] for name in COLUMNS}
+        late = rows["step"] >= middle
+        lanes = np.where(late, inter.channels + flat.channels, 0)
+        moved = {"step": rows["step"] + late * inter.steps, "channel": rows["channel"] + lanes}
+        ends = {"src": rows["src"] + node * local_size, "dst": rows["dst"] + node * local_size}
+        slots = {name: rows[name] * k for name in ("sslot", "dslot", "count")}
+        grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * nodes + node, -1)}
+        blocks.append({**rows, **moved, **ends, **slots, **grouped})
+    blocks += _inserted(flat, inter, sums, middle, local_size)
+    whole = rebuilt(flat, blocks, slots_per_block=flat.slots_per_block * k)
+    scratch = max(flat.blocks[2], inter.blocks[2])
+    stages = [0, middle, middle + inter.steps]
+    return replace(whole, size=nodes * local_size, blocks=(1, 1, scratch), algorithm="hierarchical"), stages
+
+
+def _inserted(flat: Schedule, inter: Schedule, sums: Ints, middle: int, local_size: int) -> list[dict[str, Ints]]:
+    """Return the inter-node rows, once for each run of chunks that one rank of a node has summed."""
+    k, width = inter.slots_per_block, flat.slots_per_block
+    source = inter.sbuf == Buffer.IN
+    # The sums are in SCRATCH already, in the place where the inter-node schedule would copy its input to.
+    needless = source & (inter.src == inter.dst) & (inter.dbuf == Buffer.SCRATCH) & (inter.dslot == inter.sslot)
+    rows = {name: getattr(inter, name)[~needless] for name in COLUMNS}
+    blocks = []
+    runs = (flat.src[sums].tolist(), flat.sslot[sums].tolist(), flat.count[sums].tolist())
+    for local, first, count in zip(*runs, strict=True):
+        for chunk in range(first, first + count):
+            slots = {n: (rows[n] // k * width + chunk) * k + rows[n] % k for n in ("sslot", "dslot")}
+            ends = {n: rows[n] * local_size + local for n in ("src", "dst")}
+            buffers = {"sbuf": np.where(rows["sbuf"] == Buffer.IN, Buffer.SCRATCH, rows["sbuf"])}
+            times = {"step": rows["step"] + middle, "channel": rows["channel"] + flat.channels}
+            grouped = {"group": np.where(rows["group"] >= 0, rows["group"] * width + chunk, -1)}
+            blocks.append({**rows, **slots, **ends, **buffers, **times, **grouped})
+    return blocks

@@ -1,0 +1,95 @@
+"""Mesh: every rank writes straight to every other rank it has something for.
+
+Rows are ordered by distance: rank r sends to r + 1, r + 2, ... and receives from r - 1, r - 2, ..., so that sends and
+receives meet pairwise. Read backwards it is the other way round: contributions are added up from r + 1, r + 2, ...
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, owners, spread
+from ..schedule import Buffer, Schedule
+from ..table import Table
+
+__all__ = ["all_to_all", "gather", "mesh", "permute", "scatter", "star"]
+
+
+def _meeting(size: int) -> tuple[Ints, Ints]:
+    """Return (size - 1, size) senders and receivers, nearest first."""
+    src = np.arange(size, dtype=np.int32)[None, :]
+    dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
+    return np.broadcast_to(src, dst.shape), dst
+
+
+def mesh(size: int) -> Pattern:
+    """Send one's chunk to everybody at once.
+
+    Cost: 1 step each way, n (size - 1) / size bytes per rank. Fan-in: size - 1 messages meet at every rank.
+    """
+    src, dst = _meeting(size)
+    return spread(size, owners(size), 0, src, dst, src, group=src)
+
+
+def star(size: int, root: int) -> Pattern:
+    """Send the root's chunk to everybody at once.
+
+    Cost: 1 step, n (size - 1) bytes sent by the root.
+    """
+    others = (root + np.arange(1, size, dtype=np.int32)) % np.int32(size)
+    return spread(size, np.array([root], np.int32), 0, root, others, 0, group=0)
+
+
+def all_to_all(size: int) -> Schedule:
+    """Send every block straight to its rank.
+
+    Cost: 1 step, n (size - 1) / size bytes per rank.
+    """
+    table = Table()
+    ranks, (src, dst) = np.arange(size, dtype=np.int32), _meeting(size)
+    table.move(0, ranks, ranks, (Buffer.IN, ranks), (Buffer.OUT, ranks))
+    table.move(0, src, dst, (Buffer.IN, dst), (Buffer.OUT, src))
+    return table.build("all_to_all", "mesh", size)
+
+
+def gather(size: int, *, root: int = 0) -> Schedule:
+    """Send every rank's block straight to the root.
+
+    Cost: 1 step, n (size - 1) / size bytes received by the root.
+    """
+    table = Table()
+    others = (root - np.arange(1, size, dtype=np.int32)) % np.int32(size)
+    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
+    table.move(0, others, root, (Buffer.IN, 0), (Buffer.OUT, others))
+    return table.build("gather", "mesh", size, root=root)
+
+
+def scatter(size: int, *, root: int = 0) -> Schedule:
+    """Send every rank its block straight from the root.
+
+    Cost: 1 step, n (size - 1) / size bytes sent by the root.
+    """
+    table = Table()
+    others = (root + np.arange(1, size, dtype=np.int32)) % np.int32(size)
+    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.move(0, root, others, (Buffer.IN, others), (Buffer.OUT, 0))
+    return table.build("scatter", "mesh", size, root=root)
+
+
+def permute(size: int, *, pairs: tuple[tuple[int, int], ...] = ()) -> Schedule:
+    """Send along each (src, dst) pair; a rank that is no pair's dst has an untouched output.
+
+    Cost: 1 step, n bytes per rank.
+
+    Raises:
+        ScheduleError: If a rank is out of range, or appears twice as source or twice as destination.
+    """
+    for end, name in ((0, "source"), (1, "destination")):
+        ranks = [pair[end] for pair in pairs]
+        if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
+            raise ScheduleError(f"pairs: each of the ranks 0..{size - 1} may be a {name} once, got {list(pairs)}")
+    table = Table()
+    both = np.asarray(pairs, np.int32).reshape(-1, 2)
+    table.move(0, both[:, 0], both[:, 1], (Buffer.IN, 0), (Buffer.OUT, 0))
+    return table.build("permute", "mesh", size, pairs=tuple(pairs))

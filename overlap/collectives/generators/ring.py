@@ -1,0 +1,57 @@
+"""Rings: every rank talks to its neighbours only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, owners, spread
+
+__all__ = ["multi_ring", "ring"]
+
+
+def ring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
+    """Pass every chunk round a ring.
+
+    Cost: size - 1 steps; n (size - 1) / size bytes sent per rank each way, the least possible. Any size.
+
+    Args:
+        size: Ranks.
+        order: The ring as a sequence of all ranks; 0, 1, 2, ... by default.
+    """
+    return multi_ring(size, orders=[range(size) if order is None else order])
+
+
+def multi_ring(size: int, *, orders: Sequence[Sequence[int]] | None = None) -> Pattern:
+    """Cut every chunk in as many parts as there are rings, one channel a ring.
+
+    Cost: as one ring, but the bytes are shared by the links of all rings: the rings of a torus have no link in common.
+
+    Args:
+        size: Ranks.
+        orders: The rings, each a sequence of all ranks; one ring in both directions by default.
+
+    Raises:
+        ScheduleError: If an order is not a permutation of all ranks.
+    """
+    rings = [range(size), range(size - 1, -1, -1)] if orders is None else orders
+    for order in rings:
+        if sorted(order) != list(range(size)):
+            raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {list(order)}")
+    path = np.asarray(rings, np.int32)
+    return replace(_pass_on(size, path, 1), mate=_pass_on(size, path, -1))
+
+
+def _pass_on(size: int, path: Ints, way: int) -> Pattern:
+    """Return the pattern along the rows of `path`, (rings, size), forwards or backwards."""
+    step = np.arange(size - 1, dtype=np.int32)[:, None, None]
+    channel = np.arange(len(path), dtype=np.int32)[:, None]
+    # At step t the rank in place i passes on what the rank t places before it owned.
+    twice = np.concatenate([path, path], axis=1) + channel * np.int32(size)
+    from_place = sliding_window_view(twice, size, axis=1)
+    chunk = (from_place[:, :1:-1] if way > 0 else from_place[:, : size - 1]).transpose(1, 0, 2)
+    return spread(size, owners(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel)

@@ -1,0 +1,120 @@
+"""Algorithms for tori: several copies side by side, each starting along another link of the rank.
+
+Ranks of a torus are numbered row-major in `dims`. A copy works on its own part of every chunk, on its own channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from math import isqrt, prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, owners, spread
+
+__all__ = ["bucket", "squarest", "swing"]
+
+Held: TypeAlias = NDArray[np.bool_]
+# (step, receiver of each rank, what each rank sends: (size, size) booleans over owners)
+Wave: TypeAlias = tuple[int, Ints, Held]
+
+
+def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
+    """Go round the ring of one dimension with all one has, then of the next.
+
+    Cost: sum of (side - 1) steps; n (size - 1) / size bytes per rank, over all 2 D links at once.
+
+    Args:
+        size: Ranks.
+        dims: Sides of the torus; the squarest two by default.
+
+    Raises:
+        ScheduleError: If `dims` do not multiply to `size`.
+    """
+    sides = squarest(size) if dims is None else tuple(dims)
+    forwards, backwards = (_copies(size, sides, _bucket_waves, first=sign) for sign in (1, -1))
+    return replace(forwards, mate=backwards)
+
+
+def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
+    """Exchange over distances 1, -1, 3, -5, 11, ...: as few steps as doubling, but shorter ways on a torus.
+
+    Cost: log2(size) steps; n (size - 1) / size bytes per rank, over all 2 D links at once. Source: De Sensi and others,
+    "Swing: Short-cutting Rings for Higher Bandwidth Allreduce", arXiv 2401.09356, the variant for bandwidth.
+
+    Args:
+        size: Ranks.
+        dims: Sides of the torus, powers of two; one ring by default.
+
+    Raises:
+        ScheduleError: If `dims` do not multiply to `size`, or one is not a power of two.
+    """
+    sides = (size,) if dims is None else tuple(dims)
+    if any(side & (side - 1) for side in sides):
+        raise ScheduleError(f"swing needs sides that are powers of two, got {sides}; 'bucket' takes any")
+    return _copies(size, sides, _swing_waves)
+
+
+def squarest(size: int) -> tuple[int, int]:
+    """Return the two factors of `size` that differ least, the larger one first."""
+    side = next(side for side in range(isqrt(size), 0, -1) if size % side == 0)
+    return size // side, side
+
+
+def _copies(
+    size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
+) -> Pattern:
+    """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
+    if prod(sides) != size or min(sides, default=0) < 1:
+        raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks")
+    ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
+    axes = [axis for axis, side in enumerate(sides) if side > 1]
+    starts = [(turn, sign) for turn in range(len(axes)) for sign in (first, -first)]
+    rows: list[Ints] = [np.empty((0, 5), np.int32)]
+    for copy, (turn, sign) in enumerate(starts):
+        for step, receiver, sends in waves(ranks, axes[turn:] + axes[:turn], sign, size):
+            src, owner = np.nonzero(sends)
+            same = np.full(len(src), 1)
+            rows.append(np.stack([same * step, src, receiver[src], owner + copy * size, same * copy], axis=1))
+    step, src, dst, chunk, channel = np.concatenate(rows).T
+    return spread(size, owners(size, max(1, len(starts))), step, src, dst, chunk, channel=channel)
+
+
+def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
+    held, step = np.eye(size, dtype=np.bool_), 0
+    for axis in axes:
+        receiver = np.roll(ranks, -sign, axis).reshape(-1)
+        start = held
+        for distance in range(ranks.shape[axis] - 1):
+            # Passed on is what the rank `distance` places before had when this dimension began.
+            sends = start[np.roll(ranks, sign * distance, axis).reshape(-1)]
+            yield step, receiver, sends
+            held = held | sends[np.roll(ranks, sign, axis).reshape(-1)]
+            step += 1
+
+
+def _swing_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
+    """Yield the exchanges from the last of the reduce-scatter to the first: the all-gather runs it in reverse."""
+    left = {axis: ranks.shape[axis].bit_length() - 1 for axis in axes}
+    exchanges: list[Ints] = []
+    while any(left.values()):
+        for axis in axes:
+            if left[axis]:
+                local = ranks.shape[axis].bit_length() - 1 - left[axis]
+                exchanges.append(_swing_peers(ranks, axis, sign * (1 - (-2) ** (local + 1)) // 3))
+                left[axis] -= 1
+    held = np.eye(size, dtype=np.bool_)
+    for step, peer in enumerate(reversed(exchanges)):
+        yield step, peer, held
+        held = held | held[peer]
+
+
+def _swing_peers(ranks: Ints, axis: int, distance: int) -> Ints:
+    """Return each rank's partner: even coordinates look forwards, odd ones backwards."""
+    coordinate = np.indices(ranks.shape)[axis]
+    forwards, backwards = np.roll(ranks, -distance, axis), np.roll(ranks, distance, axis)
+    return np.where(coordinate % 2 == 0, forwards, backwards).reshape(-1)

@@ -1,0 +1,127 @@
+"""Trees: for rooted collectives, and for small all-reduces. Ranks are counted from the root."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..pattern import Ints, Pattern, spread
+from ..schedule import Buffer, Schedule
+from ..table import Table
+
+__all__ = ["binary_tree", "binomial", "chain", "gather", "scatter"]
+
+
+def binomial(size: int, root: int = 0) -> Pattern:
+    """Double the number of ranks that know with every step.
+
+    Cost: ceil(log2(size)) steps; n bytes per edge, up to n log2(size) sent by the root.
+    """
+    parent = [(step, v, v + (1 << step)) for step in range((size - 1).bit_length()) for v in range(1 << step)]
+    step, src, dst = _columns([edge for edge in parent if edge[2] < size])
+    return _from_root(size, root, 1, step, src, dst, 0)
+
+
+def chain(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
+    """Pass slice after slice from neighbour to neighbour.
+
+    Cost: size - 2 + slices steps of n / slices bytes; n bytes sent per rank.
+    """
+    v = np.arange(size - 1, dtype=np.int32)
+    slice_ = np.arange(slices, dtype=np.int32)[:, None]
+    return _from_root(size, root, slices, v + slice_, v, v + 1, slice_)
+
+
+def binary_tree(size: int, root: int = 0, *, slices: int = 8) -> Pattern:
+    """Pass slice after slice down a binary tree, first to one child, then to the other.
+
+    Cost: at most 2 ceil(log2(size)) + 2 slices steps of n / slices bytes; up to 2 n bytes sent per rank.
+    """
+    known = [0] * size
+    for child in range(1, size):
+        known[child] = known[(child - 1) // 2] + 2 - child % 2
+    dst = np.arange(1, size, dtype=np.int32)
+    slice_ = np.arange(slices, dtype=np.int32)[:, None]
+    step = np.asarray(known[1:], np.int32) - 1 + 2 * slice_
+    return _from_root(size, root, slices, step, (dst - 1) // 2, dst, slice_)
+
+
+def _columns(edges: list[tuple[int, int, int]]) -> tuple[Ints, Ints, Ints]:
+    table = np.asarray(edges, np.int32).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _from_root(size: int, root: int, slices: int, step: Ints, src: Ints, dst: Ints, chunk: Ints | int) -> Pattern:
+    owner = np.full(slices, root, np.int32)
+    return spread(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
+
+
+def _subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the edges of a binomial tree, largest subtrees first: step, parent, child, ranks under the child."""
+    steps = (size - 1).bit_length()
+    edges = [
+        (steps - 1 - bit, v, v + (1 << bit))
+        for bit in range(steps - 1, -1, -1)
+        for v in range(0, size, 2 << bit)
+        if v + (1 << bit) < size
+    ]
+    step, parent, child = _columns(edges)
+    return step, parent, child, np.minimum(np.int32(1) << (steps - 1 - step), size - child)
+
+
+def scatter(size: int, *, root: int = 0) -> Schedule:
+    """Halve what is still to be handed out with every step.
+
+    Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
+    """
+    table = Table()
+    step, parent, child, count = _subtrees(size)
+    own = np.arange(size, dtype=np.int32)
+    slot_in = (child + root) % size
+    # The root's blocks are in order of ranks, which may wrap around; all others count from the root.
+    for part, length in ((0, np.minimum(count, size - slot_in)), (1, count - (size - slot_in))):
+        rows = (parent == 0) & (length > 0)
+        start = slot_in[rows] if part == 0 else np.zeros_like(slot_in[rows])
+        into = child[rows] + (count[rows] - length[rows] if part else 0)
+        table.move(
+            step[rows], root, (child[rows] + root) % size, (Buffer.IN, start), (Buffer.SCRATCH, into),
+            count=length[rows],
+        )  # fmt: skip
+    rest = parent > 0
+    table.move(
+        step[rest], (parent[rest] + root) % size, (child[rest] + root) % size,
+        (Buffer.SCRATCH, child[rest]), (Buffer.SCRATCH, child[rest]), count=count[rest],
+    )  # fmt: skip
+    steps = (size - 1).bit_length()
+    others = (own[1:] + root) % size
+    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.move(steps, others, others, (Buffer.SCRATCH, own[1:]), (Buffer.OUT, 0))
+    return table.build("scatter", "binomial", size, root=root, scratch=size)
+
+
+def gather(size: int, *, root: int = 0) -> Schedule:
+    """Double what one hands on with every step.
+
+    Cost: ceil(log2(size)) steps; n (size - 1) / size bytes received by the root.
+    """
+    table = Table()
+    step, parent, child, count = _subtrees(size)
+    step = (size - 1).bit_length() - 1 - step
+    v = np.arange(1, size, dtype=np.int32)
+    ranks = (v + root) % size
+    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
+    table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.SCRATCH, v))
+    slot_out = (child + root) % size
+    for part, length in ((0, np.minimum(count, size - slot_out)), (1, count - (size - slot_out))):
+        rows = (parent == 0) & (length > 0)
+        start = slot_out[rows] if part == 0 else np.zeros_like(slot_out[rows])
+        taken = child[rows] + (count[rows] - length[rows] if part else 0)
+        table.move(
+            step[rows], (child[rows] + root) % size, root, (Buffer.SCRATCH, taken), (Buffer.OUT, start),
+            count=length[rows],
+        )  # fmt: skip
+    rest = parent > 0
+    table.move(
+        step[rest], (child[rest] + root) % size, (parent[rest] + root) % size,
+        (Buffer.SCRATCH, child[rest]), (Buffer.SCRATCH, child[rest]), count=count[rest],
+    )  # fmt: skip
+    return table.build("gather", "binomial", size, root=root, scratch=size)

@@ -1,0 +1,109 @@
+"""What must wait for what, within a rank: reads after writes, writes after reads, writes after writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pattern import Ints
+from .schedule import Schedule
+
+__all__ = ["Access", "place", "unroll", "waits_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What steps read or write: columns, one entry an access.
+
+    Attributes:
+        task: Number of the step.
+        rank: Whose memory.
+        buffer: Which buffer of it.
+        slot: First slot.
+        count: Slots.
+        write: Whether all of these are writes.
+    """
+
+    task: Ints
+    rank: Ints
+    buffer: NDArray[np.integer]
+    slot: Ints
+    count: Ints
+    write: bool
+
+
+def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """Return every cell of the ranges [first, first + count), and the number of the range it is in."""
+    if (count == 1).all():
+        return first, np.arange(len(first))
+    owner = np.repeat(np.arange(len(first)), count)
+    before = np.cumsum(count) - count
+    return first[owner] + (np.arange(len(owner)) - before[owner]), owner
+
+
+def place(schedule: Schedule, rank: Ints, buffer: NDArray[np.integer], slot: Ints, *, shared: bool) -> Ints:
+    """Return one number for each piece of memory.
+
+    With `shared`, buffers that an executor may put in one memory are one: IN, OUT and SCRATCH block 0 where the
+    collective works in place, OUT and SCRATCH block 0 wherever it reduces.
+    """
+    slots_in, slots_out, slots_scratch = schedule.slots
+    base = np.array([0, slots_in, slots_in + slots_out], np.int64)
+    stride = slots_in + slots_out + slots_scratch
+    if shared and schedule.in_place:
+        base = np.array([0, 0, 0], np.int64)
+    elif shared and schedule.reduces:
+        base = np.array([0, slots_in, slots_in], np.int64)
+    memory: Ints = rank * np.int64(stride) + base[buffer] + slot
+    return memory
+
+
+def waits_of(
+    schedule: Schedule, row: Ints, queue: Ints, lanes: int, accesses: Sequence[Access]
+) -> list[tuple[tuple[int, int], ...]]:
+    """Return for every step the (lane, number of its first steps) that must have finished before.
+
+    Args:
+        schedule: The schedule.
+        row: Table row of each step; steps are sorted by queue, then row.
+        queue: Number of the queue of each step, `rank * lanes + lane`.
+        lanes: Queues per rank.
+        accesses: Everything that steps read and write.
+    """
+    lane = (queue % lanes).astype(np.int32)
+    first = np.flatnonzero(np.diff(queue, prepend=-1))
+    nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
+    cell, task, write = _timeline(schedule, row, accesses)
+    segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
+    waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
+    for other in np.unique(lane).tolist():
+        done = np.where(lane[task] == other, nth[task], 0)
+        need = np.where(write, _before(segment, done), _before(segment, np.where(write, done, 0)))
+        per_task = np.zeros(len(row), np.int64)
+        np.maximum.at(per_task, task, np.where(lane[task] == other, 0, need))
+        fresh = per_task > _before(queue * np.int64(len(row) + 2), per_task)
+        for which, n in zip(np.flatnonzero(fresh).tolist(), per_task[fresh].tolist(), strict=True):
+            waits[which].append((other, n))
+    return [tuple(w) for w in waits]
+
+
+def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return all accesses cell by cell, each in table order: the cell, the step, whether it writes."""
+    cells, tasks, writes = [], [], []
+    for access in accesses:
+        cell, owner = unroll(place(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)
+        cells.append(cell)
+        tasks.append(access.task[owner])
+        writes.append(np.full(len(cell), access.write))
+    cell, task, write = np.concatenate(cells), np.concatenate(tasks), np.concatenate(writes)
+    order = np.lexsort((row[task], cell))
+    return cell[order], task[order], write[order]
+
+
+def _before(segment: Ints, value: Ints) -> Ints:
+    """Return the largest earlier `value` of the same segment, 0 if none; segments ascend in strides above any value."""
+    best = np.maximum.accumulate(segment + value)
+    return np.maximum(np.concatenate([np.zeros(min(len(best), 1), np.int64), best[:-1]]) - segment, 0)

@@ -1,0 +1,242 @@
+"""How chunks spread: the one description from which five collectives are made.
+
+A pattern is a spanning tree for every chunk, rooted at the chunk's owner, with times on its edges. Read forwards it is
+an all-gather, or a broadcast when one rank owns everything. Read backwards, with its edges turned round and MOVE
+replaced by ADD, it is a reduce-scatter or a reduce: a rank passes its partial sum on once all its children's have come
+in. An all-reduce is the backward reading followed by the forward one. A fan-out becomes a fan-in on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schedule import Buffer, Schedule
+from .table import Column, Table, adjacent_runs
+
+__all__ = ["Ints", "Pattern", "all_gather", "all_reduce", "broadcast", "owners", "reduce", "reduce_scatter", "spread"]
+
+Ints: TypeAlias = NDArray[np.signedinteger]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pattern:
+    """Edges along which chunks travel, one entry an edge and chunk.
+
+    Attributes:
+        size: Ranks.
+        owner: (chunks,) the rank that has each chunk at the start. Where a collective gives every rank its own block,
+            chunk `part * size + rank` is part `part` of the block of `rank`.
+        step: (edges,) time, ascending from 0.
+        src: Rank that passes the chunk on.
+        dst: Rank that has not seen it yet.
+        chunk: Which chunk.
+        channel: FIFO lane.
+        group: Edges with one number >= 0 read their source once; -1 elsewhere.
+        steps: Number of steps, at least 1.
+        place: (chunks,) the slot of each chunk in the buffers of an all-reduce; by default its number.
+        mate: What to read backwards instead of this: on a ring the pattern the other way round, whose reversal runs in
+            the direction of this one.
+    """
+
+    size: int
+    owner: Ints
+    step: Ints
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    channel: Ints
+    group: Ints
+    steps: int
+    place: Ints | None = None
+    mate: Pattern | None = None
+
+    @property
+    def parts(self) -> int:
+        """Chunks that every rank owns, where all own the same number."""
+        return len(self.owner) // self.size
+
+    @property
+    def backward(self) -> Pattern:
+        """The pattern to read backwards."""
+        return self.mate or self
+
+
+def owners(size: int, parts: int = 1) -> Ints:
+    """Return the owner column in which every rank owns `parts` chunks."""
+    return np.tile(np.arange(size, dtype=np.int32), parts)
+
+
+def spread(
+    size: int,
+    owner: Ints,
+    step: Column,
+    src: Column,
+    dst: Column,
+    chunk: Column,
+    *,
+    channel: Column = 0,
+    group: Column = -1,
+) -> Pattern:
+    """Make a pattern of columns that broadcast against each other, in any order of steps."""
+    columns = np.broadcast_arrays(*(np.asarray(c, np.int32) for c in (step, src, dst, chunk, channel, group)))
+    flat = [column.reshape(-1) for column in columns]
+    when = flat[0]
+    if (when[1:] < when[:-1]).any():
+        order = np.argsort(when, kind="stable")
+        flat = [column[order] for column in flat]
+    when, src, dst, chunk, channel, group = flat
+    return Pattern(
+        size=size, owner=owner, step=when, src=src, dst=dst, chunk=chunk, channel=channel, group=group,
+        steps=int(when[-1]) + 1 if len(when) else 1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edges:
+    """Edges of a pattern with contiguous chunks joined: what becomes rows."""
+
+    step: Ints
+    src: Ints
+    dst: Ints
+    slot: Ints
+    flag: NDArray[np.bool_]  # whatever else must not differ between joined edges
+    count: Ints | int
+    channel: Ints
+    group: Ints
+
+
+def _edges(pattern: Pattern, place: Ints, flag: NDArray[np.bool_]) -> _Edges:
+    """Join edges whose chunks, at `place`, are neighbours."""
+    p = pattern
+    if not (p.src[1:] == p.src[:-1]).any():
+        return _Edges(p.step, p.src, p.dst, place, flag, 1, p.channel, p.group)
+    first = adjacent_runs(place, same=(p.src, p.dst, p.step, p.channel, p.group, flag.view(np.int8)))
+    count = np.diff(np.append(first, len(place)))
+    step, src, dst, slot = p.step[first], p.src[first], p.dst[first], place[first]
+    return _Edges(step, src, dst, slot, flag[first], count, p.channel[first], p.group[first])
+
+
+def _forward(
+    table: Table, pattern: Pattern, slot: Ints, *, start: int, source: Buffer, block_slots: int | None = None
+) -> None:
+    """Add the forward reading: owners send from `source`, others pass on what is in OUT.
+
+    Args:
+        table: Where rows go.
+        pattern: What is read.
+        slot: Of each chunk in OUT.
+        start: First step.
+        source: Buffer that owners send from.
+        block_slots: Slots of an owner's block, if `source` holds that alone.
+    """
+    edges = _edges(pattern, slot[pattern.chunk], pattern.owner[pattern.chunk] == pattern.src)
+    buffer = np.where(edges.flag, np.uint8(source), np.uint8(Buffer.OUT))
+    sslot = edges.slot
+    if block_slots is not None:
+        sslot = np.where(edges.flag, edges.slot - edges.src * np.int32(block_slots), edges.slot)
+    table.move(
+        edges.step + np.int32(start), edges.src, edges.dst, (buffer, sslot), (Buffer.OUT, edges.slot),
+        count=edges.count, channel=edges.channel, group=edges.group,
+    )  # fmt: skip
+
+
+def _backward(table: Table, pattern: Pattern, slot: Ints) -> None:
+    """Add the backward reading: leaves send from IN, others first copy IN to SCRATCH and add what comes in."""
+    place = slot[pattern.chunk]
+    inner = np.zeros((pattern.size, len(slot)), np.bool_)
+    inner[pattern.src, place] = True
+    inner[pattern.owner, slot] = True
+    _copies(table, inner)
+    edges = _edges(pattern, place, inner[pattern.dst, place])
+    source = np.where(edges.flag, np.int8(Buffer.SCRATCH), np.int8(Buffer.IN))
+    columns = (edges.step, edges.dst, edges.src, edges.slot, edges.channel, edges.group, source)
+    when, src, dst, at, channel, group, source = _last_step_first(columns)
+    count = edges.count if isinstance(edges.count, int) else _last_step_first((edges.step, edges.count))[1]
+    step = np.int32(pattern.steps - 1) - when
+    table.add(step, src, dst, (source, at), (Buffer.SCRATCH, at), count=count, channel=channel, group=group)
+
+
+def _copies(table: Table, inner: NDArray[np.bool_]) -> None:
+    """Add the local rows that copy IN to SCRATCH where a rank adds: (size, slots)."""
+    framed = np.zeros((inner.shape[0], inner.shape[1] + 2), np.int8)
+    framed[:, 1:-1] = inner
+    change = np.diff(framed, axis=1)
+    (rank, first), (_, last) = np.nonzero(change == 1), np.nonzero(change == -1)
+    table.move(0, rank, rank, (Buffer.IN, first), (Buffer.SCRATCH, first), count=last - first)
+
+
+def _last_step_first(columns: Sequence[Ints]) -> list[Ints]:
+    """Return columns, of which the first is the step, with steps reversed, but rows of a step in the same order."""
+    step = columns[0]
+    each = int(np.count_nonzero(step == step[0])) if len(step) else 1
+    blocks = len(step) // each
+    if blocks * each == len(step) and (step.reshape(blocks, each) == step[::each, None]).all():
+        # Steps of equal length, such as a large ring's, need no sorting and no copy.
+        return [column.reshape(blocks, each)[::-1] for column in columns]
+    order = np.argsort(-step, kind="stable")
+    return [column[order] for column in columns]
+
+
+def _finalise(table: Table, step: int, owner: Ints, slot: Ints, target: Ints) -> None:
+    """Add the local rows that turn each owner's sums into results."""
+    order = np.lexsort((slot, owner))
+    owner, slot, target = owner[order], slot[order], target[order]
+    first = adjacent_runs(slot, target, same=(owner,))
+    count = np.diff(np.append(first, len(slot)))
+    cells = (Buffer.SCRATCH, slot[first]), (Buffer.OUT, target[first])
+    table.move(step, owner[first], owner[first], *cells, count=count)
+
+
+def _by_rank(pattern: Pattern) -> Ints:
+    """Return the slot of each chunk where blocks are in rank order: part after part within a block."""
+    chunk = np.arange(len(pattern.owner), dtype=np.int32)
+    return pattern.owner * np.int32(pattern.parts) + chunk // np.int32(pattern.size)
+
+
+def all_gather(algorithm: str, pattern: Pattern) -> Schedule:
+    """Read a pattern forwards: every rank owns one block."""
+    table, k = Table(), pattern.parts
+    ranks = np.arange(pattern.size, dtype=np.int32)
+    table.move(0, ranks, ranks, (Buffer.IN, 0), (Buffer.OUT, ranks * k), count=k)
+    _forward(table, pattern, _by_rank(pattern), start=0, source=Buffer.IN, block_slots=k)
+    return table.build("all_gather", algorithm, pattern.size, slots_per_block=k)
+
+
+def broadcast(algorithm: str, pattern: Pattern, root: int) -> Schedule:
+    """Read a pattern forwards: the root owns every chunk."""
+    table, k = Table(), len(pattern.owner)
+    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, 0), count=k)
+    _forward(table, pattern, np.arange(k, dtype=np.int32), start=0, source=Buffer.IN)
+    return table.build("broadcast", algorithm, pattern.size, slots_per_block=k, root=root)
+
+
+def reduce_scatter(algorithm: str, pattern: Pattern) -> Schedule:
+    """Read a pattern backwards: every rank ends with one block."""
+    table, k, slot = Table(), pattern.parts, _by_rank(pattern)
+    _backward(table, pattern.backward, slot)
+    _finalise(table, pattern.steps, pattern.owner, slot, slot % k)
+    return table.build("reduce_scatter", algorithm, pattern.size, slots_per_block=k, scratch=pattern.size)
+
+
+def reduce(algorithm: str, pattern: Pattern, root: int) -> Schedule:
+    """Read a pattern backwards: the root ends with every chunk."""
+    table, k = Table(), len(pattern.owner)
+    slot = np.arange(k, dtype=np.int32)
+    _backward(table, pattern.backward, slot)
+    _finalise(table, pattern.steps, pattern.owner, slot, slot)
+    return table.build("reduce", algorithm, pattern.size, slots_per_block=k, root=root, scratch=1)
+
+
+def all_reduce(algorithm: str, pattern: Pattern) -> Schedule:
+    """Read a pattern backwards, then forwards. A chunk has the same slot in every buffer."""
+    table, k = Table(), len(pattern.owner)
+    slot = np.arange(k, dtype=np.int32) if pattern.place is None else pattern.place
+    _backward(table, pattern.backward, slot)
+    _finalise(table, pattern.steps, pattern.owner, slot, slot)
+    _forward(table, pattern, slot, start=pattern.steps, source=Buffer.OUT)
+    return table.build("all_reduce", algorithm, pattern.size, slots_per_block=k, scratch=1)

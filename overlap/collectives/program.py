@@ -1,0 +1,179 @@
+"""A rank's part of a schedule: the queues of steps that its CC-core works through.
+
+Every channel has a queue of sends (number 2c) and one of receives and local rows (2c + 1). A queue is in table order,
+so messages of one (src, dst, channel) match first in, first out, and the table itself is an order in which everything
+can be carried out: no queue and no wait points forwards in it. That is why programs of a proved schedule cannot
+deadlock, even when a send completes only once the receiver has taken the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fusion import Fused, fuse
+from .hazards import Access, waits_of
+from .pattern import Ints
+from .schedule import Buffer, Op, Schedule
+
+__all__ = ["Extent", "Kind", "Program", "Step", "project", "project_all"]
+
+
+class Kind(Enum):
+    """What a step does with its peer."""
+
+    SEND = "send"
+    RECV = "recv"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Contiguous slots of a buffer."""
+
+    buffer: Buffer
+    slot: int
+    count: int
+
+
+class Step(NamedTuple):
+    """One thing for a rank to do.
+
+    Attributes:
+        kind: SEND, RECV or LOCAL.
+        op: Overwrite or reduce, at the receiving end.
+        peer: Group rank of the other end; the own rank in a local step.
+        channel: FIFO lane.
+        src: What is read, at the sending end (so that a receiver knows its dtype).
+        dst: What is written, at the receiving end.
+        base: Of a RECV or LOCAL with ADD: `dst := op(base, incoming)`, because a local copy of `base` into `dst` was
+            fused away. None: the base is `dst` itself.
+        waits: (queue, n) pairs: the first n steps of that queue of this rank must have finished before this one starts.
+    """
+
+    kind: Kind
+    op: Op
+    peer: int
+    channel: int
+    src: Extent
+    dst: Extent
+    base: Extent | None
+    waits: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All steps of one rank.
+
+    Attributes:
+        rank: Group rank.
+        queues: Of channel c: sends in `queues[2 * c]`, receives and local steps in `queues[2 * c + 1]`. Each is carried
+            out in order, independently of the others but for `Step.waits`.
+    """
+
+    rank: int
+    queues: tuple[tuple[Step, ...], ...]
+
+
+def project(schedule: Schedule, rank: int) -> Program:
+    """Return the program of one rank. Cost: O(rows) to find its rows, then only those."""
+    return project_all(schedule, [rank])[0]
+
+
+def project_all(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
+    """Return the programs of several ranks (by default all), sharing the work."""
+    wanted = list(range(schedule.size)) if ranks is None else list(ranks)
+    tasks = _tasks(schedule, wanted)
+    lanes = 2 * schedule.channels
+    queues: list[list[tuple[Step, ...]]] = [[()] * lanes for _ in range(schedule.size)]
+    steps = _steps(schedule, tasks, lanes)
+    bounds = [0, *(np.flatnonzero(np.diff(tasks.queue)) + 1).tolist(), len(steps)]
+    for start, stop in pairwise(bounds):
+        if stop > start:
+            rank, lane = divmod(int(tasks.queue[start]), lanes)
+            queues[rank][lane] = tuple(steps[start:stop])
+    return [Program(rank, tuple(queues[rank])) for rank in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """Steps as columns, sorted by queue and row. `queue` counts the queues of all ranks."""
+
+    row: Ints
+    kind: Ints  # index into _KINDS
+    rank: Ints
+    queue: Ints
+    fused: Fused
+
+
+_KINDS = (Kind.SEND, Kind.RECV, Kind.LOCAL)
+_SEND, _RECV, _LOCAL = range(3)
+
+
+def _tasks(schedule: Schedule, ranks: Sequence[int]) -> _Tasks:
+    here = np.zeros(schedule.size, np.bool_)
+    here[list(ranks)] = True
+    fused = fuse(schedule, here)
+    local = schedule.src == schedule.dst
+    send = np.flatnonzero(here[schedule.src] & ~local)
+    recv = np.flatnonzero(here[schedule.dst] & ~fused.dropped)
+    row = np.concatenate([send, recv])
+    kind = np.concatenate([np.full(len(send), _SEND), np.where(local[recv], _LOCAL, _RECV)])
+    rank = np.concatenate([schedule.src[send], schedule.dst[recv]]).astype(np.int64)
+    queue = rank * (2 * schedule.channels) + 2 * schedule.channel[row].astype(np.int64) + (kind != _SEND)
+    order = np.lexsort((row, queue))
+    return _Tasks(row[order], kind[order], rank[order], queue[order], fused)
+
+
+def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
+    """Return who reads and writes what: sends and local steps their source, receives and local steps their target."""
+    row = tasks.row
+    reads, writes = np.flatnonzero(tasks.kind != _RECV), np.flatnonzero(tasks.kind != _SEND)
+    based = writes[tasks.fused.base_buffer[row[writes]] >= 0]
+    base = tasks.fused.base_buffer[row[based]], tasks.fused.base_slot[row[based]]
+    sides = (
+        (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False),
+        (based, *base, False),
+        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True),
+    )
+    return [
+        Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write)
+        for task, buffer, slot, write in sides
+    ]
+
+
+def _steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:
+    row, kind = tasks.row, tasks.kind
+    waits = waits_of(schedule, row, tasks.queue, lanes, _accesses(schedule, tasks))
+    count = schedule.count[row]
+    peer = np.where(kind == _SEND, schedule.dst[row], schedule.src[row])
+    base = _extents(tasks.fused.base_buffer[row], tasks.fused.base_slot[row], count)
+    source = _extents(schedule.sbuf[row], schedule.sslot[row], count)
+    target = _extents(schedule.dbuf[row], schedule.dslot[row], count)
+    # The base matters at the receiving end only.
+    base = [None if k == _SEND else extent for k, extent in zip(kind.tolist(), base, strict=True)]
+    kinds, ops = [_KINDS[k] for k in kind.tolist()], [(Op.MOVE, Op.ADD)[o] for o in schedule.op[row].tolist()]
+    ends = zip(source, target, base, strict=True)
+    return [
+        Step(k, o, p, c, s, d, b, w)
+        for k, o, p, c, (s, d, b), w in zip(
+            kinds, ops, peer.tolist(), schedule.channel[row].tolist(), ends, waits, strict=True
+        )
+    ]
+
+
+def _extents(buffer: NDArray[np.integer], slot: Ints, count: Ints) -> list[Extent | None]:
+    """Return one shared object for equal extents, and None where the buffer is negative."""
+    known: dict[tuple[int, int, int], Extent | None] = {}
+    extents = []
+    for key in zip(buffer.tolist(), slot.tolist(), count.tolist(), strict=True):
+        if key not in known:
+            known[key] = Extent(Buffer(key[0]), key[1], key[2]) if key[0] >= 0 else None
+        extents.append(known[key])
+    return extents

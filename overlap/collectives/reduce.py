@@ -1,0 +1,139 @@
+"""What the reduction operators do to each dtype: the only arithmetic of this package.
+
+Every reduction is a left fold in a fixed order, so results do not depend on timing. Types too narrow to add up in
+(bfloat16, float8, float16) accumulate in float32 and are rounded once, at the end; the mean of integers accumulates in
+64 bits and is truncated towards zero, as NCCL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+
+__all__ = ["OPS", "Array", "Reducer", "check_dtype", "reducer"]
+
+Array: TypeAlias = NDArray[np.generic]
+DType: TypeAlias = np.dtype[np.generic]
+
+OPS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+_NARROW = frozenset(
+    {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"}
+    | {"float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reducer:
+    """One operator on one dtype.
+
+    Attributes:
+        op: "sum", "mean", "max", "min" or "prod".
+        dtype: Of inputs and results.
+        accumulator: The dtype partial results are kept in.
+        ufunc: Combines two arrays of the accumulator's dtype.
+        divides: Whether the result is divided by the number of contributions.
+    """
+
+    op: str
+    dtype: DType
+    accumulator: DType
+    ufunc: np.ufunc
+    divides: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether partial results have the dtype of the result."""
+        return self.accumulator == self.dtype
+
+    def widen(self, values: Array) -> Array:
+        """Return `values` in the accumulator's dtype, without a copy where that is the same."""
+        return values.astype(self.accumulator, copy=False)
+
+    def fold(self, sources: Sequence[Array], target: Array) -> None:
+        """Reduce `sources`, in their order, into `target`, which may be the memory of `sources[0]` but of no other."""
+        if len(sources) == 1:
+            np.copyto(target, sources[0])
+            return
+        if self.plain:
+            accumulated = target
+            self.ufunc(sources[0], sources[1], out=accumulated)
+            rest = sources[2:]
+        else:
+            accumulated = sources[0].astype(self.accumulator)
+            rest = sources[1:]
+        for source in rest:
+            self.ufunc(accumulated, self.widen(source), out=accumulated)
+        self.finalise(accumulated, target, len(sources))
+
+    def total(self, sources: Sequence[Array]) -> Array:
+        """Reduce `sources`, in their order, into a new array."""
+        if not self.plain or self.divides or len(sources) == 1:
+            target = np.empty_like(sources[0])
+            self.fold(sources, target)
+            return target
+        ufunc = self.ufunc
+        accumulated = np.asarray(ufunc(sources[0], sources[1]))  # 0-dimensional arrays become scalars
+        for source in sources[2:]:
+            ufunc(accumulated, source, out=accumulated)
+        return accumulated
+
+    def finalise(self, accumulated: Array, target: Array, contributions: int) -> None:
+        """Write the finished value of `accumulated` into `target` (possibly the same memory), dividing for a mean."""
+        if self.divides:
+            accumulated = _divide(accumulated, contributions)
+        if accumulated is not target:
+            np.copyto(target, accumulated, casting="unsafe")
+
+
+def _divide(total: Array, count: int) -> Array:
+    if total.dtype.kind in "iu":
+        return (total - np.fmod(total, count)) // count
+    return np.true_divide(total, count, out=total)
+
+
+@lru_cache(maxsize=256)
+def reducer(op: str | None, dtype: DType) -> Reducer:
+    """Return the reducer of an operator and a dtype.
+
+    Raises:
+        UsageError: If the operator is unknown or not defined for the dtype.
+    """
+    if not isinstance(op, str) or op not in OPS:
+        raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}")
+    if dtype.kind == "b" and op in ("sum", "mean"):
+        raise UsageError(f"op: {op!r} is not defined for bool; use 'max' (or), 'min' (and), or pass integers")
+    return Reducer(op=op, dtype=dtype, accumulator=_accumulator(op, dtype), ufunc=OPS[op], divides=op == "mean")
+
+
+def _accumulator(op: str, dtype: DType) -> DType:
+    if dtype.name in _NARROW:
+        return np.dtype(np.float32)
+    if op == "mean" and dtype.kind in "iu":
+        return np.dtype(np.int64 if dtype.kind == "i" else np.uint64)
+    return dtype
+
+
+@lru_cache(maxsize=256)
+def check_dtype(dtype: DType, argument: str = "x") -> None:
+    """Refuse what no collective can carry.
+
+    Raises:
+        UsageError: If `dtype` is not a native-endian number type.
+    """
+    if (dtype.kind in "biufc" and dtype.isnative) or dtype.name in _NARROW:
+        return
+    hint = "convert it to native byte order" if not dtype.isnative else "pass bool, integers, floats or complex numbers"
+    raise UsageError(f"{argument}: dtype {dtype} cannot be communicated; {hint}")

@@ -1,0 +1,154 @@
+"""What every row of a table must obey by itself, before its effect is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ScheduleError
+from .schedule import COLUMNS, Buffer, Op, Schedule
+
+__all__ = ["Routable", "check_header", "check_routes", "check_rows", "phases"]
+
+Flags: TypeAlias = NDArray[np.bool_]
+Routable: TypeAlias = NDArray[np.bool_] | Callable[[int, int], bool]
+
+_LOCAL, _REMOTE = True, False
+_REDUCING = {
+    (Op.MOVE, _LOCAL): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("SCRATCH", "OUT")},
+    (Op.MOVE, _REMOTE): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("OUT", "OUT")},
+    (Op.ADD, _LOCAL): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH")},
+    (Op.ADD, _REMOTE): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH")},
+}
+_ANYWHERE = {("IN", "OUT"), ("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("SCRATCH", "OUT"), ("OUT", "OUT")}
+_MOVING = {(Op.MOVE, _LOCAL): _ANYWHERE, (Op.MOVE, _REMOTE): _ANYWHERE}
+
+
+def _legal(words: Mapping[tuple[Op, bool], set[tuple[str, str]]]) -> Flags:
+    """Return a table over (op, local, sbuf, dbuf), flattened."""
+    everything = product(Op, (_REMOTE, _LOCAL), Buffer, Buffer)
+    return np.array([(s.name, d.name) in words.get((op, local), ()) for op, local, s, d in everything])
+
+
+_LEGAL = {True: _legal(_REDUCING), False: _legal(_MOVING)}
+
+
+def check_header(schedule: Schedule) -> None:
+    """Refuse tables whose columns do not belong together.
+
+    Raises:
+        ScheduleError: If a column has another length or dtype than it should, or a header field is out of range.
+    """
+    for name, dtype in COLUMNS.items():
+        column = getattr(schedule, name)
+        if column.shape != (len(schedule),) or column.dtype != dtype:
+            raise ScheduleError(
+                f"column {name}: expected {np.dtype(dtype)} of length {len(schedule)}, "
+                f"got {column.dtype} {column.shape}"
+            )
+    if schedule.size < 1 or schedule.slots_per_block < 1 or not 0 <= schedule.root < schedule.size:
+        raise ScheduleError(f"impossible header: {schedule!r}, root {schedule.root}, k {schedule.slots_per_block}")
+
+
+def phases(schedule: Schedule) -> NDArray[np.intp]:
+    """Return the row at which each phase begins, and the number of rows.
+
+    Raises:
+        ScheduleError: If rows are not in order of steps, local rows first.
+    """
+    step, remote = schedule.step, schedule.src != schedule.dst
+    late = (step[1:] < step[:-1]) | ((step[1:] == step[:-1]) & (remote[1:] < remote[:-1]))
+    _refuse(schedule, 1, late, "a place in the table that is not in order of steps, or a negative step")
+    _refuse(schedule, 0, step[:1] < 0, "a negative step")
+    # Two phases of one step differ in kind, two of one kind in step.
+    changes = np.flatnonzero((step[1:] != step[:-1]) | (remote[1:] != remote[:-1])) + 1
+    return np.concatenate([[0], changes, [len(step)]])
+
+
+def check_rows(schedule: Schedule, start: int, stop: int) -> None:
+    """Refuse rows that are out of range, out of order, or not in the vocabulary.
+
+    Raises:
+        ScheduleError: Naming the first such row's rank, slot and step.
+    """
+    s, rows = schedule, slice(start, stop)
+    src, dst, op, sbuf, dbuf = s.src[rows], s.dst[rows], s.op[rows], s.sbuf[rows], s.dbuf[rows]
+    if max(int(sbuf.max()), int(dbuf.max())) > 2 or int(op.max()) > 1:
+        _refuse(s, start, (sbuf > 2) | (dbuf > 2) | (op > 1), "an unknown buffer or operation")
+    # Seen as unsigned, negative numbers are too large.
+    if max(int(src.view(np.uint32).max()), int(dst.view(np.uint32).max())) >= s.size:
+        bad = (src.view(np.uint32) >= s.size) | (dst.view(np.uint32) >= s.size)
+        _refuse(s, start, bad, f"ranks outside 0..{s.size - 1}")
+    _check_slots(s, start, s.sslot[rows], s.dslot[rows], s.count[rows])
+    word = ((op * np.uint8(2) + (src == dst)) * np.uint8(3) + sbuf) * np.uint8(3) + dbuf
+    legal = _LEGAL[s.reduces]
+    if not (legal[word[0]] and (word == word[0]).all()):
+        _refuse(s, start, ~legal[word], "a transfer that is not in the vocabulary")
+    if int(s.channel[rows].min()) < 0 or int(s.group[rows].min()) < -1:
+        _refuse(s, start, (s.channel[rows] < 0) | (s.group[rows] < -1), "a negative channel or group")
+    _check_root(s, start, src, dst, sbuf, dbuf)
+
+
+def _check_slots(
+    schedule: Schedule, start: int, sslot: NDArray[np.int32], dslot: NDArray[np.int32], count: NDArray[np.int32]
+) -> None:
+    s, rows = schedule, slice(start, start + len(sslot))
+    if min(int(count.min()) - 1, int(sslot.min()), int(dslot.min())) < 0:
+        _refuse(s, start, (count < 1) | (sslot < 0) | (dslot < 0), "slots that do not exist")
+    for buffer, last in ((s.sbuf[rows], sslot + count), (s.dbuf[rows], dslot + count)):
+        if int(last.max()) > min(s.slots):
+            _refuse(s, start, last > np.array(s.slots, np.int32)[buffer], "slots that do not exist")
+    shift = sslot - dslot
+    if shift.any():
+        uneven = shift % np.int32(s.slots_per_block) != 0
+        _refuse(s, start, uneven, "ends of different lengths (their slots differ modulo k)")
+
+
+def _check_root(
+    schedule: Schedule,
+    start: int,
+    src: NDArray[np.int32],
+    dst: NDArray[np.int32],
+    sbuf: NDArray[np.uint8],
+    dbuf: NDArray[np.uint8],
+) -> None:
+    """Refuse the use of inputs and outputs that only the root has."""
+    if schedule.collective in ("broadcast", "scatter"):
+        _refuse(schedule, start, (sbuf == Buffer.IN) & (src != schedule.root), "a source that only the root has")
+    if schedule.collective in ("reduce", "gather"):
+        _refuse(schedule, start, (dbuf == Buffer.OUT) & (dst != schedule.root), "a target that only the root has")
+
+
+def _refuse(schedule: Schedule, start: int, bad: Flags, what: str) -> None:
+    if bad.any():
+        row = start + int(bad.argmax())
+        rank, slot, step = int(schedule.dst[row]), int(schedule.dslot[row]), int(schedule.step[row])
+        raise ScheduleError(
+            f"{schedule!r}: row {row} (step {step}, rank {schedule.src[row]} to {rank}, slot {slot}) has {what}",
+            rank=rank,
+            slot=slot,
+            step=step,
+        )
+
+
+def check_routes(schedule: Schedule, routable: Routable) -> None:
+    """Refuse transfers between ranks that no route joins.
+
+    Args:
+        schedule: A schedule whose ranks are in range.
+        routable: (size, size) booleans, or a function of (src, dst).
+
+    Raises:
+        ScheduleError: Naming the first such transfer.
+    """
+    used = np.zeros((schedule.size, schedule.size), np.bool_)
+    used[schedule.src, schedule.dst] = True
+    np.fill_diagonal(used, False)
+    for src, dst in np.argwhere(used).tolist():
+        if not (routable(src, dst) if callable(routable) else routable[src, dst]):
+            bad = (schedule.src == src) & (schedule.dst == dst)
+            _refuse(schedule, 0, bad, f"no route from rank {src} to rank {dst}")

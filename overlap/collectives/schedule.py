@@ -1,0 +1,166 @@
+"""A schedule: one collective as a table of transfers between all ranks of a group, independent of any byte size.
+
+**Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. Each is a row
+of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
+What a block is depends on the collective; `layout` tells how many blocks of IN and OUT there are.
+
+**Values.** In collectives that reduce, SCRATCH holds partial results in the accumulator's dtype, and a local MOVE from
+SCRATCH to OUT *finalises* them: it narrows the dtype, and divides for a mean. Every other MOVE copies; from IN to
+SCRATCH it widens. ADD combines into SCRATCH only, the lower rank's operand first: `op(incoming, mine)` if src < dst,
+else `op(mine, incoming)`. In collectives that only move data, SCRATCH has the dtype of the data.
+
+**Time.** A step has two phases: first its local rows (src == dst), then its remote rows. Within a phase all reads
+happen before all writes, except that rows of one fan-in group are applied one after another, in table order. So a
+remote row sees what the local rows of its step wrote; a local row sees only remote writes of earlier steps. The proof
+adds rules that make this order safe when ranks run at their own pace: see `overlap.collectives.verify`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["COLUMNS", "MOVING", "REDUCING", "ROOTED", "Buffer", "Op", "Schedule", "layout", "slot_bounds"]
+
+Int16: TypeAlias = NDArray[np.int16]
+Int32: TypeAlias = NDArray[np.int32]
+UInt8: TypeAlias = NDArray[np.uint8]
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter", "permute")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+# Collectives whose result may lie over the input: slot i of IN, of OUT and of SCRATCH block 0 are then one place.
+_IN_PLACE = ("all_reduce", "reduce", "broadcast")
+
+COLUMNS: dict[str, type[np.integer]] = {
+    "step": np.int32,
+    "op": np.uint8,
+    "src": np.int32,
+    "dst": np.int32,
+    "sbuf": np.uint8,
+    "sslot": np.int32,
+    "dbuf": np.uint8,
+    "dslot": np.int32,
+    "count": np.int32,
+    "channel": np.int16,
+    "group": np.int32,
+}
+
+
+class Buffer(IntEnum):
+    """Which memory of a rank a slot belongs to."""
+
+    IN = 0
+    OUT = 1
+    SCRATCH = 2
+
+
+class Op(IntEnum):
+    """What a row does to its target: overwrite it, or reduce into it."""
+
+    MOVE = 0
+    ADD = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """The steps of one collective for all ranks, as structure-of-arrays.
+
+    The columns are numpy arrays of equal length, one entry a transfer, sorted by step with the local rows of a step
+    before its remote rows. In every row `sslot % k == dslot % k`, so that both ends agree on the number of elements.
+
+    Attributes:
+        collective: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather",
+            "scatter" or "permute".
+        algorithm: Name of the generator.
+        size: Ranks in the group.
+        root: Group rank of the root; 0 where the collective has none.
+        pairs: The (src, dst) pairs of a permute.
+        slots_per_block: k.
+        blocks: Blocks of IN, OUT and SCRATCH on every rank.
+        step: int32 (rows,); logical time.
+        op: uint8; an `Op`.
+        src: int32; group rank that reads.
+        dst: int32; group rank that writes; equal to `src` in a local row.
+        sbuf: uint8; the `Buffer` read.
+        sslot: int32; first slot read.
+        dbuf: uint8; the `Buffer` written.
+        dslot: int32; first slot written.
+        count: int32; contiguous slots, at least 1.
+        channel: int16; FIFO lane: rows of one (src, dst, channel) arrive in table order.
+        group: int32; rows sharing a number >= 0 within a step read their source once (fan-out), or are one
+            multi-input reduction (fan-in); -1 elsewhere.
+    """
+
+    collective: str
+    algorithm: str
+    size: int
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    slots_per_block: int
+    blocks: tuple[int, int, int]
+    step: Int32
+    op: UInt8
+    src: Int32
+    dst: Int32
+    sbuf: UInt8
+    sslot: Int32
+    dbuf: UInt8
+    dslot: Int32
+    count: Int32
+    channel: Int16
+    group: Int32
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.collective} {self.algorithm} ranks={self.size} steps={self.steps} rows={len(self)}>"
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, those with local rows only included."""
+        return int(self.step[-1]) + 1 if len(self) else 0
+
+    @property
+    def channels(self) -> int:
+        """Number of FIFO lanes."""
+        return int(self.channel.max()) + 1 if len(self) else 1
+
+    @property
+    def slots(self) -> tuple[int, int, int]:
+        """Slots of IN, OUT and SCRATCH on every rank."""
+        k = self.slots_per_block
+        return (self.blocks[0] * k, self.blocks[1] * k, self.blocks[2] * k)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether SCRATCH holds partial results that must be finalised."""
+        return self.collective in REDUCING
+
+    @property
+    def in_place(self) -> bool:
+        """Whether IN, OUT and the first block of SCRATCH may be one memory. It is proved with the rest."""
+        return self.collective in _IN_PLACE
+
+
+def layout(collective: str, size: int) -> tuple[int, int]:
+    """Return how many blocks the input and the output of a collective are made of."""
+    blocks_in = size if collective in ("reduce_scatter", "all_to_all", "scatter") else 1
+    blocks_out = size if collective in ("all_gather", "all_to_all", "gather") else 1
+    return blocks_in, blocks_out
+
+
+def slot_bounds(slot: int, slots_per_block: int, block_elements: int) -> tuple[int, int]:
+    """Return the elements [start, stop) of a buffer that a slot covers.
+
+    Slots of a block have ceil(B / k) elements; the last ones are clipped and may be empty.
+    """
+    block, index = divmod(slot, slots_per_block)
+    per_slot = -(-block_elements // slots_per_block)
+    start = block * block_elements
+    return start + min(index * per_slot, block_elements), start + min((index + 1) * per_slot, block_elements)

@@ -1,0 +1,129 @@
+"""How generators write tables: blocks of rows given as numpy arrays that broadcast against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .schedule import COLUMNS, Buffer, Op, Schedule, layout
+
+__all__ = ["Cells", "Column", "Table", "adjacent_runs"]
+
+Column: TypeAlias = NDArray[np.signedinteger] | int
+Cells: TypeAlias = tuple[Buffer | NDArray[np.integer], Column]
+
+_MARGINS = {"count": 1, "channel": 0, "group": -1}
+
+
+class Table:
+    """Rows in the making. Blocks may be added in any order; `build` sorts them by step, local rows first."""
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, NDArray[np.integer]]] = []
+
+    def move(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
+        """Add rows that overwrite `target` at `dst` with `source` at `src`.
+
+        Args:
+            step: Logical time. Like all columns, an array or a number; arrays broadcast against each other.
+            src: Rank that reads.
+            dst: Rank that writes.
+            source: Buffer and first slot read.
+            target: Buffer and first slot written.
+            margins: `count` (default 1), `channel` (0), `group` (-1).
+        """
+        self._add(Op.MOVE, step, src, dst, source, target, margins)
+
+    def add(self, step: Column, src: Column, dst: Column, source: Cells, target: Cells, **margins: Column) -> None:
+        """Add rows that reduce `source` at `src` into `target` at `dst`; arguments as in `move`."""
+        self._add(Op.ADD, step, src, dst, source, target, margins)
+
+    def _add(
+        self,
+        op: Op,
+        step: Column,
+        src: Column,
+        dst: Column,
+        source: Cells,
+        target: Cells,
+        margins: Mapping[str, Column],
+    ) -> None:
+        fixed = {"step": step, "op": int(op), "src": src, "dst": dst}
+        cells = {"sbuf": source[0], "sslot": source[1], "dbuf": target[0], "dslot": target[1]}
+        columns = {name: np.asarray(value) for name, value in {**fixed, **cells, **_MARGINS, **margins}.items()}
+        shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
+        self._blocks.append({name: np.broadcast_to(column, shape) for name, column in columns.items()})
+
+    def extend(self, rows: Mapping[str, NDArray[np.integer]]) -> None:
+        """Add rows given as the columns of a table."""
+        self._blocks.append({name: np.asarray(rows[name]) for name in COLUMNS})
+
+    def build(
+        self,
+        collective: str,
+        algorithm: str,
+        size: int,
+        *,
+        slots_per_block: int = 1,
+        scratch: int = 0,
+        root: int = 0,
+        pairs: tuple[tuple[int, int], ...] = (),
+    ) -> Schedule:
+        """Return the schedule of all rows so far.
+
+        Args:
+            collective: What is computed.
+            algorithm: Name of the generator.
+            size: Ranks in the group.
+            slots_per_block: k.
+            scratch: Blocks of SCRATCH.
+            root: Of a rooted collective.
+            pairs: Of a permute.
+        """
+        columns = {name: self._column(name, dtype) for name, dtype in COLUMNS.items()}
+        order = _order(columns["step"], columns["src"] != columns["dst"])
+        if order is not None:
+            columns = {name: column[order] for name, column in columns.items()}
+        return Schedule(
+            collective=collective,
+            algorithm=algorithm,
+            size=size,
+            root=root,
+            pairs=pairs,
+            slots_per_block=slots_per_block,
+            blocks=(*layout(collective, size), scratch),
+            **columns,  # type: ignore[arg-type]
+        )
+
+    def _column(self, name: str, dtype: type[np.integer]) -> NDArray[np.integer]:
+        parts = [block[name] for block in self._blocks]
+        column = np.empty(sum(part.size for part in parts), dtype)
+        start = 0
+        for part in parts:
+            column[start : start + part.size].reshape(part.shape)[...] = part
+            start += part.size
+        return column
+
+
+def _order(step: NDArray[np.integer], remote: NDArray[np.bool_]) -> NDArray[np.intp] | None:
+    """Return the stable order by step and phase, or None if the rows have it already."""
+    late = (step[1:] < step[:-1]) | ((step[1:] == step[:-1]) & (remote[1:] < remote[:-1]))
+    return np.lexsort((remote, step)) if late.any() else None
+
+
+def adjacent_runs(*ascending: NDArray[np.integer], same: tuple[NDArray[np.integer], ...]) -> NDArray[np.intp]:
+    """Return where runs of neighbouring rows begin, in which every `ascending` grows by one and every `same` stays."""
+    # The columns most likely to differ come first, so that tables without runs are done soon.
+    joined = same[0][1:] == same[0][:-1]
+    for column in same[1:]:
+        if not joined.any():
+            break
+        joined &= column[1:] == column[:-1]
+    for column in ascending:
+        if not joined.any():
+            break
+        joined &= column[1:] - column[:-1] == 1
+    return np.flatnonzero(np.concatenate([np.ones(min(len(same[0]), 1), np.bool_), ~joined]))

@@ -1,0 +1,125 @@
+"""Programs do what their schedule says, in any order that their queues and waits allow, without buffering."""
+
+import numpy as np
+import pytest
+
+from overlap.collectives import Buffer, Extent, Kind, Op, generate, project, project_all, verify
+from overlap.collectives.table import Table
+
+from .cases import NAMES, schedules
+from .executor import Stuck, execute
+from .reference import expected, random_inputs
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 8])
+def test_any_order_gives_the_same_result(collective: str, algorithm: str, size: int, shared: bool) -> None:
+    for schedule in schedules(collective, algorithm, size):
+        programs = project_all(schedule)
+        inputs = random_inputs(schedule, 5)
+        wanted = expected(schedule, inputs)
+        for seed in range(4):
+            got = execute(schedule, programs, inputs, seed=seed, shared=shared)
+            receives = {pair[1] for pair in schedule.pairs}
+            for rank, (g, w) in enumerate(zip(got, wanted, strict=True)):
+                if w is not None and (schedule.collective != "permute" or rank in receives):
+                    assert np.array_equal(g, w), (schedule, seed, rank)
+
+
+def test_one_rank_is_projected_as_all_are() -> None:
+    for collective, algorithm in NAMES:
+        for schedule in schedules(collective, algorithm, 6):
+            assert [project(schedule, rank) for rank in range(6)] == project_all(schedule)
+
+
+def test_ring_reads_the_input_where_it_lies() -> None:
+    program = project(generate("all_reduce", "ring", 4), 1)
+    sends, receives = program.queues
+    assert [s.kind for s in sends] == [Kind.SEND] * 6
+    assert [s.kind for s in receives] == [Kind.RECV] * 3 + [Kind.LOCAL] + [Kind.RECV] * 3
+    assert [s.base for s in receives[:3]] == [Extent(Buffer.IN, slot, 1) for slot in (3, 2, 1)]
+    assert sends[0].src == Extent(Buffer.IN, 0, 1)
+    assert [s.waits for s in sends] == [(), ((1, 1),), ((1, 2),), ((1, 4),), ((1, 5),), ((1, 6),)]
+
+
+def test_mesh_meets_pairwise() -> None:
+    for rank, program in enumerate(project_all(generate("all_reduce", "mesh", 5))):
+        sends, receives = program.queues
+        nearest = [(rank + d) % 5 for d in (1, 2, 3, 4)]
+        farthest = [(rank - d) % 5 for d in (1, 2, 3, 4)]
+        assert [s.peer for s in sends] == farthest + nearest
+        assert [s.peer for s in receives if s.kind is Kind.RECV] == nearest + farthest
+        assert [s.op for s in receives] == [Op.ADD] * 4 + [Op.MOVE] * 5
+
+
+def test_the_executor_notices_a_missing_wait() -> None:
+    schedule = generate("all_reduce", "ring", 4)
+    programs = project_all(schedule)
+    careless = [
+        type(p)(p.rank, tuple(tuple(step._replace(waits=()) for step in queue) for queue in p.queues)) for p in programs
+    ]
+    inputs = random_inputs(schedule, 8)
+    wanted = expected(schedule, inputs)
+    results = [execute(schedule, careless, inputs, seed=seed, shared=False) for seed in range(8)]
+    assert any(not np.array_equal(r[0], wanted[0]) for r in results)
+
+
+def test_the_executor_notices_a_deadlock() -> None:
+    schedule = generate("all_gather", "ring", 3)
+    programs = project_all(schedule)
+    first, *rest = programs[0].queues[1]
+    blocked = type(programs[0])(0, (programs[0].queues[0], (first._replace(waits=((0, 2),)), *rest)))
+    with pytest.raises(Stuck):
+        execute(schedule, [blocked, *programs[1:]], random_inputs(schedule, 2), seed=0, shared=False)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
+@pytest.mark.parametrize("inter", ["ring", "recursive_doubling", "one_shot", "binary_tree"])
+@pytest.mark.parametrize("intra", ["mesh", "multi_ring", "kangaring", "swing"])
+def test_pipelined_levels_run_in_any_order(intra: str, inter: str, shared: bool) -> None:
+    schedule = generate("all_reduce", "hierarchical", 12, nodes=3, intra=intra, inter=inter, slices=3)
+    programs, inputs = project_all(schedule), random_inputs(schedule, 41)
+    wanted = expected(schedule, inputs)
+    for seed in range(3):
+        got = execute(schedule, programs, inputs, seed=seed, shared=shared)
+        assert all(np.array_equal(g, w) for g, w in zip(got, wanted, strict=True))
+
+
+def test_whole_vectors_are_added_from_where_they_lie() -> None:
+    (sends, receives) = project(generate("all_reduce", "recursive_doubling", 4), 2).queues
+    assert [s.src.buffer for s in sends] == [Buffer.IN, Buffer.SCRATCH]
+    first, second, last = receives
+    assert (first.base, first.dst) == (Extent(Buffer.IN, 0, 1), Extent(Buffer.SCRATCH, 1, 1))
+    assert (second.base, second.dst) == (Extent(Buffer.SCRATCH, 1, 1), Extent(Buffer.SCRATCH, 0, 1))
+    assert (last.kind, last.src, last.dst) == (Kind.LOCAL, Extent(Buffer.SCRATCH, 0, 1), Extent(Buffer.OUT, 0, 1))
+
+
+def check_reduce(table: Table, *, k: int = 1) -> None:
+    """Check that a table for two ranks is a reduce to rank 0, and that its program is right too."""
+    schedule = table.build("reduce", "by hand", 2, slots_per_block=k, scratch=2)
+    verify(schedule)
+    inputs = random_inputs(schedule, 4)
+    for seed in range(4):
+        got = execute(schedule, project_all(schedule), inputs, seed=seed, shared=False)
+        assert np.array_equal(got[0], inputs[0] + inputs[1])
+
+
+def test_a_copy_whose_source_changes_is_made() -> None:
+    table = Table()
+    table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.move(1, 0, 0, (Buffer.SCRATCH, 0), (Buffer.SCRATCH, 1))
+    table.move(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 0))
+    table.add(3, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 1))
+    table.move(4, 0, 0, (Buffer.SCRATCH, 1), (Buffer.OUT, 0))
+    check_reduce(table)
+
+
+def test_copies_from_several_places_are_made() -> None:
+    table = Table()
+    table.move(0, 0, 0, (Buffer.IN, 1), (Buffer.SCRATCH, 1))
+    table.move(1, 0, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2))
+    table.move(1, 0, 0, (Buffer.SCRATCH, 1), (Buffer.SCRATCH, 3))
+    table.add(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2), count=2)
+    table.move(3, 0, 0, (Buffer.SCRATCH, 2), (Buffer.OUT, 0), count=2)
+    check_reduce(table, k=2)
