@@ -1,0 +1,62 @@
+"""Asynchronous ranks that hide communication behind compute."""
+
+# The map of the building, in the order data flows:
+#
+#   world       run(): starts the ranks, ends them together, names the culprit
+#   rank        Rank: what main() is given
+#   group       Group: an ordered set of ranks;  mesh: a grid of them with named axes
+#   calls       the collectives as users call them: plain functions that return futures at once
+#   operation   CollectiveFuture: one collective on one rank, from the call to its end
+#   stream      Stream: FIFO lanes with a window;  compute: the lane of plain functions, in a thread
+#   meeting     where the ranks of a group find each other's operations, and disagreement is noticed
+#   engine      turns a met operation into moved bytes:
+#     direct      the short cut when ranks share memory
+#     cc_core     a CC-core: runs a rank's program of sends and receives over transport endpoints
+#     workers     threads for the large reductions
+#   collectives schedules as data, the programs made from them, and the arithmetic; pure
+#   timeline    spans, metrics, trace files, drawing
+#   cli         the `overlap` command
+#   loans, future, errors, units   small things the others stand on
+
+from .collectives.reduce import OPS
+from .compute import ComputeFuture
+from .errors import (
+    CollectiveMismatchError,
+    OverlapError,
+    PeerError,
+    PeerFailedError,
+    RankFailedError,
+    RankLeftError,
+    ScheduleError,
+    StallError,
+    UsageError,
+)
+from .future import Future
+from .group import Group
+from .mesh import Mesh
+from .operation import CollectiveFuture
+from .rank import Rank
+from .stream import Stream
+from .world import run, run_async
+
+__all__ = [
+    "OPS",
+    "CollectiveFuture",
+    "CollectiveMismatchError",
+    "ComputeFuture",
+    "Future",
+    "Group",
+    "Mesh",
+    "OverlapError",
+    "PeerError",
+    "PeerFailedError",
+    "Rank",
+    "RankFailedError",
+    "RankLeftError",
+    "ScheduleError",
+    "StallError",
+    "Stream",
+    "UsageError",
+    "run",
+    "run_async",
+]

@@ -1,0 +1,377 @@
+"""The collectives as users call them: plain functions that issue an operation and return its future at once.
+
+Both `Group` and `Rank` (for its world) have these methods. None of them blocks; `await` the future for the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from sys import _getframe
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .collectives.kinds import Collective
+from .collectives.reduce import Array
+from .future import Future
+from .operation import CollectiveFuture
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .stream import Stream
+
+__all__ = ["Calls", "Input", "Like"]
+
+Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
+Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
+
+
+class Calls:
+    """Every collective and point-to-point operation of a group.
+
+    What holds for all of them:
+
+    * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
+      the operation until its future is done; `out` likewise. The result belongs to the caller.
+    * `priority` (lower is more urgent) is added to that of the stream. `stream` is the communication stream, or None
+      for the default one. `name` is what the timeline shows.
+    * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
+    * `CollectiveMismatchError` is raised at the await, on every rank, when ranks disagree. `PeerFailedError` and
+      `RankLeftError` are raised at the await when another rank cannot take part.
+    * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
+    """
+
+    _comm: Group
+
+    def all_reduce(
+        self,
+        x: Input,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Combine the arrays of all ranks element by element; every rank gets the same bits.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [11, 22]
+        1       [10, 20]    [11, 22]
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            op: "sum", "mean", "max", "min" or "prod". The mean of integers is truncated towards zero.
+            out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+
+        Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
+        2(p-1)/p of the array sent by each rank.
+        """
+        return self._comm._issue(Collective.ALL_REDUCE, x, _getframe(1), priority, stream, name, op, out)
+
+    def reduce_scatter(
+        self,
+        x: Input,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Combine the arrays of all ranks and keep block r of the outcome on rank r.
+
+        ======  ==========  =====
+        rank    before      after
+        ======  ==========  =====
+        0       [1, 2]      [11]
+        1       [10, 20]    [22]
+        ======  ==========  =====
+
+        Args:
+            x: Axis 0 divisible by the size of the group.
+            op: As for `all_reduce`.
+            out: Shape `(x.shape[0] // size, *x.shape[1:])`; may not overlap `x`.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+
+        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank.
+        """
+        return self._comm._issue(Collective.REDUCE_SCATTER, x, _getframe(1), priority, stream, name, op, out)
+
+    def all_gather(
+        self,
+        x: Input,
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Join the arrays of all ranks along axis 0, in rank order, on every rank.
+
+        ======  ==========  =================
+        rank    before      after
+        ======  ==========  =================
+        0       [1, 2]      [1, 2, 10, 20]
+        1       [10, 20]    [1, 2, 10, 20]
+        ======  ==========  =================
+
+        Args:
+            x: At least one axis; the same shape on all ranks.
+            out: Shape `(x.shape[0] * size, *x.shape[1:])`; `x` may be this rank's own block of it.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+
+        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank.
+        """
+        return self._comm._issue(Collective.ALL_GATHER, x, _getframe(1), priority, stream, name, None, out)
+
+    def all_to_all(
+        self,
+        x: Input,
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Send block i of axis 0 to rank i; block i of the result comes from rank i.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [1, 10]
+        1       [10, 20]    [2, 20]
+        ======  ==========  =========
+
+        Args:
+            x: Axis 0 divisible by the size of the group.
+            out: The shape of `x`; may not overlap it.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+
+        Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
+        """
+        return self._comm._issue(Collective.ALL_TO_ALL, x, _getframe(1), priority, stream, name, None, out)
+
+    def broadcast(
+        self,
+        x: Input | None,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Give every rank the root's array.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [1, 2]
+        1       [10, 20]    [1, 2]
+        ======  ==========  =========
+
+        Args:
+            x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
+            root: Group rank of the sender.
+            out: Where to put the result; `out=x` is in place.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+        """
+        self._comm._check_root(root, x, Collective.BROADCAST)
+        return self._comm._issue(Collective.BROADCAST, x, _getframe(1), priority, stream, name, None, out, root)
+
+    def reduce(
+        self,
+        x: Input,
+        root: int = 0,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array | None]:
+        """Combine the arrays of all ranks on the root; the others get None.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [11, 22]
+        1       [10, 20]    None
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            root: Group rank that gets the result.
+            op: As for `all_reduce`.
+            out: On the root, where to put the result; `out=x` is in place.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+        """
+        self._comm._check_root(root, x, Collective.REDUCE, out=out)
+        return self._comm._issue(Collective.REDUCE, x, _getframe(1), priority, stream, name, op, out, root)
+
+    def gather(
+        self,
+        x: Input,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array | None]:
+        """Join the arrays of all ranks along axis 0 on the root; the others get None.
+
+        ======  ==========  =================
+        rank    before      after
+        ======  ==========  =================
+        0       [1, 2]      [1, 2, 10, 20]
+        1       [10, 20]    None
+        ======  ==========  =================
+
+        Args:
+            x: At least one axis; the same shape on all ranks.
+            root: Group rank that gets the result.
+            out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+        """
+        self._comm._check_root(root, x, Collective.GATHER, out=out)
+        return self._comm._issue(Collective.GATHER, x, _getframe(1), priority, stream, name, None, out, root)
+
+    def scatter(
+        self,
+        x: Input | None,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Give rank i block i of the root's array.
+
+        ======  ==========  =====
+        rank    before      after
+        ======  ==========  =====
+        0       [1, 2]      [1]
+        1       None        [2]
+        ======  ==========  =====
+
+        Args:
+            x: On the root, an array with axis 0 divisible by the size of the group. Elsewhere None, or an array of that
+                shape, which is only compared.
+            root: Group rank of the sender.
+            out: Shape `(x.shape[0] // size, *x.shape[1:])`.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+        """
+        self._comm._check_root(root, x, Collective.SCATTER)
+        return self._comm._issue(Collective.SCATTER, x, _getframe(1), priority, stream, name, None, out, root)
+
+    def permute(
+        self,
+        x: Input,
+        pairs: Sequence[tuple[int, int]],
+        out: Array | None = None,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Send each source's array to its destination; a rank that nothing comes to gets zeros.
+
+        With `pairs=[(0, 1)]`:
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [0, 0]
+        1       [10, 20]    [1, 2]
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            pairs: (source, destination) group ranks; each at most once as a source and once as a destination, the same
+                list on all ranks.
+            out: The shape of `x`; may not overlap it.
+            priority: Lower is more urgent.
+            stream: Communication stream.
+            name: For the timeline.
+        """
+        checked = self._comm._check_pairs(pairs)
+        return self._comm._issue(Collective.PERMUTE, x, _getframe(1), priority, stream, name, None, out, 0, checked)
+
+    def barrier(
+        self, *, priority: int = 0, stream: Stream | str | None = None, name: str | None = None
+    ) -> CollectiveFuture[None]:
+        """Be done once every rank of the group has issued it and worked off what it issued on this stream's window."""
+        issued = self._comm._issue(Collective.BARRIER, None, _getframe(1), priority, stream, name)
+        return cast("CollectiveFuture[None]", issued)
+
+    def send(
+        self,
+        x: Input,
+        dst: int,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[None]:
+        """Send an array to one rank; done when the array may be written again.
+
+        Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
+        take room in the stream's window, so their order across peers and tags does not matter.
+
+        Args:
+            x: Any shape; the receiver expects the same shape and dtype.
+            dst: Group rank of the receiver.
+            tag: From 0 to 2**24 - 1.
+            priority: Lower is more urgent.
+            stream: In whose lane the timeline shows it.
+            name: For the timeline.
+        """
+        issued = self._comm._issue_p2p(x, None, dst, tag, _getframe(1), priority, stream, name, sending=True)
+        return cast("CollectiveFuture[None]", issued)
+
+    def recv(
+        self,
+        like: Array | Like,
+        src: int,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Receive an array from one rank.
+
+        Args:
+            like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
+            src: Group rank of the sender.
+            tag: From 0 to 2**24 - 1.
+            priority: Lower is more urgent.
+            stream: In whose lane the timeline shows it.
+            name: For the timeline.
+        """
+        return self._comm._issue_p2p(None, like, src, tag, _getframe(1), priority, stream, name, sending=False)

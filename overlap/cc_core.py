@@ -1,0 +1,200 @@
+"""The CC-core: runs one rank's program of a collective over an endpoint, beside whatever the rank computes.
+
+A program is a few FIFO queues of steps (sends in one, receives and local steps in another, per channel). Each queue is
+a task; a step that must not overtake steps of another queue waits for that queue's counter, as the semaphores between
+DMA rings do on the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import trio
+from trio.lowlevel import ParkingLot
+
+from transports import Endpoint
+
+from .collectives.program import Extent, Kind, Program, Step
+from .collectives.reduce import Array, Reducer
+from .collectives.schedule import Buffer, Op
+from .workers import INLINE_BYTES, PIECE_BYTES, Workers
+
+__all__ = ["Buffers", "execute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """The memory a program works on, as flat arrays indexed by `Buffer`, with the layout of their slots.
+
+    A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
+    """
+
+    arrays: tuple[Array, Array, Array]
+    block: int
+    slots: int
+    reducer: Reducer | None
+    contributions: int
+
+    def view(self, extent: Extent) -> Array:
+        """Return the elements of an extent: one contiguous range."""
+        start = self._offset(extent.slot)
+        return self.arrays[extent.buffer][start : self._offset(extent.slot + extent.count)]
+
+    def nbytes(self, extent: Extent) -> int:
+        """Return how many bytes an extent takes on the wire."""
+        length = self._offset(extent.slot + extent.count) - self._offset(extent.slot)
+        return length * self.arrays[extent.buffer].itemsize
+
+    def _offset(self, slot: int) -> int:
+        block, index = divmod(slot, self.slots)
+        return block * self.block + min(index * -(-self.block // self.slots), self.block)
+
+
+async def execute(
+    program: Program,
+    buffers: Buffers,
+    endpoint: Endpoint,
+    *,
+    members: Sequence[int],
+    tag: int,
+    priority: int,
+    workers: Workers,
+) -> None:
+    """Run one rank's program to its end.
+
+    Args:
+        program: The rank's part of a proved schedule.
+        buffers: Its memory; nobody else touches it meanwhile.
+        endpoint: The rank's end of the transport.
+        members: World ranks by group rank.
+        tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
+        priority: Of the messages; lower is more urgent.
+        workers: Where large reductions run.
+    """
+    core = _Core(program, buffers, endpoint, members, tag, priority, workers)
+    if len(program.queues) == 1:
+        await core.drive(0)
+        return
+    async with trio.open_nursery() as nursery:
+        for index in range(len(program.queues)):
+            nursery.start_soon(core.drive, index)
+
+
+class _Core:
+    def __init__(
+        self,
+        program: Program,
+        buffers: Buffers,
+        endpoint: Endpoint,
+        members: Sequence[int],
+        tag: int,
+        priority: int,
+        workers: Workers,
+    ) -> None:
+        self._program, self._buffers, self._endpoint = program, buffers, endpoint
+        self._members, self._tag, self._priority, self._workers = members, tag, priority, workers
+        self._finished = [0] * len(program.queues)
+        self._progress = ParkingLot()
+
+    async def drive(self, index: int) -> None:
+        """Run one queue in order."""
+        for step in self._program.queues[index]:
+            while any(self._finished[queue] < count for queue, count in step.waits):
+                await self._progress.park()
+            await self._run(step)
+            self._finished[index] += 1
+            self._progress.unpark_all()
+
+    async def _run(self, step: Step) -> None:
+        if step.kind is Kind.SEND:
+            await self._send(step)
+        elif step.kind is Kind.RECV:
+            await self._receive(step)
+        else:
+            await self._local(step)
+
+    async def _send(self, step: Step) -> None:
+        assert step.src is not None
+        data = self._buffers.view(step.src)
+        peer = self._members[step.peer]
+        await self._endpoint.send(peer, self._tag + step.channel, data, priority=self._priority)
+
+    async def _receive(self, step: Step) -> None:
+        assert step.src is not None
+        assert step.dst is not None
+        peer, tag = self._members[step.peer], self._tag + step.channel
+        target = self._buffers.view(step.dst)
+        sent = self._buffers.arrays[step.src.buffer].dtype
+        if step.op is Op.MOVE and sent == target.dtype:
+            await self._endpoint.recv_into(peer, tag, target)
+            return
+        delivery = await self._endpoint.recv(peer, tag, self._buffers.nbytes(step.src))
+        try:
+            incoming = np.frombuffer(delivery.view, np.uint8).view(sent)
+            await self._apply(step, incoming, target)
+            del incoming
+        finally:
+            delivery.release()
+
+    async def _local(self, step: Step) -> None:
+        assert step.src is not None
+        assert step.dst is not None
+        await self._apply(step, self._buffers.view(step.src), self._buffers.view(step.dst))
+
+    async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
+        """Move or add `incoming` into `target`, in worker threads if it is large."""
+        work = self._addition(step, incoming, target) if step.op is Op.ADD else self._move(step, incoming, target)
+        nbytes = max(incoming.nbytes, target.nbytes)
+        if nbytes <= INLINE_BYTES:
+            with np.errstate(all="ignore"):  # as in the worker threads
+                work(slice(None))
+        else:
+            length = max(1, PIECE_BYTES // target.itemsize)
+            parts = [slice(start, start + length) for start in range(0, target.size, length)]
+            await run_in_workers(self._workers, [partial(work, part) for part in parts], priority=self._priority)
+
+    def _addition(self, step: Step, incoming: Array, target: Array) -> Callable[[slice], None]:
+        reducer = self._buffers.reducer
+        assert reducer is not None, "only reductions have ADD rows"
+        mine = target if step.base is None else self._buffers.view(step.base)
+        incoming_first = step.peer < self._program.rank
+
+        def add(part: slice) -> None:
+            theirs, own = reducer.widen(incoming[part]), reducer.widen(mine[part])
+            low, high = (theirs, own) if incoming_first else (own, theirs)
+            reducer.ufunc(low, high, out=target[part])
+
+        return add
+
+    def _move(self, step: Step, incoming: Array, target: Array) -> Callable[[slice], None]:
+        assert step.src is not None
+        assert step.dst is not None
+        reducer = self._buffers.reducer
+        if reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
+            return lambda part: np.copyto(target[part], incoming[part], casting="unsafe")
+        return lambda part: reducer.finalise(incoming[part], target[part], self._buffers.contributions)
+
+
+async def run_in_workers(workers: Workers, work: Sequence[Callable[[], None]], *, priority: int) -> None:
+    """Run pieces of work in the pool and wait for all of them, even when cancelled: they touch memory of others.
+
+    Raises:
+        BaseException: The first error of a piece.
+    """
+    ended = trio.Event()
+    errors: list[BaseException] = []
+    token = trio.lowlevel.current_trio_token()
+
+    def done(error: BaseException | None) -> None:
+        if error is not None:
+            errors.append(error)
+        token.run_sync_soon(ended.set)
+
+    with trio.CancelScope(shield=True):
+        workers.submit(work, done, priority=priority)
+        await ended.wait()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,101 @@
+"""What a rank asks for, checked: the part of an operation that all ranks must agree on.
+
+Calls are interned, so that ranks which agree hold the same object and steady-state checks cost one look-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from .kinds import Collective, Shape, check_input, result_shape
+from .reduce import Reducer, check_dtype, reducer
+
+__all__ = ["Call", "Pairs", "call"]
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """One collective on one group, without its data.
+
+    Attributes:
+        kind: Which collective.
+        op: Reduction operator, if it reduces.
+        dtype: Of the arrays; None where a rank that only receives has not said.
+        shape: Of a sender's input; None likewise.
+        size: Ranks in the group.
+        root: Group rank, 0 where there is none.
+        pairs: Of a permute.
+        reducer: The operator on the dtype.
+        result_shape: Of a receiver's result.
+        nbytes: The larger of input and result, as nccl-tests counts sizes.
+    """
+
+    kind: Collective
+    op: str | None
+    dtype: np.dtype[np.generic] | None
+    shape: Shape | None
+    size: int
+    root: int
+    pairs: Pairs
+    reducer: Reducer | None
+    result_shape: Shape
+    nbytes: int
+
+    def agrees(self, other: Call) -> bool:
+        """Whether two ranks mean the same; a rank that has not said dtype and shape agrees with any."""
+        if (self.kind, self.root, self.pairs) != (other.kind, other.root, other.pairs):
+            return False
+        if self.dtype is None or other.dtype is None:
+            return True
+        return (self.op, self.dtype, self.shape) == (other.op, other.dtype, other.shape)
+
+    def __str__(self) -> str:
+        if self.kind is Collective.BARRIER:
+            return "barrier()"
+        said = f"{self.dtype} {self.shape}" if self.dtype is not None else "None"
+        if self.op is not None:
+            said += f", op={self.op!r}"
+        if self.kind.traits.rooted:
+            said += f", root={self.root}"
+        if self.kind is Collective.PERMUTE:
+            said += f", pairs={list(self.pairs)}"
+        return f"{self.kind.value}({said})"
+
+
+@lru_cache(maxsize=4096)
+def call(
+    kind: str,
+    op: str | None,
+    dtype: np.dtype[np.generic] | None,
+    shape: Shape | None,
+    size: int,
+    root: int = 0,
+    pairs: Pairs = (),
+) -> Call:
+    """Check what a rank asks for and return the one object that stands for it.
+
+    Raises:
+        UsageError: For a dtype, operator or shape that the collective cannot take.
+    """
+    what = Collective(kind)
+    if dtype is None or shape is None:
+        return Call(
+            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs,
+            reducer=None, result_shape=(), nbytes=0,
+        )  # fmt: skip
+    check_dtype(dtype)
+    traits = what.traits
+    combine = reducer(op, dtype) if traits.reduces else None
+    if traits.scatters or traits.gathers:
+        check_input(what, shape, size)
+    result = result_shape(what, shape, size)
+    return Call(
+        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs,
+        reducer=combine, result_shape=result, nbytes=max(prod(shape), prod(result)) * dtype.itemsize,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+"""The compute stream: plain functions, in order, in the rank's own worker thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import trio
+from trio.lowlevel import TrioToken
+
+from .future import Failure, Future, pending_in, resolve
+from .timeline.spans import call_site
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+T_co = TypeVar("T_co", covariant=True)
+
+__all__ = ["ComputeFuture", "ComputeStream"]
+
+
+class ComputeFuture(Future[T_co]):
+    """The handle of a function on the compute stream; `await` it for what the function returns.
+
+    Attributes:
+        name: As given, or the function's name.
+    """
+
+    def __init__(self, function: Callable[..., T_co], args: tuple[object, ...], name: str, frame: FrameType) -> None:
+        self.function: Callable[..., T_co] | None = function
+        self.args, self.name = args, name
+        self._code, self._instruction = frame.f_code, frame.f_lasti
+
+    @property
+    def call_site(self) -> str:
+        """Where it was issued, as "file:line"."""
+        return call_site(self._code, self._instruction)
+
+    def _label(self) -> str:
+        return f"compute '{self.name}'"
+
+
+class ComputeStream:
+    """A FIFO of functions and the one thread that runs them; the thread starts with the first function."""
+
+    def __init__(self, rank: Rank, token: TrioToken) -> None:
+        self._rank, self._token = rank, token
+        self._queue: deque[ComputeFuture[object]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._exited = trio.Event()
+        self._stopped = False
+
+    def submit(self, operation: ComputeFuture[object]) -> None:
+        """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
+        if self._thread is None:
+            self._rank._world.limit_blas()
+            self._thread = threading.Thread(target=self._work, name=f"overlap-rank-{self._rank.rank}", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._queue.append(operation)
+            self._changed.notify()
+
+    def abandon(self, operation: ComputeFuture[object], error: BaseException) -> None:
+        """Fail an operation that has not run because the world has failed; the loop's thread only."""
+        if not operation.done:
+            operation._settle(None, Failure(error, seen=True))
+        self._ended(operation)
+
+    def stop(self) -> None:
+        """Let the function that is running finish, and no other start; any thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    async def ended(self) -> None:
+        """Wait until the thread has ended; `stop` first."""
+        if self._thread is not None:
+            await self._exited.wait()
+            self._thread.join()
+
+    def _take(self) -> ComputeFuture[object] | None:
+        with self._changed:
+            while not self._queue and not self._stopped:
+                self._changed.wait()
+            return None if self._stopped else self._queue.popleft()
+
+    def _work(self) -> None:
+        try:
+            while (operation := self._take()) is not None:
+                self._run(operation)
+                del operation
+        finally:
+            self._token.run_sync_soon(self._exited.set)
+
+    def _run(self, operation: ComputeFuture[object]) -> None:
+        value, failure = None, None
+        try:
+            value, failure = self._call(operation)
+        except BaseException as error:
+            failure = Failure(error)
+        operation.function, operation.args = None, ()
+        if not operation.done:  # the world may have given it up meanwhile
+            operation._settle(value, failure)
+        self._token.run_sync_soon(self._ended, operation)
+
+    def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
+        for future in pending_in(operation.args):
+            future._block()
+        args, failure = resolve(operation.args)
+        function = operation.function
+        if failure is not None or self._stopped or function is None:
+            return None, failure
+        started_ns = perf_counter_ns()
+        try:
+            return function(*cast("tuple[object, ...]", args)), None
+        finally:
+            self._rank.record(("compute", "compute", operation.name, started_ns, perf_counter_ns(), None))
+
+    def _ended(self, operation: ComputeFuture[object]) -> None:
+        if self._rank._unfinished.pop(operation, operation) is None:
+            self._rank._note_end(operation)
+        operation._tell()

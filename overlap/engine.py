@@ -1,0 +1,111 @@
+"""How operations that have met become moved bytes: by the short cut through shared memory, or as programs."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from functools import cached_property, partial
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import trio
+from trio.lowlevel import TrioToken
+
+from transports import Transport
+
+from .collectives.call import Call
+from .direct import pieces, run_here
+from .future import Failure
+from .workers import INLINE_BYTES, Workers
+
+if TYPE_CHECKING:
+    from .meeting import Channel, Meeting
+    from .operation import CollectiveFuture
+    from .programs import Programs
+
+Operation: TypeAlias = "CollectiveFuture[object]"
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs the operations of one process's ranks.
+
+    Attributes:
+        direct: Whether ranks read each other's memory, without a program.
+    """
+
+    def __init__(self, transport: Transport, token: TrioToken, *, algorithm: str | None) -> None:
+        self.direct = algorithm == "direct" or (algorithm is None and transport.shares_memory)
+        self._algorithm = algorithm
+        self._transport = transport
+        self._token = token
+        self._workers = Workers()
+        self._in_flight = 0
+        # An infinite gradient is the program's business, not a warning of ours. numpy keeps that setting in the
+        # context; entering one made beforehand costs a tenth of `np.errstate` each time.
+        self._quiet = copy_context()
+        self._quiet.run(np.seterr, all="ignore")
+        self._idle = trio.Event()
+
+    def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+        """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""
+        if channel.direct:
+            self._run_direct(meeting, operation)
+            return
+        operation.lend()
+        if meeting.count == channel.size or (meeting.pattern is not None and meeting.pattern.dtype is not None):
+            self._programs.start(channel, meeting)
+
+    async def aclose(self) -> None:
+        """Wait for the reductions at hand and end the worker threads."""
+        with trio.CancelScope(shield=True):
+            while self._in_flight:
+                self._idle = trio.Event()
+                await self._idle.wait()
+        self._workers.close()
+
+    @cached_property
+    def _programs(self) -> Programs:
+        from .programs import Programs  # and with it the generators, which the short cut never needs
+
+        return Programs(self._transport, self._workers, algorithm=self._algorithm)
+
+    def _run_direct(self, meeting: Meeting, last: Operation) -> None:
+        met_ns = last.started_ns
+        operations, pattern = cast("list[Operation]", meeting.arrived), cast("Call", meeting.pattern)
+        if pattern.nbytes * len(operations) <= INLINE_BYTES:
+            self._quiet.run(run_here, operations, pattern)
+            _complete(operations, met_ns, pattern)
+            return
+        last.lend()
+        work = pieces(operations, pattern)
+        for operation in operations:
+            operation.running = True
+        self._in_flight += 1
+        done = partial(self._direct_done, operations, met_ns, pattern)
+        self._workers.submit(
+            work,
+            lambda error: self._token.run_sync_soon(done, error),
+            priority=min(operation.urgency for operation in operations),
+        )
+
+    def _direct_done(
+        self, operations: list[Operation], met_ns: int, pattern: Call, error: BaseException | None
+    ) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
+        for operation in operations:
+            operation.stopped()
+        if error is None:
+            _complete(operations, met_ns, pattern)
+            return
+        for operation in operations:
+            operation.fail(Failure(error))
+
+
+def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
+    end_ns = perf_counter_ns()
+    for operation in operations:
+        operation.finish(met_ns, end_ns, pattern)

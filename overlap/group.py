@@ -1,0 +1,209 @@
+"""Groups of ranks: an ordered set that issues collectives together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .calls import Calls, Input, Like
+from .collectives.call import call
+from .collectives.kinds import Collective
+from .collectives.reduce import Array, check_dtype
+from .errors import UsageError
+from .future import Future
+from .meeting import Port
+from .operation import CollectiveFuture, check_writable
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+__all__ = ["Group"]
+
+_TAGS = 1 << 24
+
+
+class Group(Calls):
+    """One rank's view of an ordered set of ranks.
+
+    Make one with `rank.group(ranks)`, which needs no communication, or `await group.split(color)`.
+
+    Attributes:
+        ranks: World ranks in group order.
+        rank: The index of this rank in the group.
+        size: How many ranks there are.
+        name: For messages and the timeline.
+    """
+
+    def __init__(self, owner: Rank, ranks: tuple[int, ...], *, name: str, occurrence: int) -> None:
+        self.ranks, self.name = ranks, name
+        self.size = len(ranks)
+        self.label = (name, ranks)
+        self.rank = ranks.index(owner.rank)
+        self._owner = owner
+        self._key = (ranks, occurrence)
+        self._ports: dict[object, Port] = {}
+        self._comm = self
+
+    def __repr__(self) -> str:
+        return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
+
+    def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
+        """Make a sub-group of group ranks `ranks`, in that order; every member must make the same call.
+
+        Raises:
+            UsageError: If a rank is unknown or named twice, or this rank is not among them.
+        """
+        for member in ranks:
+            self._check_rank("ranks", member)
+        return self._owner._new_group(tuple(self.ranks[member] for member in ranks), name)
+
+    async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
+        """Cut the group into one group for each color, ordered by `key`, then by rank; None takes no part.
+
+        A collective: every rank of the group must call it.
+        """
+        mine = np.array([color is not None, color or 0, key], np.int64)
+        choices = (await self.all_gather(mine, name="split")).reshape(self.size, 3).tolist()
+        if color is None:
+            return None
+        chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
+        return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
+
+    # -- issuing -----------------------------------------------------------------------------------------------
+
+    def _issue(
+        self,
+        kind: Collective,
+        x: Input | None,
+        frame: FrameType,
+        priority: int,
+        stream: Stream | str | None,
+        name: str | None,
+        op: str | None = None,
+        out: Array | None = None,
+        root: int = 0,
+        pairs: tuple[tuple[int, int], ...] = (),
+    ) -> CollectiveFuture[Array]:
+        port = self._ports.get(stream) or self._open_port(stream)
+        operation: CollectiveFuture[Array] = CollectiveFuture()
+        operation.kind, operation.group, operation.port = kind, self, port
+        if out is not None:
+            check_writable(out, "out")
+        operation.out, operation.input = out, x
+        operation._asked = (op, root, pairs)
+        if not isinstance(x, Future):
+            operation.prepare()
+        self._launch(operation, frame, priority, name)
+        return operation
+
+    def _issue_p2p(
+        self,
+        x: Input | None,
+        like: Array | Like | None,
+        peer: int,
+        tag: int,
+        frame: FrameType,
+        priority: int,
+        stream: Stream | str | None,
+        name: str | None,
+        *,
+        sending: bool,
+    ) -> CollectiveFuture[Array]:
+        self._check_rank("dst" if sending else "src", peer)
+        if not isinstance(tag, int) or not 0 <= tag < _TAGS:
+            raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
+        port = self._p2p_port(peer, tag, stream, sending=sending)
+        operation: CollectiveFuture[Array] = CollectiveFuture()
+        operation.kind, operation.group, operation.port, operation.input = Collective.P2P, self, port, x
+        if not sending:
+            _receive_like(operation, like)
+        elif x is None:
+            raise UsageError("x: send needs an array, got None")
+        elif not isinstance(x, Future):
+            operation.prepare()
+        self._launch(operation, frame, priority, name or ("send" if sending else "recv"))
+        return operation
+
+    def _launch(self, operation: CollectiveFuture[Array], frame: FrameType, priority: int, name: str | None) -> None:
+        """Number the operation and start it at once if its stream has room, which short latencies need."""
+        if self._owner._world.failure is not None:
+            raise self._owner._world.peer_failed()
+        if not isinstance(priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {priority!r}")
+        port = operation.port
+        stream = port.stream
+        operation.seq = port.next_seq
+        port.next_seq += 1
+        operation.priority = priority + stream.priority
+        owner = self._owner
+        owner._issued += 1
+        operation.urgency = (operation.priority << 40) + owner._issued
+        operation.name = name or operation.kind._value_
+        operation._code, operation._instruction = frame.f_code, frame.f_lasti
+        operation.issued_ns = operation.started_ns = perf_counter_ns()
+        stream.enqueue(operation)
+
+    def _open_port(self, stream: Stream | str | None) -> Port:
+        known = self._owner._find_stream(stream)
+        channel = self._owner._world.channel((*self._key, known.name), self.name, self.ranks)
+        port = self._ports[stream] = self._ports.setdefault(known, Port(channel, self.rank, known))
+        return port
+
+    def _p2p_port(self, peer: int, tag: int, stream: Stream | str | None, *, sending: bool) -> Port:
+        """The lane of one (source, destination, tag): strict FIFO, and no part of its stream's window."""
+        port = self._ports.get((peer, tag, sending))
+        if port is None:
+            lane = self._owner._find_stream(stream)
+            ends = (self.rank, peer) if sending else (peer, self.rank)
+            members = (self.ranks[ends[0]], self.ranks[ends[1]])
+            channel = self._owner._world.channel((*self._key, "p2p", *ends, tag), self.name, members)
+            fifo = Stream(self._owner, lane.name, priority=lane.priority, window=1)
+            port = self._ports[peer, tag, sending] = Port(channel, 0 if sending else 1, fifo)
+        return port
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def _check_rank(self, argument: str, rank: int) -> None:
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self.size:
+            raise UsageError(f"{argument}: expected 0 to {self.size - 1}, a rank of group '{self.name}', got {rank!r}")
+
+    def _check_root(self, root: int, x: object, kind: Collective, *, out: object = None) -> None:
+        self._check_rank("root", root)
+        if x is None and (root == self.rank or kind in (Collective.REDUCE, Collective.GATHER)):
+            raise UsageError(f"x: {kind.value} needs an array on rank {self.rank}, got None")
+        if out is not None and root != self.rank:
+            raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {self.rank}")
+
+    def _check_pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        try:
+            checked = tuple((src, dst) for src, dst in pairs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {pairs!r}") from error
+        for index, role in enumerate(("source", "destination")):
+            ranks = [pair[index] for pair in checked]
+            for rank in ranks:
+                self._check_rank("pairs", rank)
+            if len(set(ranks)) < len(ranks):
+                twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+                raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
+        return tuple((int(src), int(dst)) for src, dst in checked)
+
+
+def _receive_like(operation: CollectiveFuture[Array], like: Array | Like | None) -> None:
+    """Fill in a receive: its result's array, and the signature that the sender's must match."""
+    if isinstance(like, tuple):
+        try:
+            like = np.empty(*like)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
+    if not isinstance(like, np.ndarray):
+        raise UsageError(f"like: expected an array or (shape, dtype), got {type(like).__name__}")
+    check_writable(like, "like")
+    check_dtype(like.dtype, "like")
+    operation.out = like
+    operation.call = call(Collective.P2P.value, None, like.dtype, like.shape, 2)

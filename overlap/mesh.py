@@ -1,0 +1,62 @@
+"""A grid of ranks with named axes: data parallel, tensor parallel, pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+from .errors import UsageError
+from .group import Group
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+__all__ = ["Mesh"]
+
+
+class Mesh:
+    """One rank's place in a grid of all ranks, row-major: the last axis runs fastest.
+
+    Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication.
+
+    Attributes:
+        axes: Sizes by name, in order.
+        coordinates: Where this rank is, by axis.
+    """
+
+    def __init__(self, owner: Rank, axes: Mapping[str, int]) -> None:
+        for name, size in axes.items():
+            if size < 1:
+                raise UsageError(f"{name}: an axis needs at least 1 rank, got {size}")
+        if prod(axes.values()) != owner.world_size:
+            sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
+            raise UsageError(
+                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {owner.world_size}"
+            )
+        self.axes = dict(axes)
+        self.coordinates = dict(zip(axes, _coordinates(owner.rank, tuple(axes.values())), strict=True))
+        self._groups = {name: self._make(owner, name) for name in axes}
+
+    def __getitem__(self, axis: str) -> Group:
+        """Return the group of ranks that differ from this one along `axis` only."""
+        if axis not in self._groups:
+            raise UsageError(f"axis: {axis!r} is unknown; known are {', '.join(self._groups)}")
+        return self._groups[axis]
+
+    def __repr__(self) -> str:
+        place = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
+        return f"<Mesh {place}>"
+
+    def _make(self, owner: Rank, axis: str) -> Group:
+        stride = prod(list(self.axes.values())[list(self.axes).index(axis) + 1 :])
+        first = owner.rank - self.coordinates[axis] * stride
+        return owner._new_group(tuple(first + i * stride for i in range(self.axes[axis])), axis)
+
+
+def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:
+    places: list[int] = []
+    for size in reversed(sizes):
+        rank, place = divmod(rank, size)
+        places.append(place)
+    return places[::-1]

@@ -1,0 +1,291 @@
+"""A collective as one rank sees it: from the call, through a window and a meeting, to its end.
+
+`CollectiveFuture` is the handle that users await and the state machine that streams and meetings drive::
+
+    issued --(room in the stream's window)--> active --(input is there)--> ready --(meeting)--> done or failed
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from types import CodeType
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import numpy as np
+import trio
+
+from .collectives.call import Call, call
+from .collectives.kinds import Collective
+from .collectives.reduce import OPS, Array
+from .errors import UsageError
+from .future import Failure, Future, resolve
+from .timeline.spans import call_site
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .meeting import Port
+
+T_co = TypeVar("T_co", covariant=True)
+
+__all__ = ["CollectiveFuture", "check_writable"]
+
+
+class CollectiveFuture(Future[T_co]):
+    """The handle of an issued collective or point-to-point operation.
+
+    `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
+    `out`; the result belongs to the caller.
+
+    Attributes:
+        group: The group it was issued on.
+        seq: Its position among the group's operations on its stream.
+        priority: Lower is more urgent.
+        name: As given by the caller, or the operation's name.
+    """
+
+    # Filled in by the issuing group; class-level defaults keep construction short.
+    kind: Collective
+    group: Group
+    port: Port
+    name: str
+    call: Call  # what all ranks must agree on; set once the input is there
+    _code: CodeType
+    _instruction: int
+    seq = -1
+    priority = 0
+    doom: Failure | None = None  # what it ends with once its bytes have stopped
+    urgency = 0  # how its messages are ordered: by priority, then by age
+    issued_ns = 0
+    started_ns = 0
+    active = False  # in its stream's window
+    algorithm = "direct"
+    input: object = None  # what the caller passed: an array, a future of one, or None
+    source: Array | None = None  # the array the operation reads
+    out: Array | None = None  # the array the caller will get
+    target: Array | None = None  # a view of `out` that stays writable
+    lent: tuple[Array, ...] = ()
+    scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
+    running = False  # its bytes are moving
+    _input_lent = False
+    _asked: tuple[str | None, int, tuple[tuple[int, int], ...]] = (None, 0, ())  # op, root, pairs
+
+    @property
+    def op(self) -> str:
+        """Name of the operation, such as "all_reduce"."""
+        return str(self.kind.value)
+
+    @property
+    def call_site(self) -> str:
+        """Where it was issued, as "file:line"."""
+        return call_site(self._code, self._instruction)
+
+    def _label(self) -> str:
+        return f"{self.name} #{self.seq} on group '{self.group.name}'"
+
+    # -- the caller's arguments --------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Check the arguments and find the array to read; fills in `call` and `source`.
+
+        Raises:
+            UsageError: For whatever cannot be meant.
+        """
+        x = self.input
+        op, root, pairs = self._asked
+        kind = self.kind
+        if x is None:
+            if not (kind.traits.rooted or kind is Collective.BARRIER):
+                raise UsageError(f"x: {self.op} needs an array, got None")
+            self.call = call(kind._value_, None, None, None, self.port.channel.size, root, pairs)
+        else:
+            if type(x) is not np.ndarray:
+                x = _as_array(x)
+            try:
+                self.call = call(kind._value_, op, x.dtype, x.shape, self.port.channel.size, root, pairs)
+            except TypeError as error:  # not hashable
+                raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}") from error
+            self.source = x if x.flags.c_contiguous else x.copy(order="C")
+        if self.out is not None:
+            self.check_result(self.call)
+            if x is not None and not self._in_place(self.out, x) and np.may_share_memory(self.out, x):
+                raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
+
+    def check_result(self, pattern: Call) -> None:
+        """Compare `out` with the result that `pattern` makes, if it says what that is.
+
+        Raises:
+            UsageError: Naming both.
+        """
+        out = self.out
+        if out is None or pattern.dtype is None:
+            return
+        if out.shape != pattern.result_shape or out.dtype != pattern.dtype:
+            raise UsageError(f"out: expected {pattern.dtype} {pattern.result_shape}, got {out.dtype} {out.shape}")
+
+    def _in_place(self, out: Array, x: Array) -> bool:
+        """Whether `x` lies in `out` just where the operation writes only after it has read."""
+        if x is out and self.kind in _ELEMENTWISE:
+            return True
+        traits = self.kind.traits
+        if not x.flags.c_contiguous or traits.scatters or self.kind is Collective.PERMUTE:
+            return x.nbytes == 0
+        offset = x.__array_interface__["data"][0] - out.__array_interface__["data"][0]
+        return bool(offset == (self.group.rank * x.nbytes if traits.gathers else 0))
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """There is room in the window: go on as soon as the input exists."""
+        self.active = True
+        if isinstance(self.input, Future):
+            self.lend()
+            self.input._on_done(self._input_settled_soon)
+        else:
+            self.port.channel.arrive(self)
+
+    def activate_late(self) -> None:
+        """Activate an operation that had to wait for room."""
+        self.started_ns = perf_counter_ns()
+        self.activate()
+
+    def _input_settled_soon(self) -> None:
+        self.port.stream.rank._world.soon(self._input_settled)
+
+    def _input_settled(self) -> None:
+        if self._done:  # the world failed in the meantime
+            return
+        self.input, failure = resolve(self.input)
+        if failure is None:
+            try:
+                self.prepare()
+            except UsageError as error:
+                failure = Failure(error)
+        if failure is not None:
+            self.port.channel.withdraw(self, failure)
+            return
+        self.started_ns = perf_counter_ns()
+        self.port.channel.arrive(self)
+
+    def lend(self) -> None:
+        """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
+        x, out = self.input, self.out
+        if out is not None and self.target is None:
+            self.target = out.view()
+            self._lend(out)
+        if not self._input_lent and x is not out and isinstance(x, np.ndarray):
+            self._input_lent = True
+            self._lend(x)
+
+    def _lend(self, array: Array) -> None:
+        self.port.stream.rank._loans.take(array)
+        self.lent = (*self.lent, array)
+
+    def fit(self, pattern: Call) -> None:
+        """Make the result's array, unless there is one; `pattern` says dtype and shape."""
+        if self.out is None and self._receives() and pattern.dtype is not None:
+            self.out = np.empty(pattern.result_shape, pattern.dtype)
+        if self.target is None:
+            self.target = self.out
+        if self.kind is Collective.PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}:
+            cast(Array, self.target)[...] = 0
+
+    def _receives(self) -> bool:
+        """Whether this rank gets a result."""
+        kind, position = self.kind, self.port.position
+        if kind in (Collective.REDUCE, Collective.GATHER):
+            return self.call.root == position
+        return kind is not Collective.BARRIER and (kind is not Collective.P2P or position == 1)
+
+    def finish(self, met_ns: int, end_ns: int, pattern: Call) -> None:
+        """Record the span, hand over the result and let the stream go on; the loop's thread only."""
+        if not self._done:
+            stream = self.port.stream
+            stream.rank.record(
+                (
+                    "comm", stream.name, self.name, self.started_ns, end_ns,
+                    (
+                        self.kind._value_, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype,
+                        self.issued_ns, met_ns, self.priority, (self._code, self._instruction),
+                    ),
+                )
+            )  # fmt: skip
+            self._conclude(self.out, None)
+        self.release()
+
+    def fail(self, failure: Failure) -> None:
+        """End badly: the error goes to whoever awaits, and fails the rank if nobody does.
+
+        Bytes that are moving are stopped first, or waited for.
+        """
+        if self._done:
+            return
+        if self.running:
+            self.doom = self.doom or failure
+            self._stop()
+        else:
+            self._conclude(None, failure)
+            self.release()
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""
+        self.port.channel.forget(self.seq)
+        if not self._done:
+            self._conclude(None, Failure(error, seen=True))
+        self._stop()
+        if not self.running:
+            self.release()
+
+    def stopped(self) -> None:
+        """Take note that its bytes have stopped moving."""
+        self.running, self.scope = False, None
+        if self.doom is not None:
+            self.fail(self.doom)
+        if self._done:
+            self.release()
+
+    def _stop(self) -> None:
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def release(self) -> None:
+        """Give the arrays back: nothing moves any more."""
+        if self.lent:
+            self.port.stream.rank._loans.give_back(self.lent)
+            self.lent = ()
+        self.input = self.source = self.target = self.out = None
+
+    def _conclude(self, value: object, failure: Failure | None) -> None:
+        self._value, self._failure = value, failure
+        self._done = True
+        if self._threads is not None:
+            self._wake_threads()
+        self.port.stream.finished(self)
+        if self._waiters is not None or self._callbacks is not None:
+            self._tell()
+
+
+_ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
+
+
+def check_writable(array: object, argument: str) -> None:
+    """Refuse what no result can be written to.
+
+    Raises:
+        UsageError: Naming `argument`.
+    """
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{argument}: expected a numpy array, got {type(array).__name__}")
+    if not array.flags.c_contiguous:
+        raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
+    if not array.flags.writeable:
+        raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
+
+
+def _as_array(value: object) -> Array:
+    try:
+        x = np.asarray(value)
+    except Exception as error:
+        raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
+    if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
+        raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}")
+    return x

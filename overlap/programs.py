@@ -1,0 +1,122 @@
+"""Operations as programs: compile a collective once, then run each rank's part on a CC-core."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+import trio
+
+from transports import Transport
+
+from .blame import only
+from .cc_core import Buffers, execute
+from .collectives.call import Call
+from .collectives.generators import generate
+from .collectives.kinds import Collective
+from .collectives.program import Program, project
+from .collectives.reduce import Array, reducer
+from .collectives.schedule import Schedule
+from .collectives.select import choose
+from .collectives.verify import verify
+from .future import Failure
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from .meeting import Channel, Meeting
+    from .operation import CollectiveFuture
+
+Operation: TypeAlias = "CollectiveFuture[object]"
+
+__all__ = ["Programs"]
+
+
+class Programs:
+    """Runs operations whose bytes must travel over a transport, each rank's part in a task of that rank."""
+
+    def __init__(self, transport: Transport, workers: Workers, *, algorithm: str | None) -> None:
+        self._transport, self._workers, self._algorithm = transport, workers, algorithm
+
+    def start(self, channel: Channel, meeting: Meeting) -> None:
+        """Start the programs of all ranks that are ready and not under way."""
+        for operation in meeting.arrived:
+            if operation is not None and not (operation.running or operation.done):
+                operation.running = True
+                operation.fit(cast("Call", meeting.pattern))
+                operation.scope = trio.CancelScope()
+                operation.port.stream.rank._nursery.start_soon(self._run, channel, meeting, operation)
+
+    async def _run(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+        failure: Failure | None = None
+        assert operation.scope is not None
+        try:
+            with operation.scope:
+                await self._travel(channel, operation, cast("Call", meeting.pattern))
+        except* Exception as group:
+            failure = Failure(only(group))
+        finally:
+            operation.stopped()
+        if failure is not None and not operation.done:
+            channel.fail_one(meeting, operation, failure)
+        elif not operation.done:
+            met_ns = max(end.started_ns for end in meeting.arrived if end is not None)
+            operation.finish(met_ns, perf_counter_ns(), cast("Call", meeting.pattern))
+
+    async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:
+        schedule, program = self._compile(operation, pattern)
+        operation.algorithm = schedule.algorithm
+        await execute(
+            program,
+            _buffers(schedule, operation),
+            self._transport.endpoint(channel.members[operation.port.position]),
+            members=channel.members,
+            tag=channel.tag_base + ((operation.seq & 0xFFFF) << 8),
+            priority=operation.urgency,
+            workers=self._workers,
+        )
+
+    def _compile(self, operation: Operation, pattern: Call) -> tuple[Schedule, Program]:
+        port = operation.port
+        kind, root, pairs = pattern.kind.value, pattern.root, pattern.pairs
+        if operation.kind is Collective.P2P:
+            kind, pairs = "permute", ((0, 1),)
+        elif operation.kind is Collective.BARRIER:
+            kind = "all_reduce"
+        algorithm = choose(kind, port.channel.size, pattern.nbytes, preferred=self._algorithm)
+        return _program(kind, algorithm, port.channel.size, root, pairs, port.position)
+
+
+@lru_cache(maxsize=1024)
+def _schedule(kind: str, algorithm: str, size: int, root: int, pairs: tuple[tuple[int, int], ...]) -> Schedule:
+    schedule = generate(kind, algorithm, size, root=root, pairs=pairs)
+    verify(schedule)
+    return schedule
+
+
+@lru_cache(maxsize=4096)
+def _program(
+    kind: str, algorithm: str, size: int, root: int, pairs: tuple[tuple[int, int], ...], rank: int
+) -> tuple[Schedule, Program]:
+    schedule = _schedule(kind, algorithm, size, root, pairs)
+    return schedule, project(schedule, rank)
+
+
+def _buffers(schedule: Schedule, operation: Operation) -> Buffers:
+    """Lay out an operation's arrays as the schedule's buffers."""
+    source, target, combine = operation.source, operation.target, operation.call.reducer
+    if operation.kind is Collective.BARRIER:
+        source, target, combine = np.zeros(1, np.uint8), np.zeros(1, np.uint8), reducer("max", np.dtype(np.uint8))
+    like = source if source is not None else target
+    assert like is not None, "a rank that neither gives nor gets takes no part"
+    flat_in = np.empty(0, like.dtype) if source is None else source.reshape(-1)
+    flat_out = np.empty(0, like.dtype) if target is None else target.reshape(-1)
+    block = flat_in.size // schedule.blocks[0] if source is not None else flat_out.size // schedule.blocks[1]
+    if source is not None and target is not None and np.may_share_memory(source, target) and not schedule.in_place:
+        flat_in = flat_in.copy()
+    accumulator = like.dtype if combine is None else combine.accumulator
+    room = schedule.blocks[2] * block
+    shared = schedule.in_place and flat_out.size == room and flat_out.dtype == accumulator
+    scratch: Array = flat_out if shared else np.empty(room, accumulator)
+    return Buffers((flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size)

@@ -1,0 +1,105 @@
+"""Threads that move and reduce large arrays, so that neither the event loop nor a rank's compute thread has to.
+
+numpy releases the GIL inside its loops. A job is cut in pieces small enough for a core's cache; idle threads take the
+next piece of the most urgent job, so an urgent job overtakes a long one at the next piece.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+__all__ = ["INLINE_BYTES", "PIECE_BYTES", "Workers"]
+
+# Measured on 64 MiB float32 sums: with two to four arrays, pieces of 512 KiB stay in a 2 MiB second-level cache;
+# 64 KiB pieces take 2x (one GIL hand-over each), 2 MiB pieces 1.1x.
+PIECE_BYTES = 512 << 10
+
+# Below this, handing work to a thread and back costs more than doing it in the loop (measured: about 60 us a hand-over,
+# 256 KiB take about 40 us to add up).
+INLINE_BYTES = 256 << 10
+
+Piece = Callable[[], None]
+
+
+class _Job:
+    """Pieces in the order they are taken; `order` sorts jobs of equal priority by age."""
+
+    def __init__(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None]) -> None:
+        self.pieces, self.done = pieces, done
+        self.next, self.left = 0, len(pieces)
+        self.error: BaseException | None = None
+
+
+class Workers:
+    """A pool that starts its threads when it first has work and joins them in `close`."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._size = threads or os.cpu_count() or 1
+        self._jobs: list[tuple[int, int, _Job]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None], *, priority: int) -> None:
+        """Run all `pieces`, in any order; then call `done` (with the first error, if any) in the thread of the last."""
+        if not pieces:
+            done(None)
+            return
+        job = _Job(pieces, done)
+        with self._changed:
+            heapq.heappush(self._jobs, (priority, next(self._order), job))
+            self._grow()
+            self._changed.notify(min(len(pieces), self._size))
+
+    def close(self) -> None:
+        """Let the jobs at hand finish and join the threads."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _grow(self) -> None:
+        while len(self._threads) < self._size:
+            thread = threading.Thread(target=self._work, name=f"overlap-reduce-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _take(self) -> tuple[_Job, Piece] | None:
+        with self._changed:
+            while not self._jobs:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            job = self._jobs[0][2]
+            piece = job.pieces[job.next]
+            job.next += 1
+            if job.next == len(job.pieces):
+                heapq.heappop(self._jobs)
+            return job, piece
+
+    def _work(self) -> None:
+        np.seterr(all="ignore")  # of this thread: an infinite gradient is the program's business, not a warning of ours
+        while (taken := self._take()) is not None:
+            job, piece = taken
+            try:
+                piece()
+            except BaseException as error:
+                job.error = job.error or error
+            self._finish_piece(job)
+            del job, piece, taken  # an idle thread must not keep arrays alive
+
+    def _finish_piece(self, job: _Job) -> None:
+        with self._changed:
+            job.left -= 1
+            last = job.left == 0
+        if last:
+            job.done(job.error)

@@ -1,0 +1,320 @@
+"""The world: all ranks of this process, from their start to their common end."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+import topology
+from transports import NeuronLink, Transport
+
+from .blame import only, origin, where
+from .collectives.select import choose
+from .engine import Engine
+from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError
+from .meeting import Channel
+from .process import BlasLimit, short_switch_interval
+from .rank import Rank
+from .settings import from_environment, next_trace_path
+from .timeline.spans import Timeline
+
+if TYPE_CHECKING:
+    from .operation import CollectiveFuture
+
+T = TypeVar("T")
+
+__all__ = ["run", "run_async"]
+
+DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
+
+
+def run(
+    main: Callable[..., Awaitable[T]],
+    *args: object,
+    ranks: int | None = None,
+    cluster: str | topology.Cluster = "local",
+    clock: str = "real",
+    trace: str | PathLike[str] | None = None,
+    timeout_s: float | None = None,
+    transport: Transport | None = None,
+    algorithm: str | None = None,
+) -> list[T]:
+    """Run `main(rank, *args)` on every rank and return their results in rank order.
+
+    Args:
+        main: An async function; its first argument is the rank.
+        args: Further arguments, the same objects on every rank of this process.
+        ranks: How many ranks; by default those of the cluster, or 2 on the local machine.
+        cluster: A cluster or its name, such as "trn2.48xlarge x4"; "local" has no rules.
+        clock: "real".
+        trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
+        timeout_s: Give up after that many seconds and say who waits for whom.
+        transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process.
+        algorithm: Use this algorithm wherever it exists, such as "ring"; by default the fastest.
+
+    Raises:
+        UsageError: At once, for arguments that cannot be meant.
+        RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
+        StallError: When `timeout_s` is over.
+    """
+    entry = partial(
+        run_async,
+        main,
+        *args,
+        ranks=ranks,
+        cluster=cluster,
+        clock=clock,
+        trace=trace,
+        timeout_s=timeout_s,
+        transport=transport,
+        algorithm=algorithm,
+    )
+    try:
+        return trio.run(entry)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        raise
+
+
+async def run_async(
+    main: Callable[..., Awaitable[T]],
+    *args: object,
+    ranks: int | None = None,
+    cluster: str | topology.Cluster = "local",
+    clock: str = "real",
+    trace: str | PathLike[str] | None = None,
+    timeout_s: float | None = None,
+    transport: Transport | None = None,
+    algorithm: str | None = None,
+) -> list[T]:
+    """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
+
+    What a launcher has put in the environment (see `overlap.settings`) wins over the arguments.
+    """
+    told = from_environment()
+    ranks, timeout_s, algorithm = told.ranks or ranks, told.timeout_s or timeout_s, told.algorithm or algorithm
+    cluster, trace = told.cluster or cluster, next_trace_path(told.trace) if told.trace else trace
+    if clock != "real":
+        raise UsageError(f"clock: {clock!r} is unknown; known are real")
+    _check_run(main, ranks, timeout_s, trace)
+    if ranks is None and transport is not None:
+        ranks = len(transport.ranks)
+    placed = _cluster(cluster, ranks)
+    size = ranks or placed.world_size
+    transport = transport or NeuronLink(size)
+    if transport.ranks != tuple(range(size)):
+        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
+    choose("all_reduce", 2, 0, preferred=algorithm)
+    world = World(size, placed, transport, algorithm=algorithm)
+    try:
+        async with transport.open():
+            return await world.live(main, args, timeout_s)
+    finally:
+        if trace is not None:
+            from .timeline.tracefile import write_trace
+
+            write_trace(world.timeline(), trace)
+
+
+def _check_run(main: object, ranks: object, timeout_s: float | None, trace: str | PathLike[str] | None) -> None:
+    if not callable(main):
+        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
+    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
+        raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise UsageError(f"timeout_s: expected a positive number of seconds, got {timeout_s!r}")
+    if trace is not None and not Path(trace).parent.is_dir():
+        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def _cluster(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:
+    if cluster == "local":
+        return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
+    placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+    if ranks is not None and ranks > placed.world_size:
+        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}")
+    return placed
+
+
+class World:
+    """What the ranks of this process share: channels, engine, and the first failure.
+
+    Attributes:
+        size: Ranks in the world.
+        left: World ranks that have finished their program.
+        engine: Runs their operations.
+        token: Of the event loop.
+    """
+
+    def __init__(self, size: int, cluster: topology.Cluster, transport: Transport, *, algorithm: str | None) -> None:
+        self.size, self.left = size, set[int]()
+        self.failure: tuple[int, BaseException] | None = None
+        self.token = trio.lowlevel.current_trio_token()
+        self.engine = Engine(transport, self.token, algorithm=algorithm)
+        self._cluster = cluster
+        self._scope = trio.CancelScope()
+        self._channels: dict[tuple[object, ...], Channel] = {}
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._calling = False
+        self._doing: list[str] = []
+        self._stalled: list[str] = []  # the first report of a rank that did not end in peace
+        self._others: dict[int, BaseException] = {}
+        self._blas = BlasLimit()
+        self._ranks = [Rank(self, rank) for rank in transport.ranks]
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def live(
+        self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
+    ) -> list[T]:
+        """Run `main` on every rank to the common end."""
+        results: dict[int, T] = {}
+        if timeout_s is not None:
+            self._scope.deadline = trio.current_time() + timeout_s
+        with short_switch_interval(), self._scope:
+            try:
+                async with trio.open_nursery() as nursery:
+                    for rank in self._ranks:
+                        nursery.start_soon(self._live_rank, rank, main, args, results)
+            finally:
+                await self._end()
+        if self.failure is not None:
+            raise self._rank_failed() from self.failure[1]
+        if self._scope.cancelled_caught:
+            raise StallError(timeout_s or 0.0, self._stalled)
+        return [results[rank.rank] for rank in self._ranks]
+
+    async def _live_rank(
+        self, rank: Rank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
+    ) -> None:
+        try:
+            async with trio.open_nursery() as rank._nursery:
+                try:
+                    results[rank.rank] = await main(rank, *args)
+                    await rank._drain()
+                finally:  # while the nursery is open: what has not ended may still want to start a program
+                    if self._scope.cancel_called:
+                        self._stalled = self._stalled or self.report()
+                    rank._abandon(self.ended)
+        except* (Exception, SystemExit) as group:
+            self.fail(rank, only(group))
+        else:
+            self._leave(rank)
+
+    def _leave(self, rank: Rank) -> None:
+        self.left.add(rank.rank)
+        for channel in self._channels.values():
+            if rank.rank in channel.members:
+                channel.rank_left(rank.rank)
+
+    async def _end(self) -> None:
+        """Settle what is unfinished and join every thread; bounded by the compute that runs."""
+        with trio.CancelScope(shield=True):
+            for rank in self._ranks:
+                rank._abandon(self.ended)
+            for rank in self._ranks:
+                await rank._compute.ended()
+            await self.engine.aclose()
+            self._blas.lift()
+
+    # -- failure -----------------------------------------------------------------------------------------------
+
+    def fail(self, rank: Rank, error: BaseException) -> None:
+        """Take note that `rank` raised; the first culprit ends the world."""
+        culprit, cause = origin(rank.rank, error)
+        if self.failure is not None:
+            if not isinstance(error, PeerError) and culprit != self.failure[0]:
+                self._others[culprit] = cause
+            return
+        self.failure = (culprit, cause)
+        self._doing = [line for r in self._ranks if r.rank == culprit for line in r._doing or r._unfinished_lines()]
+        for other in self._ranks:
+            if other is not rank:
+                other._abandon(self.peer_failed)
+        self._scope.cancel(reason=f"rank {culprit} failed: {type(cause).__name__}: {cause}")
+
+    def ended(self) -> PeerFailedError:
+        """Return the error of operations that the end of the world overtakes."""
+        if self.failure is not None:
+            return self.peer_failed()
+        return PeerFailedError("the world has ended", culprit=-1)
+
+    def peer_failed(self) -> PeerFailedError:
+        """Return the error that operations get once the world has failed."""
+        assert self.failure is not None
+        culprit, cause = self.failure
+        return PeerFailedError.caused_by(
+            cause, f"rank {culprit} failed: {type(cause).__name__}: {cause}", culprit=culprit
+        )
+
+    def _rank_failed(self) -> RankFailedError:
+        assert self.failure is not None
+        culprit, cause = self.failure
+        return RankFailedError(
+            rank=culprit,
+            cause=cause,
+            where=where(cause),
+            doing=self._doing,
+            others=self._others,
+            world_size=self.size,
+        )
+
+    def report(self) -> list[str]:
+        """Say of each rank what it waits for and on whom, one line each."""
+        lines = []
+        for rank in self._ranks:
+            lines += [f"rank {rank.rank}: {line}" for line in rank._unfinished_lines(self._awaited)]
+            if not rank._unfinished:
+                state = "has finished" if rank.rank in self.left else "has nothing issued; its program is elsewhere"
+                lines.append(f"rank {rank.rank}: {state}")
+        return lines
+
+    def _awaited(self, operation: CollectiveFuture[object]) -> str:
+        missing = operation.port.channel.missing(operation.seq)
+        return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
+
+    # -- what ranks ask of it ------------------------------------------------------------------------------------
+
+    def channel(self, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> Channel:
+        """Return the channel of that key, the same for all ranks of this process."""
+        found = self._channels.get(key)
+        if found is None:
+            found = self._channels[key] = Channel(self, key, name, members)
+        return found
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call `callback` now, or after the one that is running: chains of operations must not recurse."""
+        self._callbacks.append(callback)
+        if self._calling:
+            return
+        self._calling = True
+        try:
+            while self._callbacks:
+                self._callbacks.popleft()()
+        finally:
+            self._calling = False
+
+    def limit_blas(self) -> None:
+        """Give every compute thread one BLAS thread, until the world ends."""
+        self._blas.impose()
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return (node, local_rank)."""
+        return divmod(rank, self._cluster.ranks_per_node or self.size)
+
+    def check_group(self, ranks: tuple[int, ...]) -> None:
+        """Raise `topology.TopologyError` if the cluster does not allow such a group."""
+        self._cluster.check_group(ranks)
+
+    def timeline(self) -> Timeline:
+        """Return what has been recorded so far."""
+        meta = {"script": sys.argv[0]}
+        return Timeline.collect([rank.recorder for rank in self._ranks], world_size=self.size, meta=meta)

@@ -1,0 +1,589 @@
+"""Nothing is lost: whoever fails first is named, everybody else learns of it, and all of them end."""
+
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from traceback import walk_tb
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import overlap
+from overlap import PeerFailedError, RankFailedError, RankLeftError, StallError
+from transports import Faulty, LinkLostError, NeuronLink
+
+from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failing, run
+
+R = overlap.Rank
+HERE = "tests/core/test_failure.py"
+
+
+class Boom(Exception):
+    """Raised on purpose."""
+
+
+def boom() -> None:
+    raise Boom("on purpose")
+
+
+def line_of(error: BaseException) -> int:
+    """The last line of this file in the traceback of `error`."""
+    return [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__][-1]
+
+
+# -- a rank that raises ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_who_raised_what_where_and_doing_what(path: str) -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            rank.all_reduce(np.ones(3), name="w2")
+            rank.recv(((1,), float), 2, tag=4)
+            await trio.lowlevel.checkpoint()
+            raise Boom("on purpose")
+        await rank.barrier(stream=rank.stream("other"))
+
+    with failing() as errors:
+        run(main, 3, path=path)
+    error = errors[0]
+    assert error.rank == 1
+    assert type(error.cause) is Boom
+    assert error.__cause__ is error.cause
+    line = line_of(error.cause)
+    assert error.doing == (
+        f"w2 #0 on group 'world' ({HERE}:{line - 3})",
+        f"recv #0 on group 'world' ({HERE}:{line - 2})",
+    )
+    assert str(error) == (
+        f"rank 1 failed at test_failure.py:{line}: Boom: on purpose; unfinished there: {', '.join(error.doing)}; "
+        "the other 2 ranks were stopped"
+    )
+
+
+def test_many_unfinished_operations_are_counted() -> None:
+    async def main(rank: R) -> None:
+        for tag in range(9):
+            rank.recv(((1,), float), 0, tag)
+        raise Boom("on purpose")
+
+    with failing() as errors:
+        run(main, 1)
+    assert errors[0].doing[4:] == ("and 5 more",)
+    assert len(errors[0].doing) == 5
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_peers_that_wait_get_an_error_that_names_the_culprit(path: str) -> None:
+    """Whatever they wait in: started, queued, point to point; those that sleep are cancelled."""
+    told: dict[int, BaseException] = {}
+
+    async def main(rank: R) -> None:
+        if rank.rank == 3:
+            for peer in range(3):
+                await rank.recv(((1,), float), peer)
+            raise Boom("on purpose")
+        rank.stream("s", window=1)
+        futures = [rank.barrier(stream="s"), rank.barrier(stream="s"), rank.recv(((1,), float), 3)]
+        rank.send(np.zeros(1), 3)
+        with pytest.raises(PeerFailedError) as caught:
+            await futures[rank.rank]
+        told[rank.rank] = caught.value
+        with pytest.raises(PeerFailedError):
+            rank.all_reduce(np.ones(1))
+        with pytest.raises(PeerFailedError):
+            rank.compute(int)
+        await trio.sleep_forever()
+
+    with failing() as errors:
+        run(main, 4, path=path)
+    assert sorted(told) == [0, 1, 2]
+    assert len({id(error) for error in told.values()}) == 3
+    for error in told.values():
+        assert isinstance(error, PeerFailedError)
+        assert str(error) == "rank 3 failed: Boom: on purpose"
+        assert error.culprit == 3
+        assert error.__cause__ is errors[0].cause
+    assert errors[0].rank == 3
+    assert not errors[0].others
+
+
+def test_ranks_that_wait_for_nothing_of_ours_are_cancelled() -> None:
+    ended: list[int] = []
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            raise Boom("on purpose")
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(rank.rank)
+
+    with failing():
+        run(main, 4)
+    assert sorted(ended) == [1, 2, 3]
+
+
+def test_queued_computes_do_not_start_any_more() -> None:
+    """The one that runs ends first: a thread cannot be interrupted."""
+    ran: list[str] = []
+    inside, go_on = trio.Event(), trio.Event()
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await inside.wait()
+            raise Boom("on purpose")
+
+        def first(token: trio.lowlevel.TrioToken) -> None:
+            token.run_sync_soon(inside.set)
+            trio.from_thread.run(go_on.wait, trio_token=token)
+            ran.append("first")
+
+        rank.compute(first, trio.lowlevel.current_trio_token())
+        rank.compute(ran.append, "second")
+        try:
+            await trio.sleep_forever()
+        finally:
+            go_on.set()
+
+    with failing():
+        run(main, 2)
+    assert ran == ["first"]
+
+
+async def in_a_nursery(rank: R) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        nursery.start_soon(raise_boom)
+
+
+async def in_nested_nurseries(rank: R) -> None:
+    async with trio.open_nursery() as outer:
+        outer.start_soon(in_a_nursery, rank)
+
+
+async def raise_boom() -> None:
+    await trio.lowlevel.checkpoint()
+    raise Boom("on purpose")
+
+
+async def in_a_compute(rank: R) -> None:
+    await rank.compute(boom)
+
+
+async def in_a_nursery_that_waits(rank: R) -> None:
+    """The other tasks of this rank that wait for the collective are cancelled and do not count."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_for, rank)
+        nursery.start_soon(raise_boom)
+
+
+async def wait_for(rank: R) -> None:
+    await rank.barrier()
+
+
+@pytest.mark.parametrize(
+    "program", [in_a_nursery, in_nested_nurseries, in_a_compute, in_a_nursery_that_waits], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_the_cause_is_the_error_itself_however_deep(program: Callable[[R], Awaitable[None]], path: str) -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            await program(rank)
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(wait_for, rank)
+
+    with failing() as errors:
+        run(main, 3, path=path)
+    assert errors[0].rank == 1
+    assert type(errors[0].cause) is Boom
+    assert not errors[0].others
+
+
+async def raise_at_once() -> None:
+    raise Boom("on purpose")
+
+
+def test_two_errors_in_one_nursery_come_as_a_group() -> None:
+    async def main(rank: R) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(raise_at_once)
+            nursery.start_soon(raise_at_once)
+
+    with failing() as errors:
+        run(main, 1)
+    assert isinstance(errors[0].cause, ExceptionGroup)
+    assert [type(error) for error in errors[0].cause.exceptions] == [Boom, Boom]
+
+
+def test_several_ranks_fail_and_the_first_is_the_culprit() -> None:
+    """Rank 2 is first; 1 fails of its own while it ends; 0 only passes on what it was told."""
+    turns = Turns((1, 0, 2))
+
+    async def main(rank: R) -> None:
+        async with turns.of(rank.rank):
+            future = rank.barrier() if rank.rank < 2 else rank.recv(((1,), float), 0)
+        if rank.rank == 2:
+            raise Boom("first")
+        try:
+            await future
+        except PeerFailedError:
+            if rank.rank == 1:
+                raise ValueError("second") from None
+            raise
+
+    with failing() as errors:
+        run(main, 3)
+    assert errors[0].rank == 2
+    assert str(errors[0].cause) == "first"
+    assert {rank: str(error) for rank, error in errors[0].others.items()} == {1: "second"}
+    assert "; also failed: rank 1" in str(errors[0])
+
+
+def test_all_ranks_fail_at_once() -> None:
+    async def main(rank: R) -> None:
+        raise Boom(f"rank {rank.rank}")
+
+    with failing() as errors:
+        run(main, 5)
+    assert str(errors[0].cause) == f"rank {errors[0].rank}"
+    everybody = {errors[0].rank: errors[0].cause, **errors[0].others}
+    assert {rank: str(error) for rank, error in everybody.items()} == {rank: f"rank {rank}" for rank in range(5)}
+
+
+def test_a_peer_that_swallows_the_error_does_not_save_the_world() -> None:
+    async def main(rank: R) -> str:
+        if rank.rank == 0:
+            raise Boom("on purpose")
+        try:
+            await rank.barrier()
+        except PeerFailedError:
+            return "all is well"
+        return "never"
+
+    with failing() as errors:
+        run(main, 2)
+    assert errors[0].rank == 0
+
+
+def test_one_world_fails_and_another_one_in_the_same_program_goes_on() -> None:
+    async def good(rank: R) -> int:
+        for _ in range(50):
+            await rank.all_reduce(np.ones(2))
+        return rank.rank
+
+    async def bad(rank: R) -> None:
+        await rank.all_reduce(np.ones(2))
+        raise Boom("on purpose")
+
+    async def both() -> list[object]:
+        got: list[object] = []
+
+        async def first() -> None:
+            got.append(await overlap.run_async(good, ranks=3, timeout_s=TIMEOUT_S))
+
+        async def second() -> None:
+            with pytest.raises(RankFailedError) as caught:
+                await overlap.run_async(bad, ranks=2, timeout_s=TIMEOUT_S)
+            got.append(type(caught.value.cause))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            nursery.start_soon(second)
+        return got
+
+    got = trio.run(both)
+    assert len(got) == 2
+    assert [0, 1, 2] in got
+    assert Boom in got
+
+
+@pytest.mark.parametrize("path", ["direct", "mesh"])
+def test_the_timeline_of_a_failed_run_is_written(path: str, tmp_path: Path) -> None:
+    async def main(rank: R) -> None:
+        await rank.barrier(name="reached")
+        raise Boom("on purpose")
+
+    trace = tmp_path / "trace.json"
+    with pytest.raises(RankFailedError):
+        overlap.run(main, ranks=2, trace=trace, algorithm=path, timeout_s=TIMEOUT_S)
+    assert trace.read_text().count('"reached"') >= 2
+
+
+# -- a rank that leaves ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+@pytest.mark.parametrize("first", [True, False], ids=["leaves-first", "leaves-last"])
+def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
+    turns = Turns((1, 0, 2) if first else (0, 2, 1))
+    told: dict[int, RankLeftError] = {}
+    everybody = trio.Event()
+
+    async def main(rank: R) -> None:
+        async with turns.of(rank.rank):
+            if rank.rank == 1:
+                return
+            future = rank.all_reduce(np.ones(2))
+        with pytest.raises(RankLeftError) as caught:
+            await future
+        told[rank.rank] = caught.value
+        if len(told) == 2:
+            everybody.set()
+        await everybody.wait()
+        raise caught.value
+
+    with failing() as errors:
+        run(main, 3, path=path)
+    assert errors[0].rank == 1
+    assert isinstance(errors[0].cause, RankLeftError)
+    assert sorted(told) == [0, 2]
+    assert told[0] is not told[2]
+    for error in told.values():
+        assert error.culprit == 1
+        assert "rank 1 finished its program while rank " in str(error)
+        assert f"waits for it in all_reduce #0 on group 'world' ({HERE}:" in str(error)
+    if not first:
+        assert all("while rank 0, 2 waits for it" in str(error) for error in told.values())
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_the_one_that_left_is_named_by_a_rank_with_two_waiting_tasks(path: str) -> None:
+    inside = trio.Event()
+
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            await inside.wait()
+            return
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(wait_for, rank)
+            await wait_all_tasks_blocked()
+            inside.set()
+
+    with failing() as errors:
+        run(main, 2, path=path)
+    assert errors[0].rank == 1
+    assert isinstance(errors[0].cause, RankLeftError)
+    assert not errors[0].others
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+@pytest.mark.parametrize("sending", [True, False])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, path: str) -> None:
+    turns = Turns(order)
+
+    async def main(rank: R) -> None:
+        async with turns.of(rank.rank):
+            if rank.rank == 1:
+                return
+            future = rank.send(np.ones(1), 1) if sending else rank.recv(((1,), float), 1)
+        await future
+
+    with failing() as errors:
+        run(main, 2, path=path)
+    assert errors[0].rank == 1
+    name = "send" if sending else "recv"
+    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 waits for it in {name} #0 on group")
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_operations_that_nobody_awaits_keep_a_rank_until_they_are_done(path: str) -> None:
+    ran: list[int] = []
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            for _ in range(20):
+                rank.all_reduce(rank.compute(np.ones, 1))
+            rank.compute(ran.append, 0)
+            return
+        for _ in range(20):
+            await rank.all_reduce(np.ones(1))
+
+    assert run(main, 2, path=path) == [None, None]
+    assert ran == [0]
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_results_are_in_rank_order_and_leaving_early_is_fine_if_nobody_waits(path: str) -> None:
+    turns = Turns((2, 0, 1))
+
+    async def main(rank: R) -> int:
+        await rank.barrier()
+        async with turns.of(rank.rank):
+            return rank.rank * 10
+        raise AssertionError("unreachable")
+
+    assert run(main, 3, path=path) == [0, 10, 20]
+
+
+# -- interrupts, exits ---------------------------------------------------------------------------------------------------------
+
+
+async def raise_interrupt(rank: R) -> None:
+    raise KeyboardInterrupt
+
+
+async def press_ctrl_c(rank: R) -> None:
+    signal.raise_signal(signal.SIGINT)
+    await trio.sleep_forever()
+
+
+async def interrupt_in_a_nursery(rank: R) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(raise_interrupt, rank)
+        nursery.start_soon(wait_for, rank)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+async def interrupt_in_a_compute(rank: R) -> None:
+    await rank.compute(interrupt)
+
+
+@pytest.mark.parametrize(
+    "program", [raise_interrupt, press_ctrl_c, interrupt_in_a_nursery, interrupt_in_a_compute], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_an_interrupt_comes_out_plain(program: Callable[[R], Awaitable[None]], path: str) -> None:
+    arrays: list[np.ndarray] = []
+
+    async def main(rank: R) -> None:
+        x = np.ones(2)
+        arrays.append(x)
+        future = rank.all_reduce(x)
+        if rank.rank == 1:
+            rank.recv(((1,), float), 0)
+            await program(rank)
+        await future
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main, 3, path=path)
+    assert all(x.flags.writeable for x in arrays)
+
+
+def test_a_rank_that_exits_is_a_rank_that_failed() -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            sys.exit(3)
+        await rank.barrier()
+
+    with failing() as errors:
+        run(main, 2)
+    assert errors[0].rank == 1
+    assert isinstance(errors[0].cause, SystemExit)
+    assert errors[0].cause.code == 3
+
+
+# -- a stall -------------------------------------------------------------------------------------------------------------------
+
+
+def stall(main: Callable[[R], Awaitable[object]], ranks: int) -> StallError:
+    """Run in virtual time, which jumps to the time-out as soon as nothing moves."""
+
+    async def world() -> None:
+        with pytest.raises(StallError) as caught:
+            await overlap.run_async(main, ranks=ranks, timeout_s=60)
+        seen.append(caught.value)
+
+    seen: list[StallError] = []
+    trio.run(world, clock=MockClock(autojump_threshold=0))
+    return seen[0]
+
+
+def test_a_stall_says_who_waits_for_whom() -> None:
+    lines: dict[str, int] = {}
+
+    async def main(rank: R) -> None:
+        lines["main"] = main.__code__.co_firstlineno
+        if rank.rank == 0:
+            await rank.group([0, 2, 1], name="dp").all_reduce(np.ones(2), name="loss")
+        elif rank.rank == 1:
+            await rank.recv(((1,), float), 2, tag=3)
+        elif rank.rank == 2:
+            await trio.sleep_forever()
+
+    error = stall(main, 4)
+    first = lines["main"]
+    assert error.timeout_s == 60
+    report = (
+        f"rank 0: loss #0 on group 'dp' ({HERE}:{first + 3}); waits for rank 2, 1",
+        f"rank 1: recv #0 on group 'world' ({HERE}:{first + 5}); waits for rank 2",
+        "rank 2: has nothing issued; its program is elsewhere",
+        "rank 3: has finished",
+    )
+    assert error.report == report
+    assert str(error) == "\n  ".join(["the world did not finish within timeout_s=60", *report])
+
+
+def test_a_cycle_of_waits_shows_all_of_it() -> None:
+    """Everybody receives before it sends."""
+
+    async def main(rank: R) -> None:
+        await rank.recv(((1,), float), (rank.rank + 1) % 3)
+        await rank.send(np.ones(1), (rank.rank - 1) % 3)
+
+    report = stall(main, 3).report
+    assert [line.partition("; ")[2] for line in report] == [f"waits for rank {rank}" for rank in (1, 2, 0)]
+
+
+def test_arrays_come_back_after_a_stall() -> None:
+    x = np.ones(2)
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await rank.all_reduce(x)
+        await trio.sleep_forever()
+
+    stall(main, 2)
+    assert x.flags.writeable
+
+
+def test_a_world_that_ends_in_time_is_none_the_wiser() -> None:
+    async def main(rank: R) -> float:
+        await trio.sleep(59)
+        return trio.current_time()
+
+    async def world() -> None:
+        started_s = trio.current_time()
+        assert await overlap.run_async(main, ranks=2, timeout_s=60) == [started_s + 59] * 2
+
+    trio.run(world, clock=MockClock(autojump_threshold=0))
+
+
+# -- a wire that breaks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [3, 1 << 17])
+def test_a_link_that_is_cut(elements: int) -> None:
+    """Its ends get the transport's own error, the third rank one that names the culprit; nobody is left waiting."""
+    told: dict[int, BaseException] = {}
+
+    async def main(rank: R) -> None:
+        x = np.ones(elements)
+        await rank.all_reduce(x)
+        if rank.rank == 0:
+            transport.cut(0, 1)
+        try:
+            await rank.all_reduce(x)
+        except (LinkLostError, PeerFailedError) as error:
+            told[rank.rank] = error
+            assert x.flags.writeable
+            raise
+
+    transport = Faulty(NeuronLink(3), seed=0)
+    with failing() as errors:
+        overlap.run(main, ranks=3, transport=transport, timeout_s=TIMEOUT_S)
+    assert errors[0].rank in (0, 1)
+    assert isinstance(errors[0].cause, LinkLostError)
+    assert any(isinstance(error, LinkLostError) for error in told.values())
+    for error in told.values():
+        assert isinstance(error, (LinkLostError, PeerFailedError))
+        assert not isinstance(error, PeerFailedError) or error.culprit == errors[0].rank

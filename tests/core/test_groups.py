@@ -1,0 +1,182 @@
+"""Groups of some ranks: made by hand, by split, as axes of a mesh, in any order, several at once."""
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap import UsageError
+
+from .worlds import FEW_PATHS, run
+
+
+def mine(rank: overlap.Rank) -> np.ndarray:
+    return np.array([10 ** rank.rank])
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_a_group_has_its_own_order(path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[object] | None:
+        if rank.rank == 1:
+            return None
+        group = rank.group([3, 0, 2])
+        gathered = await group.all_gather(np.array([rank.rank]))
+        rooted = await group.broadcast(mine(rank) if group.rank == 1 else None, root=1)
+        return [group.ranks, group.rank, group.size, gathered.tolist(), rooted.tolist()]
+
+    shared = [[3, 0, 2], [1]]
+    assert run(main, 4, path=path) == [
+        [(3, 0, 2), 1, 3, *shared],
+        None,
+        [(3, 0, 2), 2, 3, *shared],
+        [(3, 0, 2), 0, 3, *shared],
+    ]
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_groups_of_groups(path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[int] | None:
+        if rank.rank == 0:
+            return None
+        outer = rank.group([4, 3, 2, 1])
+        if outer.rank not in (0, 3):
+            return None
+        inner = outer.group([3, 0])
+        return [*inner.ranks, inner.rank, int((await inner.all_reduce(mine(rank)))[0])]
+
+    assert run(main, 5, path=path) == [None, [1, 4, 0, 10010], None, None, [1, 4, 1, 10010]]
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_groups_may_be_made_and_used_in_any_order(path: str) -> None:
+    """Rank r makes its groups with the others in an order of its own, and issues in yet another."""
+
+    async def main(rank: overlap.Rank) -> list[int]:
+        others = [other for other in range(4) if other != rank.rank]
+        shuffled = np.random.default_rng(rank.rank).permutation
+        groups = {int(o): rank.group(sorted((rank.rank, int(o)))) for o in shuffled(others)}
+        futures = {int(o): groups[int(o)].all_reduce(mine(rank)) for o in shuffled(others)}
+        return [int((await futures[other])[0]) for other in others]
+
+    assert run(main, 4, path=path) == [[11, 101, 1001], [11, 110, 1010], [101, 110, 1100], [1001, 1010, 1100]]
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_two_groups_of_the_same_ranks_do_not_mix(path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[int]:
+        groups = {1: rank.group([0, 1]), 10: rank.group([0, 1]), 100: rank.world}
+        order = list(groups) if rank.rank else list(reversed(groups))
+        futures = {place: groups[place].all_reduce(np.array([rank.rank + place])) for place in order}
+        return [int((await futures[place])[0]) for place in groups]
+
+    assert run(main, 2, path=path) == [[3, 21, 201]] * 2
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_split_by_color_and_key(path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[object]:
+        parity = await rank.split(rank.rank % 2, key=-rank.rank)
+        assert parity is not None
+        some = await rank.split(7 if rank.rank in (0, 4) else None)
+        total = int((await parity.all_reduce(mine(rank)))[0])
+        return [parity.ranks, parity.rank, total, None if some is None else some.ranks]
+
+    assert run(main, 5, path=path) == [
+        [(4, 2, 0), 2, 10101, (0, 4)],
+        [(3, 1), 1, 1010, None],
+        [(4, 2, 0), 1, 10101, None],
+        [(3, 1), 0, 1010, None],
+        [(4, 2, 0), 0, 10101, (0, 4)],
+    ]
+
+
+def test_equal_keys_keep_the_order_of_the_group_that_is_split() -> None:
+    async def main(rank: overlap.Rank) -> tuple[int, ...]:
+        backwards = rank.group([2, 1, 0])
+        again = await backwards.split(-5)
+        assert again is not None
+        return again.ranks
+
+    assert run(main, 3) == [(2, 1, 0)] * 3
+
+
+def test_names() -> None:
+    async def main(rank: overlap.Rank) -> list[str]:
+        halves = await rank.split(0)
+        named = await rank.split(0, name="pipe")
+        assert halves is not None
+        assert named is not None
+        made = [rank.group([0, 1]), rank.group([0, 1], name="dp"), halves, named, rank.world]
+        return [repr(group) for group in made]
+
+    assert run(main, 2)[1] == [
+        "<Group '0-1' of ranks [0, 1], this is 1>",
+        "<Group 'dp' of ranks [0, 1], this is 1>",
+        "<Group 'world/0' of ranks [0, 1], this is 1>",
+        "<Group 'pipe' of ranks [0, 1], this is 1>",
+        "<Group 'world' of ranks [0, 1], this is 1>",
+    ]
+
+
+@pytest.mark.parametrize("path", FEW_PATHS)
+def test_mesh_axes(path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[object]:
+        mesh = rank.mesh(pp=2, dp=2, tp=2)
+        assert mesh.axes == {"pp": 2, "dp": 2, "tp": 2}
+        futures = [mesh[axis].all_reduce(mine(rank)) for axis in ("tp", "pp", "dp")]
+        sums = [int((await future)[0]) for future in futures]
+        return [tuple(mesh.coordinates.values()), [mesh[axis].ranks for axis in mesh.axes], sums]
+
+    got = run(main, 8, path=path)
+    assert got[0] == [(0, 0, 0), [(0, 4), (0, 2), (0, 1)], [11, 10001, 101]]
+    assert got[6] == [(1, 1, 0), [(2, 6), (4, 6), (6, 7)], [11000000, 1000100, 1010000]]
+    assert [coordinates for coordinates, *_ in got] == [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
+
+
+def test_mesh_says_where_it_is() -> None:
+    async def main(rank: overlap.Rank) -> str:
+        return repr(rank.mesh(dp=3, tp=1))
+
+    assert run(main, 3) == ["<Mesh dp=0/3, tp=0/1>", "<Mesh dp=1/3, tp=0/1>", "<Mesh dp=2/3, tp=0/1>"]
+
+
+def test_a_rank_knows_its_place() -> None:
+    async def main(rank: overlap.Rank) -> list[int]:
+        assert rank.world.rank == rank.rank
+        return [rank.rank, rank.world_size, rank.local_rank, rank.node]
+
+    assert run(main, 3) == [[0, 3, 0, 0], [1, 3, 1, 0], [2, 3, 2, 0]]
+
+
+BAD_GROUPS = [
+    ([0, 2], r"^ranks: \[0, 2\] does not contain this rank, 1$"),
+    ([], r"^ranks: \[\] does not contain this rank, 1$"),
+    ([1, 0, 1], r"^ranks: \[1, 0, 1\] names a rank twice$"),
+    ([1, 3], r"^ranks: expected 0 to 2, a rank of group 'world', got 3$"),
+    ([-1, 1], r"^ranks: expected 0 to 2, a rank of group 'world', got -1$"),
+    ([1.0], r"^ranks: expected 0 to 2, a rank of group 'world', got 1.0$"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "message"), BAD_GROUPS)
+def test_groups_that_cannot_be(ranks: list[int], message: str) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 1:
+            with pytest.raises(UsageError, match=message):
+                rank.group(ranks)
+            assert rank.group([1]).ranks == (1,)
+
+    assert run(main, 3) == [None] * 3
+
+
+def test_meshes_that_cannot_be() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        with pytest.raises(UsageError, match="^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4$"):
+            rank.mesh(dp=2, tp=3)
+        with pytest.raises(UsageError, match="^axes: none makes 1 ranks, but the world has 4$"):
+            rank.mesh()
+        with pytest.raises(UsageError, match="^dp: an axis needs at least 1 rank, got 0$"):
+            rank.mesh(dp=0, tp=4)
+        with pytest.raises(UsageError, match="^axis: 'ep' is unknown; known are dp, tp$"):
+            rank.mesh(dp=2, tp=2)["ep"]
+
+    assert run(main, 4) == [None] * 4
