@@ -1,0 +1,106 @@
+"""The command `overlap`: one file per subcommand, loaded when it is used.
+
+A command module has `add_parser(subparsers)`, which leaves its `main(args) -> int` as the default `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+from ..errors import UsageError
+from .failure import report
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "demo": "train on handwritten digits without overlap and with it, and see the difference",
+    "run": "run a program's ranks, with settings and a trace from the command line",
+    "timeline": "draw a trace file: what was hidden, what was exposed",
+    "bench": "measure a collective, a cost of the library, or everything against its aims",
+    "topology": "draw a machine, its legal groups and rings",
+}
+"""Every command and its line of help: `overlap --help` must not load them."""
+
+_DESCRIPTION = "Run training loops as asynchronous ranks and hide communication behind compute."
+
+_EPILOG = """\
+examples:
+  overlap demo                                      see what overlap does, in under a minute
+  overlap run --ranks 4 --trace run.json train.py   run a program and record its timeline
+  overlap timeline run.json                         look at it
+
+`overlap COMMAND --help` explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (by default the process's own) and return the exit code.
+
+    0 is success, 1 a failed program or wrong results, 2 something that the caller can correct (told in one line on
+    stderr), 130 an interrupt. `overlap run` returns the code that its program exits with.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
+        code = report(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        pipe = report(error)
+        return code or pipe
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    args = _parser(argv).parse_args(argv)
+    return int(args.main(args))
+
+
+def _parser(argv: list[str]) -> argparse.ArgumentParser:
+    """Make the parser of the one command that `argv` names, or of all their names."""
+    if not argv:
+        argv.append("--help")
+    name = argv[0]
+    if name in ("-h", "--help", "--version"):
+        return _overview()
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
+    parser = _Parser(prog=f"overlap {name}")  # it is the one that complains about unknown options
+    import_module(f".{name}", __name__).add_parser(parser.add_subparsers(prog="overlap"))
+    return parser
+
+
+def _overview() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells mistakes in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message} (`{self.prog} --help` explains)")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"overlap {version('overlap')}")
+        except PackageNotFoundError:
+            print("overlap, not installed")
+        parser.exit()

@@ -1,0 +1,75 @@
+"""`overlap bench OP`: measure, always check, and print it as nccl-tests does.
+
+`sweep` says which cases, `operations` and `data` what they are, `sampling` how a time is taken; `measure` takes it on
+our ranks and `peers` (with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `costs` are the library's
+own; `aims` are all speeds with an aim; `table` and `report` tell, `session` goes through it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+_DESCRIPTION = """\
+Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
+
+OP is a collective by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
+all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier), or
+  issue    time until all_reduce() returns its future
+  span     time to record a span of the timeline
+  import   what `import overlap` adds to trio and numpy
+  startup  32 ranks up and down; `overlap run` of a trivial script
+  all      every speed this library aims at, and whether it is met
+"""
+
+_EPILOG = """\
+examples:
+  overlap bench all_reduce -b 8 -e 64M --ranks 2,4
+  overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
+  overlap bench all --json result.json
+
+Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
+The exit code is 1 if a result was wrong.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the front door's parser; `main` is put into the default `main`."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure a collective, a cost of the library, or everything against its aims",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("operation", metavar="OP", help="what to measure")
+    add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
+    add("-e", "--maxbytes", metavar="SIZE", help="largest size; default 64M")
+    add("-f", "--stepfactor", type=float, metavar="X", help="from one size to the next, times X; default 2")
+    add("-i", "--stepbytes", metavar="SIZE", help="from one size to the next, plus SIZE")
+    add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
+    add("-w", "--warmup_iters", "--warmup-iters", type=int, default=5, metavar="N", help="samples before; default 5")
+    add("-d", "--datatype", default="float32", metavar="TYPE", help="such as float32 (or float), int8, bfloat16")
+    add("-o", "--op", default="sum", metavar="OP", help="sum, mean (or avg), max, min, prod; default sum")
+    add("-r", "--root", type=int, default=0, metavar="RANK", help="of broadcast, reduce, gather, scatter; default 0")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
+    add("--ranks", default="2", metavar="N[,N...]", help="sizes of the world; default 2")
+    add("--in-place", action="store_true", help="put results into the memory of the inputs")
+    add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
+    add("--vs", metavar="PEERS", help="also measure gloo, mpi: if both can, in place, one after the other")
+    add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print, and return the exit code: 1 if a result was wrong.
+
+    Raises:
+        UsageError: If an option cannot be meant; nothing has been measured then.
+    """
+    from .session import EVERYTHING, WORDS, measure_collective, measure_costs, measure_everything
+
+    if args.operation == EVERYTHING:
+        return measure_everything(args)
+    return measure_costs(args) if args.operation in WORDS else measure_collective(args)

@@ -1,0 +1,86 @@
+"""The timed loop on our ranks, and the check of results outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+
+from ... import Rank, run
+from ...settings import Settings, imposed
+from . import data
+from .operations import Case
+from .sampling import Sampling, Times, slowest
+
+__all__ = ["Measurement", "measure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One row of the table.
+
+    Attributes:
+        case: What was measured.
+        times: For one operation.
+        wrong: Elements on all ranks that were not as expected, None if nobody looked.
+    """
+
+    case: Case
+    times: Times
+    wrong: int | None
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Size over time."""
+        return self.times.bytes_per_s(self.case.size_bytes)
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """What the busiest wire would carry: algbw times the operation's factor (nccl-tests, doc/PERFORMANCE.md)."""
+        return self.algbw_bytes_per_s * self.case.operation.kind.bus_factor(self.case.ranks)
+
+
+def measure(
+    case: Case,
+    sampling: Sampling,
+    *,
+    check: bool = True,
+    algorithm: str | None = None,
+    clock_ns: Callable[[], int] = perf_counter_ns,
+) -> Measurement:
+    """Run one case in a world of its own."""
+    batch = sampling.batch(case.size_bytes)
+    with imposed(Settings()):  # a launcher's would change what is measured
+        told = run(_on_rank, case, sampling, batch, check, clock_ns, ranks=case.ranks, algorithm=algorithm)
+    times = slowest([samples for samples, _ in told], batch=batch)
+    return Measurement(case=case, times=times, wrong=sum(wrong for _, wrong in told) if check else None)
+
+
+async def _on_rank(
+    rank: Rank, case: Case, sampling: Sampling, batch: int, check: bool, clock_ns: Callable[[], int]
+) -> tuple[list[int], int]:
+    issue = case.operation.issue
+    x, out = case.buffers(rank.rank)
+    samples = []
+    for _ in range(sampling.warmup + sampling.iters):
+        await rank.barrier()
+        begun_ns = clock_ns()
+        for _ in range(batch):
+            for future in issue(rank, case, x, out):
+                await future
+        samples.append(clock_ns() - begun_ns)
+    wrong = await _count_wrong(rank, case) if check else 0
+    return samples[sampling.warmup :], wrong
+
+
+async def _count_wrong(rank: Rank, case: Case) -> int:
+    """Run the case once more on fresh data and count the wrong elements of this rank."""
+    x, out = case.buffers(rank.rank)
+    for future in case.operation.issue(rank, case, x, out):
+        await future
+    if out is None:
+        return 0
+    with np.errstate(invalid="ignore"):
+        return data.wrong_elements(out, case.expected(rank.rank))

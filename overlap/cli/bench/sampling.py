@@ -1,0 +1,72 @@
+"""How a time is taken: the same for our ranks and for their peers. Pure.
+
+A *sample* starts at a barrier and ends when the slowest rank has its result. Small messages are too quick for that,
+because ranks leave a barrier further apart than the operation takes: there a sample is many operations back to back,
+divided by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...units import format_bytes
+
+__all__ = ["Sampling", "Times", "slowest"]
+
+BATCHED_BYTES = 32 << 10
+"""Up to here a sample is a batch: two ranks of gloo leave a barrier 60 us apart (median of 200, on two cores)."""
+
+BATCH = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How often something is measured.
+
+    Attributes:
+        iters: Samples.
+        warmup: Samples before those, which do not count.
+    """
+
+    iters: int = 20
+    warmup: int = 5
+
+    def batch(self, size_bytes: int) -> int:
+        """Return how many operations a sample of messages of that size has."""
+        return BATCH if size_bytes <= BATCHED_BYTES else 1
+
+    def describe(self) -> str:
+        """Say in words what a time in the table is."""
+        return (
+            f"time: median, 10th and 90th percentile of {self.iters} samples after {self.warmup} of warm-up;\n"
+            "a sample is the slowest rank's time from a common barrier to its result; up to\n"
+            f"{format_bytes(BATCHED_BYTES)} it is {BATCH} operations back to back, divided by {BATCH}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Summary of the samples of one operation, in nanoseconds for one operation."""
+
+    median_ns: float
+    p10_ns: float
+    p90_ns: float
+
+    @classmethod
+    def of(cls, samples_ns: Sequence[float] | NDArray[np.float64]) -> Times:
+        """Summarise samples; between two of them percentiles are interpolated."""
+        p10, median, p90 = (float(value) for value in np.percentile(samples_ns, (10, 50, 90)))
+        return cls(median_ns=median, p10_ns=p10, p90_ns=p90)
+
+    def bytes_per_s(self, nbytes: int) -> float:
+        """Return nbytes over the median: algbw."""
+        return nbytes / (self.median_ns / 1e9) if self.median_ns else 0.0
+
+
+def slowest(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:
+    """Summarise what each rank measured: of each sample the slowest rank's time, for one operation."""
+    return Times.of(np.asarray(by_rank_ns, np.float64).max(axis=0) / batch)

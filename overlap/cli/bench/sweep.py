@@ -1,0 +1,124 @@
+"""Which cases a command line asks for: sizes, ranks, types. Pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from ... import UsageError
+from ...collectives.select import choose
+from ...units import parse_bytes
+from .operations import Case, Operation, blocks, dtype_named, find, redop_named
+from .sampling import Sampling
+
+__all__ = ["cases", "sampling", "world_sizes"]
+
+DEFAULT_MIN_BYTES = 8
+DEFAULT_MAX_BYTES = 64 << 20
+DEFAULT_FACTOR = 2.0
+_MOST_ROWS = 1000
+
+
+def cases(args: argparse.Namespace, *, others: tuple[str, ...] = ()) -> list[list[Case]]:
+    """Return the rows that the options ask for, for each size of the world.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    operation = find(args.operation, others)
+    choose("all_reduce", 2, 0, preferred=args.algorithm)
+    dtype = dtype_named(args.datatype)
+    op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
+    in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
+    sizes = _sizes(args) if operation.name != "barrier" else [0]
+    return [
+        [
+            Case(
+                operation=operation,
+                ranks=ranks,
+                count=_count(size, operation, ranks, dtype.itemsize),
+                dtype=dtype,
+                op=op,
+                root=_root(args.root, ranks),
+                in_place=in_place,
+            )
+            for size in sizes
+        ]
+        for ranks in world_sizes(args.ranks, fewest=operation.fewest_ranks)
+    ]
+
+
+def sampling(args: argparse.Namespace) -> Sampling:
+    """Return how often to measure.
+
+    Raises:
+        UsageError: If there would be nothing to measure.
+    """
+    if args.iters < 1:
+        raise UsageError(f"--iters: expected at least 1, got {args.iters}")
+    if args.warmup_iters < 0:
+        raise UsageError(f"--warmup_iters: expected at least 0, got {args.warmup_iters}")
+    return Sampling(iters=args.iters, warmup=args.warmup_iters)
+
+
+def world_sizes(text: str, *, fewest: int = 1) -> list[int]:
+    """Read a list such as `2,4`.
+
+    Raises:
+        UsageError: If it is none, or a world is too small.
+    """
+    words = text.split(",")
+    for word in words:
+        if not word.strip().isdecimal() or int(word) < fewest:
+            raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
+    return [int(word) for word in words]
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    low, high = _ends(args)
+    if low < 1 or high < low:
+        raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {low} and {high}")
+    if args.stepbytes is not None and args.stepfactor is not None:
+        raise UsageError("--stepbytes: give either this or --stepfactor")
+    step = None if args.stepbytes is None else parse_bytes(args.stepbytes, argument="--stepbytes")
+    factor = DEFAULT_FACTOR if args.stepfactor is None else args.stepfactor
+    if (step is not None and step < 1) or not factor > 1:
+        raise UsageError("--stepbytes, --stepfactor: sizes must grow; give a step of at least 1 or a factor above 1")
+    sizes = list(_steps(low, high, step, factor))
+    if len(sizes) == _MOST_ROWS:
+        raise UsageError(f"--stepbytes, --stepfactor: {_MOST_ROWS} sizes or more; take larger steps")
+    return sizes
+
+
+def _ends(args: argparse.Namespace) -> tuple[int, int]:
+    """One end alone is the only size if it is the lower one, and the upper one otherwise."""
+    low = DEFAULT_MIN_BYTES if args.minbytes is None else parse_bytes(args.minbytes, argument="--minbytes")
+    if args.maxbytes is not None:
+        return low, parse_bytes(args.maxbytes, argument="--maxbytes")
+    return (low, DEFAULT_MAX_BYTES) if args.minbytes is None else (low, low)
+
+
+def _steps(low: int, high: int, step: int | None, factor: float) -> Iterator[int]:
+    size = low
+    for _ in range(_MOST_ROWS):
+        if size > high:
+            return
+        yield size
+        size = size + step if step is not None else max(size + 1, int(size * factor))
+
+
+def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
+    """Elements of a block such that all blocks together are at most `size`, but at least one."""
+    return max(1, size // (itemsize * blocks(operation.kind, ranks))) if size else 0
+
+
+def _root(root: int, ranks: int) -> int:
+    if not 0 <= root < ranks:
+        raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
+    return root
+
+
+def _in_place(operation: Operation, *, wanted: bool, compared: bool) -> bool:
+    if wanted and not operation.in_place:
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
+    return wanted or (compared and operation.in_place)

@@ -1,0 +1,132 @@
+"""What a failed command prints, and the exit code it ends with: whose fault decides."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import select
+import sys
+from collections.abc import Iterator
+from itertools import dropwhile
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
+
+import trio
+
+import topology
+import transports
+from topology import TopologyError
+
+from ..errors import RankFailedError, StallError, UsageError
+
+__all__ = ["EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "report"]
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_PIPE = 141  # 128 + SIGPIPE
+
+_PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio)
+_MACHINERY = (*(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES), runpy.__file__, "<frozen ")
+"""How the files of frames begin that say nothing about the user's program."""
+
+
+def report(error: BaseException) -> int:
+    """Tell on stderr why a command ended, without what the reader cannot change, and return the exit code."""
+    error = _innermost(error)
+    cause = error.cause if isinstance(error, RankFailedError) else error
+    if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
+        _discard_stdout()
+        return EXIT_PIPE
+    if isinstance(error, KeyboardInterrupt):
+        return _say("interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, (UsageError, TopologyError)):
+        return _say(_place(error) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
+    if isinstance(error, StallError):
+        return _say(str(error), EXIT_FAILED)
+    if isinstance(error, SystemExit):
+        return _exit_code(error)
+    print("".join(_without_machinery(cause)), end="", file=sys.stderr)
+    if not isinstance(error, RankFailedError):
+        return EXIT_FAILED
+    # A rank that exits with 0 has left the others alone all the same.
+    return _say(str(error), _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+
+
+def _say(text: str, code: int) -> int:
+    print(f"overlap: {text}", file=sys.stderr)
+    return code
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error that is alone."""
+    if isinstance(error, BaseExceptionGroup):
+        for wanted in (KeyboardInterrupt, SystemExit):
+            if error.subgroup(wanted) is not None:
+                return next(leaf for leaf in _leaves(error) if isinstance(leaf, wanted))
+        leaves = list(_leaves(error))
+        return leaves[0] if len(leaves) == 1 else error
+    return error
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Do what the interpreter does: text is an error message, None is success, of a number the last 8 bits count."""
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _place(error: BaseException) -> str:
+    """Return "file:line: " of the program's innermost frame, or nothing if none runs and the command line is wrong."""
+    frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, extract_tb(error.__traceback__)))
+    frames = [frame for frame in frames if _is_users(frame)]
+    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+
+
+def _without_machinery(error: BaseException) -> Iterator[str]:
+    told = TracebackException.from_exception(error)
+    for one in _chain(told):
+        users = [frame for frame in one.stack if _is_users(frame)]
+        if users:
+            one.stack = StackSummary.from_list(users)
+    return told.format()
+
+
+def _chain(told: TracebackException) -> Iterator[TracebackException]:
+    yield told
+    for one in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if one is not None:
+            yield from _chain(one)
+
+
+def _is_users(frame: FrameSummary) -> bool:
+    return not frame.filename.startswith(_MACHINERY)
+
+
+def _nobody_reads_stdout() -> bool:
+    """Whether the pipe behind stdout is closed at its other end: programs have pipes of their own, which matter."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # no poll on this system, no descriptor, or closed
+        return True
+    return any(event & select.POLLERR for _, event in watched.poll(0))
+
+
+def _discard_stdout() -> None:
+    """Let what is still buffered go nowhere, or the interpreter complains about it as it ends."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,56 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap.cli import main
+
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def overlap(capsys, monkeypatch, tmp_path):
+    """Return a function that runs the command line in this process, in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in [name for name in os.environ if name.startswith("OVERLAP_")]:
+        monkeypatch.delenv(name)
+
+    def run(*argv):
+        code = main(list(argv))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Return a function that starts the command as a process of its own, in an empty folder."""
+
+    def start(*argv, stdout=subprocess.PIPE, **variables):
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "overlap", *argv],
+            cwd=tmp_path,
+            env=plain | {"PYTHONPATH": ROOT} | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Return a function that writes a file into the folder of the test and returns its name."""
+
+    def write(text, name="train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return name
+
+    return write

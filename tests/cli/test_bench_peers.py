@@ -1,0 +1,172 @@
+import json
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from overlap import UsageError
+from overlap.cli.bench import peers, session
+from overlap.cli.bench.operations import OPERATIONS, Case, find
+from overlap.cli.bench.peer import Fabric, Spec, measure_rows
+from overlap.cli.bench.peers import PEERS, Peer, PeerUnavailableError, measure_peer, peers_named
+from overlap.cli.bench.sampling import Sampling, Times
+
+F32 = np.dtype(np.float32)
+CASES = [Case(operation=find("allr"), ranks=2, count=count, dtype=F32, in_place=True) for count in (2, 1 << 14)]
+SPEC = Spec.of(CASES, Sampling(iters=2, warmup=1))
+
+
+def test_what_peers_are_told_is_the_same_table():
+    assert Spec.from_json(SPEC.to_json()) == SPEC
+    assert SPEC.cases() == CASES
+    assert SPEC.sampling() == Sampling(iters=2, warmup=1)
+
+
+def test_peers_by_name():
+    assert [peer.name for peer in peers_named("mpi,gloo,mpi")] == ["mpi", "gloo"]
+    with pytest.raises(UsageError, match=r"--vs: 'nccl' is unknown; known are gloo, mpi"):
+        peers_named("gloo,nccl")
+
+
+# -- inside a peer -----------------------------------------------------------------------------------------------
+
+
+class Alone(Fabric):
+    """A world of one rank, which copies; it counts what it is asked for."""
+
+    rank, version = 0, "alone"
+
+    def __init__(self, *, right=True):
+        self.right, self.barriers, self.acts = right, 0, 0
+
+    def barrier(self):
+        self.barriers += 1
+
+    def action(self, case, x, out):
+        def act():
+            self.acts += 1
+            out[...] = x if self.right else 0
+
+        return act
+
+    def gather(self, numbers):
+        return [numbers.tolist()]
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(True, [0, 0]), (False, [2, 1 << 14])])
+def test_a_peer_samples_as_we_do_and_is_checked_too(right, wrong):
+    cases = [Case(operation=find("allr"), ranks=1, count=count, dtype=F32) for count in (2, 1 << 14)]
+    fabric = Alone(right=right)
+    rows = measure_rows(fabric, Spec.of(cases, Sampling(iters=3, warmup=1)))
+    assert [row["wrong"] for row in rows] == wrong
+    assert [[len(samples) for samples in row["samples_ns"]] for row in rows] == [[3], [3]]
+    assert fabric.barriers == 2 * (4 + 1)
+    assert fabric.acts == (4 * 50 + 1) + (4 * 1 + 1)
+
+
+# -- their processes ---------------------------------------------------------------------------------------------
+
+ANSWER = {
+    "version": "test 1",
+    "rows": [
+        {"wrong": 0, "samples_ns": [[1000, 2000], [500, 3000]]},
+        {"wrong": 3, "samples_ns": [[70, 80], [90, 60]]},
+    ],
+}
+
+
+@pytest.fixture
+def started():
+    """The processes that `fake` has started."""
+    return []
+
+
+@pytest.fixture
+def fake(started):
+    """Return a function that makes a peer whose ranks are the given programs."""
+
+    def make(*programs, module="json"):
+        def start(ranks, command, errors):
+            started.extend(peers._spawn([sys.executable, "-c", program], errors, {}) for program in programs)
+            return started
+
+        return Peer(name="fake", module=module, packages="fake-package", start=start)
+
+    return make
+
+
+def test_the_slowest_rank_counts_and_batches_are_divided(fake):
+    told = measure_peer(fake(f"print({json.dumps(ANSWER)!r})", "pass"), SPEC)
+    assert (told.name, told.version, told.wrong) == ("fake", "test 1", (0, 3))
+    assert told.times == (Times.of([20, 60]), Times.of([90, 80]))
+
+
+@pytest.mark.parametrize(
+    ("programs", "message"),
+    [
+        (("raise ValueError('no network')", "pass"), "fake: failed: ValueError: no network"),
+        (("print('{}')", "raise SystemExit(3)"), r"fake: failed: exit codes \[0, 3\]"),
+    ],
+)
+def test_a_peer_that_fails_is_a_remark(fake, programs, message):
+    with pytest.raises(PeerUnavailableError, match=message):
+        measure_peer(fake(*programs), SPEC)
+
+
+def test_a_peer_that_hangs_is_ended_with_all_its_processes(fake, started, monkeypatch):
+    monkeypatch.setattr(peers, "TIMEOUT_S", 0.01)
+    endless = "import threading; threading.Event().wait()"
+    with pytest.raises(PeerUnavailableError, match=r"fake: not finished after 0\.01 s, given up"):
+        measure_peer(fake(endless, endless), SPEC)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
+
+
+def test_a_peer_that_ignores_the_signal_is_killed(fake, started, monkeypatch):
+    monkeypatch.setattr(peers, "GRACE_S", 0.01)
+    deaf = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.close(1); signal.pause()"
+    monkeypatch.setattr(peers, "_told", lambda peer, ranks, errors: ranks[0].stdout.read() or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measure_peer(fake(deaf), SPEC)
+    assert started[0].returncode == -9
+
+
+def test_a_peer_that_is_not_installed_is_told_with_the_command(fake):
+    with pytest.raises(PeerUnavailableError) as caught:
+        measure_peer(fake(module="no_such_module_x"), SPEC)
+    assert str(caught.value) == "fake: no_such_module_x is not installed: pip install fake-package"
+
+
+@pytest.mark.parametrize(("op", "dtype"), [("mean", "float32"), ("sum", "bfloat16")])
+def test_what_a_peer_does_not_have_is_told(fake, op, dtype):
+    with pytest.raises(PeerUnavailableError, match=f"fake: has no {op} of {dtype}"):
+        measure_peer(fake(), replace(SPEC, op=op, dtype=dtype))
+
+
+def test_a_command_goes_on_without_a_missing_peer(overlap, fake, monkeypatch):
+    monkeypatch.setattr(
+        session, "peers_named", lambda text: [fake(module="no_such_module_x"), fake(f"print({json.dumps(ANSWER)!r})")]
+    )
+    code, out, err = overlap(
+        "bench", "allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "1", "--vs", "x", "--json", "a.json"
+    )
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "# fake: no_such_module_x is not installed: pip install fake-package" in lines
+    assert "# fake is test 1: processes, same sizes, same timing" in lines
+    assert [line.split()[0] for line in lines if line.endswith("x")] == ["8", "65536"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("name", PEERS)
+def test_real_peers_are_right(name, operation):
+    """Needs torch, or mpi4py and mpich, which the tests do not install."""
+    if find_spec(PEERS[name].module) is None:
+        pytest.skip(f"{PEERS[name].module} is not installed")
+    case = Case(operation=operation, ranks=2, count=1000, dtype=F32, in_place=operation.in_place, root=1)
+    assert measure_peer(PEERS[name], Spec.of([case], Sampling(iters=1, warmup=0))).wrong == (0,)

@@ -1,0 +1,140 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from overlap import RankFailedError, StallError, UsageError
+from overlap.cli import COMMANDS, failure, main
+
+
+def test_without_arguments_the_commands_are_listed(overlap):
+    code, out, err = overlap()
+    assert (code, err) == (0, "")
+    assert out == overlap("--help")[1]
+    for name, summary in COMMANDS.items():
+        assert f"    {name:<9} {summary[:40]}" in out
+
+
+def test_the_overview_loads_no_command():
+    loaded = "import sys; from overlap.cli import main; main(['--help']); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+    assert "overlap.cli.failure" in modules
+    assert [m for m in modules if m == "rich" or (m.startswith("overlap.cli.") and m != "overlap.cli.failure")] == []
+
+
+@pytest.mark.parametrize("name", ["run", "bench", "timeline", "topology"])
+def test_every_help_teaches_with_its_summary_in_the_list(overlap, name):
+    code, out, err = overlap(name, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: overlap {name} ")
+
+
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_help_has_two_examples(overlap, name):
+    examples = overlap(name, "--help")[1].partition("examples:")[2]
+    assert examples.count(f"  overlap {name} ") >= 2
+
+
+KNOWN = "known are demo, run, timeline, bench, topology"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["runn"], f"'runn' is not a command (did you mean run?); {KNOWN}"),
+        (["xyz"], f"'xyz' is not a command; {KNOWN}"),
+        (["bench"], "bench: the following arguments are required: OP (`overlap bench --help` explains)"),
+        (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
+        (["timeline", "none.json"], "none.json: cannot be read"),
+        (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
+    ],
+)
+def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
+    code, out, err = overlap(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"overlap: {message}")
+    assert err.count("\n") == 1
+
+
+def test_the_version_is_told(overlap):
+    code, out, err = overlap("--version")
+    assert (code, err) == (0, "")
+    assert out.startswith("overlap")
+
+
+# -- failures ----------------------------------------------------------------------------------------------------
+
+
+def raised(error):
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+NESTED_INTERRUPT = BaseExceptionGroup("", [KeyboardInterrupt()])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (UsageError("x: wrong\n  like this"), 2, "overlap: x: wrong; like this\n"),
+        (KeyboardInterrupt(), 130, "overlap: interrupted\n"),
+        (BaseExceptionGroup("", [ValueError(), NESTED_INTERRUPT]), 130, "overlap: interrupted\n"),
+        (StallError(2.0, ["rank 0: x"]), 1, "overlap: the world did not finish within timeout_s=2\n  rank 0: x\n"),
+        (SystemExit(None), 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(256), 0, ""),
+        (SystemExit("no data"), 1, "no data\n"),
+        (BaseExceptionGroup("", [SystemExit(4)]), 4, ""),
+        (ExceptionGroup("", [ExceptionGroup("", [UsageError("x: wrong")])]), 2, "overlap: x: wrong\n"),
+    ],
+)  # fmt: skip
+def test_what_is_told_and_the_exit_code(capsys, error, code, text):
+    assert failure.report(raised(error)) == code
+    assert capsys.readouterr() == ("", text)
+
+
+def test_several_errors_are_all_shown(capsys):
+    assert failure.report(raised(ExceptionGroup("both", [ValueError("one"), KeyError("two")]))) == 1
+    told = capsys.readouterr().err
+    assert "ValueError: one" in told
+    assert "KeyError: 'two'" in told
+
+
+def rank_failed(cause):
+    return RankFailedError(rank=1, cause=raised(cause), where="", doing=[], others={}, world_size=2)
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(5, 5), (0, 1), (None, 1)])
+def test_a_rank_that_exits_decides_the_code_but_is_never_a_success(capsys, exit_code, code):
+    assert failure.report(raised(rank_failed(SystemExit(exit_code)))) == code
+    assert capsys.readouterr().err.endswith(f"overlap: rank 1 failed: SystemExit: {exit_code}\n")
+
+
+def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
+    assert failure.report(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
+    assert "overlap: rank 1 failed: BrokenPipeError" in capfd.readouterr().err
+
+
+def test_an_interrupt_in_a_command_is_130(overlap, monkeypatch):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("overlap.cli.timeline.read_trace", interrupted)
+    assert overlap("timeline", "x.json") == (130, "", "overlap: interrupted\n")
+
+
+def test_an_error_of_our_own_keeps_its_frames(overlap, monkeypatch):
+    monkeypatch.setattr("overlap.cli.timeline.read_trace", None)
+    code, _, err = overlap("timeline", "x.json")
+    assert code == 1
+    assert f"{os.sep}timeline.py" in err
+    assert err.endswith("TypeError: 'NoneType' object is not callable\n")
+
+
+def test_main_reads_the_arguments_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["overlap", "nosuch"])
+    assert main() == 2
+    assert "'nosuch' is not a command" in capsys.readouterr().err
