@@ -30,7 +30,10 @@ class ComputeFuture(Future[T_co]):
         name: As given, or the function's name.
     """
 
+    __slots__ = ("_code", "_instruction", "args", "function", "name")
+
     def __init__(self, function: Callable[..., T_co], args: tuple[object, ...], name: str, frame: FrameType) -> None:
+        super().__init__()
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
         self._code, self._instruction = frame.f_code, frame.f_lasti

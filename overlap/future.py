@@ -44,13 +44,15 @@ class Future(Generic[T_co]):
     result. Futures may be passed to `rank.compute` and to collectives in place of values.
     """
 
-    # Class-level defaults keep construction short: it is on the path of every collective.
-    _done = False
-    _value: object = None
-    _failure: Failure | None = None
-    _waiters: list[Task] | None = None
-    _callbacks: list[Callable[[], None]] | None = None
-    _threads: list[threading.Event] | None = None
+    __slots__ = ("_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._value: object = None
+        self._failure: Failure | None = None
+        self._waiters: list[Task] | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._threads: list[threading.Event] | None = None
 
     @property
     def done(self) -> bool:
@@ -152,7 +154,10 @@ class Future(Generic[T_co]):
 class _Item(Future[object]):
     """The future of one item of another future's result; it holds nothing of its own."""
 
+    __slots__ = ("_index", "_whole")
+
     def __init__(self, whole: Future[object], index: object) -> None:
+        super().__init__()
         self._whole, self._index = whole, index
 
     @property

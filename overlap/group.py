@@ -90,12 +90,9 @@ class Group(Calls):
         pairs: tuple[tuple[int, int], ...] = (),
     ) -> CollectiveFuture[Array]:
         port = self._ports.get(stream) or self._open_port(stream)
-        operation: CollectiveFuture[Array] = CollectiveFuture()
-        operation.kind, operation.group, operation.port = kind, self, port
         if out is not None:
             check_writable(out, "out")
-        operation.out, operation.input = out, x
-        operation._asked = (op, root, pairs)
+        operation: CollectiveFuture[Array] = CollectiveFuture(kind, self, port, x, out, (op, root, pairs))
         if not isinstance(x, Future):
             operation.prepare()
         self._launch(operation, frame, priority, name)
@@ -118,8 +115,7 @@ class Group(Calls):
         if not isinstance(tag, int) or not 0 <= tag < _TAGS:
             raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
         port = self._p2p_port(peer, tag, stream, sending=sending)
-        operation: CollectiveFuture[Array] = CollectiveFuture()
-        operation.kind, operation.group, operation.port, operation.input = Collective.P2P, self, port, x
+        operation: CollectiveFuture[Array] = CollectiveFuture(Collective.P2P, self, port, x, None)
         if not sending:
             _receive_like(operation, like)
         elif x is None:

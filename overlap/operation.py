@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 import trio
 
-from .collectives.call import Call, call
+from .collectives.call import Call, Pairs, call
 from .collectives.kinds import Collective
 from .collectives.reduce import OPS, Array
 from .errors import UsageError
@@ -43,31 +43,46 @@ class CollectiveFuture(Future[T_co]):
         name: As given by the caller, or the operation's name.
     """
 
-    # Filled in by the issuing group; class-level defaults keep construction short.
-    kind: Collective
-    group: Group
-    port: Port
-    name: str
-    call: Call  # what all ranks must agree on; set once the input is there
-    _code: CodeType
-    _instruction: int
-    seq = -1
-    priority = 0
-    doom: Failure | None = None  # what it ends with once its bytes have stopped
-    urgency = 0  # how its messages are ordered: by priority, then by age
-    issued_ns = 0
-    started_ns = 0
-    active = False  # in its stream's window
-    algorithm = "direct"
-    input: object = None  # what the caller passed: an array, a future of one, or None
-    source: Array | None = None  # the array the operation reads
-    out: Array | None = None  # the array the caller will get
-    target: Array | None = None  # a view of `out` that stays writable
-    lent: tuple[Array, ...] = ()
-    scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
-    running = False  # its bytes are moving
-    _input_lent = False
-    _asked: tuple[str | None, int, tuple[tuple[int, int], ...]] = (None, 0, ())  # op, root, pairs
+    __slots__ = (
+        "_asked", "_code", "_input_lent", "_instruction", "active", "algorithm", "call", "doom", "group", "input",
+        "issued_ns", "kind", "lent", "name", "out", "port", "priority", "running", "scope", "seq", "source",
+        "started_ns", "target", "urgency",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: Collective,
+        group: Group,
+        port: Port,
+        x: object,
+        out: Array | None,
+        asked: tuple[str | None, int, Pairs] = (None, 0, ()),
+    ) -> None:
+        # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
+        self._done = False
+        self._value = self._failure = self._waiters = self._callbacks = self._threads = None
+        self.kind, self.group, self.port = kind, group, port
+        self.input = x  # what the caller passed: an array, a future of one, or None
+        self.out = out  # the array the caller will get
+        self._asked = asked  # op, root, pairs
+        self.call: Call  # what all ranks must agree on; known once the input is there
+        self.source: Array | None = None  # the array the operation reads
+        self.target: Array | None = None  # a view of `out` that stays writable
+        self.lent: tuple[Array, ...] = ()  # what is to be given back
+        self._input_lent = False
+        self.name: str
+        self.seq: int
+        self.priority: int
+        self.urgency: int  # how its messages are ordered: by priority, then by age
+        self._code: CodeType
+        self._instruction: int
+        self.issued_ns: int
+        self.started_ns: int
+        self.active = False  # in its stream's window
+        self.running = False  # its bytes are moving
+        self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
+        self.doom: Failure | None = None  # what it ends with once its bytes have stopped
+        self.algorithm = "direct"
 
     @property
     def op(self) -> str:
@@ -168,17 +183,15 @@ class CollectiveFuture(Future[T_co]):
 
     def lend(self) -> None:
         """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
-        x, out = self.input, self.out
+        x, out, loans = self.input, self.out, self.port.stream.rank._loans
         if out is not None and self.target is None:
             self.target = out.view()
-            self._lend(out)
+            self.lent = (out,)
+            loans.take(out)
         if not self._input_lent and x is not out and isinstance(x, np.ndarray):
             self._input_lent = True
-            self._lend(x)
-
-    def _lend(self, array: Array) -> None:
-        self.port.stream.rank._loans.take(array)
-        self.lent = (*self.lent, array)
+            self.lent = (*self.lent, x)
+            loans.take(x)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape."""
