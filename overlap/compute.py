@@ -32,6 +32,8 @@ class ComputeFuture(Future[T_co]):
 
     __slots__ = ("_code", "_instruction", "args", "function", "name")
 
+    lent = ()  # no arrays are lent to computes
+
     def __init__(self, function: Callable[..., T_co], args: tuple[object, ...], name: str, frame: FrameType) -> None:
         super().__init__()
         self.function: Callable[..., T_co] | None = function

@@ -107,5 +107,6 @@ class Engine:
 
 def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
     end_ns = perf_counter_ns()
+    meeting = operations[0].describe(pattern, met_ns)
     for operation in operations:
-        operation.finish(met_ns, end_ns, pattern)
+        operation.finish(end_ns, meeting)

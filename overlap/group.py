@@ -136,9 +136,6 @@ class Group(Calls):
         operation.seq = port.next_seq
         port.next_seq += 1
         operation.priority = priority + stream.priority
-        owner = self._owner
-        owner._issued += 1
-        operation.urgency = (operation.priority << 40) + owner._issued
         operation.name = name or operation.kind._value_
         operation._code, operation._instruction = frame.f_code, frame.f_lasti
         operation.issued_ns = operation.started_ns = perf_counter_ns()

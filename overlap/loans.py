@@ -3,48 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .collectives.reduce import Array
+
+if TYPE_CHECKING:
+    from .rank import Issued
 
 __all__ = ["Loans"]
 
 
 class Loans:
-    """Knows who uses an array: the first user makes it read-only, the last one gives it back.
+    """Knows which arrays of a rank are in use: the first user makes one read-only, the last one gives it back.
 
     Only the array object itself is guarded: other views of the same memory stay writable, numpy cannot reach them.
     Arrays that were read-only to begin with are left alone.
     """
 
-    __slots__ = ("_unreturned", "_users")
+    __slots__ = ("_shared", "_unfinished", "_unreturned")
 
-    def __init__(self) -> None:
-        self._users: dict[int, int] = {}
+    def __init__(self, unfinished: Iterable[Issued]) -> None:
+        self._unfinished = unfinished  # where an array that is read-only already may be lent to
+        self._shared: dict[int, int] = {}  # users of the arrays that have several
         self._unreturned: list[Array] = []
 
-    def take(self, array: Array) -> None:
-        """Guard `array`; the caller keeps it alive until `give_back`."""
+    def take(self, array: Array) -> bool:
+        """Guard `array` and say whether it must be given back."""
         if array.flags.writeable:
             array.setflags(write=False)
-            self._users[id(array)] = 1
-        elif id(array) in self._users:
-            self._users[id(array)] += 1
+            return True
+        if id(array) in self._shared:
+            self._shared[id(array)] += 1
+            return True
+        if any(array is lent for operation in self._unfinished for lent in operation.lent):
+            self._shared[id(array)] = 2
+            return True
+        return False
 
     def give_back(self, arrays: Iterable[Array]) -> None:
         """Undo one `take` of each array."""
-        users = self._users
         for array in arrays:
-            count = users.pop(id(array), 0)
-            if count > 1:
-                users[id(array)] = count - 1
-            elif count:
-                try:
-                    array.setflags(write=True)
-                except ValueError:  # a view whose base is itself in flight: numpy refuses until the base is back
-                    self._unreturned.append(array)
-                else:
-                    if self._unreturned:
-                        self._retry()
+            if self._shared and self._still_used(array):
+                continue
+            try:
+                array.setflags(write=True)
+            except ValueError:  # a view whose base is itself in flight: numpy refuses until the base is back
+                self._unreturned.append(array)
+            else:
+                if self._unreturned:
+                    self._retry()
+
+    def _still_used(self, array: Array) -> bool:
+        users = self._shared.pop(id(array), 1) - 1
+        if users > 1:
+            self._shared[id(array)] = users
+        return users > 0
 
     def _retry(self) -> None:
         waiting, self._unreturned = self._unreturned, []

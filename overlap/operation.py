@@ -19,7 +19,7 @@ from .collectives.kinds import Collective
 from .collectives.reduce import OPS, Array
 from .errors import UsageError
 from .future import Failure, Future, resolve
-from .timeline.spans import call_site
+from .timeline.spans import RawMeeting, call_site
 
 if TYPE_CHECKING:
     from .group import Group
@@ -46,7 +46,7 @@ class CollectiveFuture(Future[T_co]):
     __slots__ = (
         "_asked", "_code", "_input_lent", "_instruction", "active", "algorithm", "call", "doom", "group", "input",
         "issued_ns", "kind", "lent", "name", "out", "port", "priority", "running", "scope", "seq", "source",
-        "started_ns", "target", "urgency",
+        "started_ns", "target",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,6 @@ class CollectiveFuture(Future[T_co]):
         self.name: str
         self.seq: int
         self.priority: int
-        self.urgency: int  # how its messages are ordered: by priority, then by age
         self._code: CodeType
         self._instruction: int
         self.issued_ns: int
@@ -83,6 +82,11 @@ class CollectiveFuture(Future[T_co]):
         self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
         self.doom: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
+
+    @property
+    def urgency(self) -> int:
+        """How its messages are ordered on a wire: by priority, then by age."""
+        return (self.priority << 64) + self.issued_ns
 
     @property
     def op(self) -> str:
@@ -186,12 +190,12 @@ class CollectiveFuture(Future[T_co]):
         x, out, loans = self.input, self.out, self.port.stream.rank._loans
         if out is not None and self.target is None:
             self.target = out.view()
-            self.lent = (out,)
-            loans.take(out)
+            if loans.take(out):
+                self.lent = (out,)
         if not self._input_lent and x is not out and isinstance(x, np.ndarray):
             self._input_lent = True
-            self.lent = (*self.lent, x)
-            loans.take(x)
+            if loans.take(x):
+                self.lent = (*self.lent, x)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape."""
@@ -209,21 +213,21 @@ class CollectiveFuture(Future[T_co]):
             return self.call.root == position
         return kind is not Collective.BARRIER and (kind is not Collective.P2P or position == 1)
 
-    def finish(self, met_ns: int, end_ns: int, pattern: Call) -> None:
+    def describe(self, pattern: Call, met_ns: int) -> RawMeeting:
+        """Return what the timeline keeps of this operation for all of its ranks."""
+        return (
+            pattern.kind._value_, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype, met_ns
+        )  # fmt: skip
+
+    def finish(self, end_ns: int, meeting: RawMeeting) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
             stream = self.port.stream
-            stream.rank.record(
-                (
-                    "comm", stream.name, self.name, self.started_ns, end_ns,
-                    (
-                        self.kind._value_, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype,
-                        self.issued_ns, met_ns, self.priority, (self._code, self._instruction),
-                    ),
-                )
-            )  # fmt: skip
-            self._conclude(self.out, None)
-        self.release()
+            info = (meeting, self.issued_ns, self.priority, self._code, self._instruction)
+            stream.rank.record(("comm", stream.name, self.name, self.started_ns, end_ns, info))
+            result = self.out
+            self.release()  # first: who is told may want the same arrays at once
+            self._conclude(result, None)
 
     def fail(self, failure: Failure) -> None:
         """End badly: the error goes to whoever awaits, and fails the rank if nobody does.
@@ -236,8 +240,8 @@ class CollectiveFuture(Future[T_co]):
             self.doom = self.doom or failure
             self._stop()
         else:
-            self._conclude(None, failure)
             self.release()
+            self._conclude(None, failure)
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""

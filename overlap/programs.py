@@ -62,7 +62,7 @@ class Programs:
             channel.fail_one(meeting, operation, failure)
         elif not operation.done:
             met_ns = max(end.started_ns for end in meeting.arrived if end is not None)
-            operation.finish(met_ns, perf_counter_ns(), cast("Call", meeting.pattern))
+            operation.finish(perf_counter_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
 
     async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:
         schedule, program = self._compile(operation, pattern)

@@ -54,9 +54,8 @@ class Rank(Calls):
         self.recorder = Recorder(rank)
         self.record = self.recorder.append
         self._world = world
-        self._loans = Loans()
         self._unfinished: dict[Issued, None] = {}
-        self._issued = 0
+        self._loans = Loans(self._unfinished)
         self._doing: list[str] = []  # what was unfinished when it was abandoned
         self._draining: trio.Event | None = None
         self._unseen: list[Issued] = []

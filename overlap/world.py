@@ -20,7 +20,7 @@ from .collectives.select import choose
 from .engine import Engine
 from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError
 from .meeting import Channel
-from .process import BlasLimit, short_switch_interval
+from .process import BlasLimit, tuned
 from .rank import Rank
 from .settings import from_environment, next_trace_path
 from .timeline.spans import Timeline
@@ -179,7 +179,7 @@ class World:
         results: dict[int, T] = {}
         if timeout_s is not None:
             self._scope.deadline = trio.current_time() + timeout_s
-        with short_switch_interval(), self._scope:
+        with tuned(), self._scope:
             try:
                 async with trio.open_nursery() as nursery:
                     for rank in self._ranks:

@@ -16,8 +16,11 @@ Clock: TypeAlias = Literal["real", "virtual"]
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 """Name, and if possible the ranks: groups of one name (the axes of a mesh) are told apart by them."""
 
-RawCollective: TypeAlias = tuple[str, str, RawGroup, int, int, object, int, int, int, "str | tuple[CodeType, int]"]
-"""(op, algorithm, group, seq, nbytes, dtype, issued_ns, met_ns, priority, call_site), see `CollectiveInfo`."""
+RawMeeting: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
+"""(op, algorithm, group, seq, nbytes, dtype, met_ns): what all ranks of one collective share, made once for all of them."""
+
+RawCollective: TypeAlias = tuple[RawMeeting, int, int, str | CodeType, int]
+"""(meeting, issued_ns, priority, code, instruction): one rank's part; a text in place of the code is the call site."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | int | None]
 """(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, step its index, compute None."""
@@ -157,12 +160,12 @@ def call_site(code: CodeType, instruction: int) -> str:
 
 
 def _collective(raw: RawCollective, start_ns: int, end_ns: int) -> CollectiveInfo:
-    op, algorithm, group, seq, nbytes, dtype, issued_ns, met_ns, priority, place = raw
+    (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, place, instruction = raw
     name, ranks = (group, ()) if isinstance(group, str) else group
     return CollectiveInfo(
         op=op, algorithm=algorithm, group=name, ranks=ranks, seq=seq, nbytes=nbytes,
         dtype="" if dtype is None else str(dtype), issued_ns=issued_ns, met_ns=met_ns, priority=priority,
-        call_site=place if isinstance(place, str) else call_site(*place), start_ns=start_ns, end_ns=end_ns,
+        call_site=place if isinstance(place, str) else call_site(place, instruction), start_ns=start_ns, end_ns=end_ns,
     )  # fmt: skip
 
 

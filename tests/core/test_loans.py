@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import trio
+from trio.testing import wait_all_tasks_blocked
 
 import overlap
 
@@ -102,7 +102,7 @@ def test_out_is_guarded_while_the_input_does_not_exist_yet_and_the_input_once_it
         rank.send(np.ones(1), rank.rank)
         await late
         if rank.rank == 0:
-            await trio.testing.wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
             seen.append(guarded(made, out))
             await rank.send(np.ones(1), 1)
         await future

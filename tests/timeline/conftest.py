@@ -14,7 +14,13 @@ def record_step(recorder, step, world, *, late_ns=0, world_last_ns=0):
         recorder.append(("compute", "compute", f"backward {layer}", back, back + 900_000, None))
         active, met = back + 950_000, back - late_ns + world_last_ns + 950_000
         end = begin + 5_950_000 + world_last_ns + layer * 1_400_000
-        info = ("all_reduce", "ring", world, step * 4 + layer, 4096, "float32", back + 900_000, met, 0, "train.py:41")
+        info = (
+            ("all_reduce", "ring", world, step * 4 + layer, 4096, "float32", met),
+            back + 900_000,
+            0,
+            "train.py:41",
+            0,
+        )
         recorder.append(("comm", "comm", f"all_reduce {layer}", active, end, info))
     recorder.append(("step", "step", f"step {step}", begin, begin + 11_500_000 + step * 100_000, step))
 

@@ -10,7 +10,7 @@ import overlap.timeline
 from overlap.timeline import Recorder, Timeline
 
 ROOT = Path(overlap.timeline.__file__).parents[2]
-INFO = ("all_reduce", "ring", "dp", 7, 64, "bfloat16", 10, 35, -1, "train.py:4")
+INFO = (("all_reduce", "ring", "dp", 7, 64, "bfloat16", 35), 10, -1, "train.py:4", 0)
 
 
 def test_each_kind_becomes_its_span():
@@ -41,9 +41,9 @@ def test_what_recording_leaves_raw_is_put_into_words_when_read():
     other = compile("\nx = 1", "/nowhere/else.py", "exec")
     recorder = Recorder(0)
     for place in ((code, 2), (other, 2)):
-        info = ("all_reduce", "ring", ("tp", (2, 0)), 7, 64, np.dtype("float32"), 10, 35, -1, place)
+        info = (("all_reduce", "ring", ("tp", (2, 0)), 7, 64, np.dtype("float32"), 35), 10, -1, *place)
         recorder.append(("comm", "comm", "all_reduce", 20, 50, info))
-    recorder.append(("comm", "comm", "barrier", 20, 50, ("barrier", "", "tp", 8, 0, None, 10, 35, 0, "")))
+    recorder.append(("comm", "comm", "barrier", 20, 50, (("barrier", "", "tp", 8, 0, None, 35), 10, 0, "", 0)))
     first, second, barrier = (span.info for span in recorder.spans())
     assert (first.group, first.ranks, first.dtype, first.call_site) == ("tp", (2, 0), "float32", "lib/train.py:3")
     assert second.call_site == "else.py:2"
