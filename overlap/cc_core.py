@@ -147,8 +147,7 @@ class _Core:
     async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
         """Move or add `incoming` into `target`, in worker threads if it is large."""
         work = self._addition(step, incoming, target) if step.op is Op.ADD else self._move(step, incoming, target)
-        nbytes = max(incoming.nbytes, target.nbytes)
-        if nbytes <= INLINE_BYTES:
+        if incoming.nbytes + target.nbytes <= INLINE_BYTES:
             with np.errstate(all="ignore"):  # as in the worker threads
                 work(slice(None))
         else:

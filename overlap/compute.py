@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -54,8 +54,7 @@ class ComputeStream:
 
     def __init__(self, rank: Rank, token: TrioToken) -> None:
         self._rank, self._token = rank, token
-        self._queue: deque[ComputeFuture[object]] = deque()
-        self._changed = threading.Condition()
+        self._queue: SimpleQueue[ComputeFuture[object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._exited = trio.Event()
         self._stopped = False
@@ -66,9 +65,7 @@ class ComputeStream:
             self._rank._world.limit_blas()
             self._thread = threading.Thread(target=self._work, name=f"overlap-rank-{self._rank.rank}", daemon=True)
             self._thread.start()
-        with self._changed:
-            self._queue.append(operation)
-            self._changed.notify()
+        self._queue.put(operation)
 
     def abandon(self, operation: ComputeFuture[object], error: BaseException) -> None:
         """Fail an operation that has not run because the world has failed; the loop's thread only."""
@@ -78,9 +75,8 @@ class ComputeStream:
 
     def stop(self) -> None:
         """Let the function that is running finish, and no other start; any thread."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self._queue.put(None)
 
     async def ended(self) -> None:
         """Wait until the thread has ended; `stop` first."""
@@ -88,15 +84,9 @@ class ComputeStream:
             await self._exited.wait()
             self._thread.join()
 
-    def _take(self) -> ComputeFuture[object] | None:
-        with self._changed:
-            while not self._queue and not self._stopped:
-                self._changed.wait()
-            return None if self._stopped else self._queue.popleft()
-
     def _work(self) -> None:
         try:
-            while (operation := self._take()) is not None:
+            while (operation := self._queue.get()) is not None and not self._stopped:
                 self._run(operation)
                 del operation
         finally:

@@ -18,6 +18,7 @@ SCATTERING = ("reduce_scatter", "all_to_all", "scatter")
 JOINING = ("all_gather", "gather")
 KINDS = tuple(REFERENCES)
 
+FLOAT64 = np.dtype(np.float64)
 FEW_VARIANTS = 8
 MANY = 10_000  # elements that take longer to draw than to reduce
 
@@ -31,7 +32,7 @@ class Case:
 
     kind: str
     shape: tuple[int, ...]
-    dtype: np.dtype = np.dtype(np.float64)
+    dtype: np.dtype = FLOAT64
     kwargs: dict[str, object] = field(default_factory=dict)
 
     def input(self, rank: int) -> Array:

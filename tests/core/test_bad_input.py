@@ -40,14 +40,14 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("byte order", lambda r: r.all_reduce(np.ones(2, ">f4")), "^x: dtype >f4 cannot be .*; convert it to native byte"),
     ("ragged", lambda r: r.all_reduce([[1], [1, 2]]), "^x: cannot make an array of list: "),
     # shapes
-    ("scalar to gather", lambda r: r.all_gather(np.float64(1)), "^x: all_gather works along axis 0, got a 0-dimensional"),
+    ("scalar to gather", lambda r: r.all_gather(np.float64(1)), "^x: all_gather works along axis 0, got a 0-dim"),
     ("scalar to scatter", lambda r: r.scatter(1.0, 1), "^x: scatter works along axis 0, got a 0-dimensional"),
     ("odd blocks", lambda r: r.reduce_scatter(np.ones(3)),
      r"^x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape \(3,\)$"),
     ("odd rows", lambda r: r.all_to_all(np.ones((5, 2))),
      r"^x: all_to_all needs axis 0 divisible by the group's 2 ranks, got shape \(5, 2\)$"),
     # op
-    ("unknown op", lambda r: r.all_reduce(X, "median"), "^op: 'median' is unknown; known are sum, mean, max, min, prod$"),
+    ("unknown op", lambda r: r.all_reduce(X, "median"), "^op: 'median' is .*; known are sum, mean, max, min, prod$"),
     ("no op", lambda r: r.all_reduce(X, None), "^op: None is unknown; known are sum"),
     ("list of ops", lambda r: r.reduce(X, 0, ["sum"]), r"^op: \['sum'\] is unknown; known are sum"),
     ("ufunc", lambda r: r.reduce_scatter(X, np.add), "^op: <ufunc 'add'> is unknown; known are sum"),
@@ -89,13 +89,16 @@ REFUSED: list[tuple[str, Callable[[R], object], str]] = [
     ("shape of out", lambda r: r.all_reduce(X, out=np.ones(5)), r"^out: expected float64 \(4,\), got float64 \(5,\)$"),
     ("dtype of out", lambda r: r.all_reduce(X, out=np.ones(4, "f4")),
      r"^out: expected float64 \(4,\), got float32 \(4,\)$"),
-    ("out of a gather", lambda r: r.all_gather(X, out=np.ones(4)), r"^out: expected float64 \(8,\), got float64 \(4,\)$"),
+    ("out of a gather", lambda r: r.all_gather(X, out=np.ones(4)),
+     r"^out: expected float64 \(8,\), got float64 \(4,\)$"),
     ("out of a scatter", lambda r: r.reduce_scatter(X, out=np.ones(4)), r"^out: expected float64 \(2,\), got float64 "),
-    ("scattered out", lambda r: r.all_reduce(X, out=np.ones(8)[::2]), r"^out: must be C-contiguous, got strides \(16,\)"),
+    ("scattered out", lambda r: r.all_reduce(X, out=np.ones(8)[::2]),
+     r"^out: must be C-contiguous, got strides \(16,\)"),
     ("read-only out", lambda r: r.all_reduce(X, out=frozen(np.ones(4))), "^out: is read-only"),
     ("read-only out for nothing yet", lambda r: r.broadcast(None, 0, frozen(np.ones(4))), "^out: is read-only"),
     ("a list for nothing yet", lambda r: r.scatter(None, 0, [0.0]), "^out: expected a numpy array, got list$"),
-    ("out of a future", lambda r: r.all_reduce(r.compute(np.ones, 2), out=[0.0]), "^out: expected a numpy array, got list$"),
+    ("out of a future", lambda r: r.all_reduce(r.compute(np.ones, 2), out=[0.0]),
+     "^out: expected a numpy array, got list$"),
     ("out away from the root", lambda r: r.reduce(X, 0, out=np.ones(4)),
      "^out: only the root 0 of reduce gets a result, this is rank 1$"),
     ("gather away from the root", lambda r: r.gather(X, 0, out=np.ones(8)),
@@ -201,7 +204,7 @@ def test_futures_are_checked_when_they_are_there() -> None:
 def test_a_future_whose_array_overlaps_out() -> None:
     async def main(rank: R) -> None:
         base = np.ones(6)
-        with pytest.raises(UsageError, match="^out: overlaps x"):
+        with pytest.raises(UsageError, match=r"^out: overlaps x"):
             await rank.all_reduce(rank.compute(lambda: base[2:5]), out=base[:3])
         assert base.flags.writeable
 
@@ -233,12 +236,12 @@ def test_worlds_that_cannot_be(kwargs: dict[str, object], message: str) -> None:
 
 
 def test_an_unknown_cluster_names_the_known_ones() -> None:
-    with pytest.raises(topology.TopologyError, match="trn9.*trn1.32xlarge"):
+    with pytest.raises(topology.TopologyError, match=r"trn9.*trn1\.32xlarge"):
         overlap.run(nothing, cluster="trn9", timeout_s=TIMEOUT_S)
 
 
 def test_a_program_that_is_no_function() -> None:
-    with pytest.raises(UsageError, match="^main: expected an async function, got int$"):
+    with pytest.raises(UsageError, match=r"^main: expected an async function, got int$"):
         overlap.run(3, ranks=1)  # type: ignore[arg-type]
 
 

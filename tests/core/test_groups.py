@@ -10,7 +10,7 @@ from .worlds import FEW_PATHS, run
 
 
 def mine(rank: overlap.Rank) -> np.ndarray:
-    return np.array([10 ** rank.rank])
+    return np.array([10**rank.rank])
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -170,13 +170,13 @@ def test_groups_that_cannot_be(ranks: list[int], message: str) -> None:
 
 def test_meshes_that_cannot_be() -> None:
     async def main(rank: overlap.Rank) -> None:
-        with pytest.raises(UsageError, match="^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4$"):
+        with pytest.raises(UsageError, match=r"^axes: dp=2 x tp=3 makes 6 ranks, but the world has 4$"):
             rank.mesh(dp=2, tp=3)
-        with pytest.raises(UsageError, match="^axes: none makes 1 ranks, but the world has 4$"):
+        with pytest.raises(UsageError, match=r"^axes: none makes 1 ranks, but the world has 4$"):
             rank.mesh()
-        with pytest.raises(UsageError, match="^dp: an axis needs at least 1 rank, got 0$"):
+        with pytest.raises(UsageError, match=r"^dp: an axis needs at least 1 rank, got 0$"):
             rank.mesh(dp=0, tp=4)
-        with pytest.raises(UsageError, match="^axis: 'ep' is unknown; known are dp, tp$"):
+        with pytest.raises(UsageError, match=r"^axis: 'ep' is unknown; known are dp, tp$"):
             rank.mesh(dp=2, tp=2)["ep"]
 
     assert run(main, 4) == [None] * 4

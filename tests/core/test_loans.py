@@ -183,7 +183,7 @@ def test_an_out_in_flight_cannot_be_used_again() -> None:
     async def main(rank: overlap.Rank) -> None:
         out = np.zeros(1)
         future = rank.recv(out, 0)
-        with pytest.raises(overlap.UsageError, match="^out: is read-only"):
+        with pytest.raises(overlap.UsageError, match=r"^out: is read-only"):
             rank.all_reduce(np.ones(1), out=out)
         rank.send(np.ones(1), 0)
         await future

@@ -86,13 +86,14 @@ def test_the_message() -> None:
     async def main(rank: overlap.Rank) -> str:
         group = rank.group([1, 0], name="dp")
         await group.barrier()
+        if rank.rank == 0:
+            lines[0] = _getframe().f_lineno + 1
+            future = group.all_reduce(np.ones((2, 2)), "prod")
+        else:
+            lines[1] = _getframe().f_lineno + 1
+            future = group.all_gather(np.ones(4, np.int16))
         with pytest.raises(CollectiveMismatchError) as caught:
-            if rank.rank == 0:
-                lines[0] = _getframe().f_lineno + 1
-                await group.all_reduce(np.ones((2, 2)), "prod")
-            else:
-                lines[1] = _getframe().f_lineno + 1
-                await group.all_gather(np.ones(4, np.int16))
+            await future
         return str(caught.value)
 
     first, second = run(main, 2)

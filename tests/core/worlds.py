@@ -38,11 +38,7 @@ def failing() -> Iterator[list[overlap.RankFailedError]]:
 
 
 class Turns:
-    """Lets the ranks of one world pass one after the other, so that a test decides who comes first.
-
-        async with turns.of(rank.rank):
-            ...issue...
-    """
+    """Lets the ranks of one world pass one after the other, so that a test decides who comes first."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self._order = tuple(order)
@@ -50,7 +46,7 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, rank: int) -> AsyncIterator[None]:
-        """Wait for the turn of `rank`; leaving lets the next one in."""
+        """Be inside when it is the turn of `rank`; leaving lets the next one in."""
         place = self._order.index(rank)
         if place:
             await self._passed[self._order[place - 1]].wait()
