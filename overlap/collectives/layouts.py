@@ -5,19 +5,29 @@ They take geometry as numbers: which ranks share a device, in which order a ring
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..errors import ScheduleError
+from . import pattern as read
 from .generators.doubling import halving_doubling
-from .generators.hierarchical import compose
+from .generators.hierarchical import compose, stages, with_inner
 from .generators.kangaring import kangaring
 from .generators.mesh import mesh
 from .pattern import Ints, Pattern, owners, spread
+from .pipeline import pipelined
+from .schedule import Schedule
 
-__all__ = ["device_cube", "kangarings", "relabelled", "side_by_side"]
+__all__ = ["READINGS", "device_cube", "kangarings", "relabelled", "side_by_side", "two_levels"]
+
+READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
+    "all_reduce": read.all_reduce,
+    "reduce_scatter": read.reduce_scatter,
+    "all_gather": read.all_gather,
+}
+"""The collectives that one pattern gives, and that compose from two levels."""
 
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
@@ -113,3 +123,22 @@ def kangarings(size: int, pairs: Sequence[tuple[int, int]], orders: Sequence[Seq
     """
     flat = [rank for pair in pairs for rank in pair]
     return relabelled(side_by_side([kangaring(size, order=order) for order in orders]), flat)
+
+
+def two_levels(collective: str, between: Pattern | Schedule, inside: Pattern, slices: int = 1) -> Schedule:
+    """Compose a collective over nodes and ranks inside them, numbered node by node.
+
+    Cost: the sum of the steps of both levels; between nodes 1 / ranks_per_node of what a flat algorithm moves there.
+
+    Args:
+        collective: One of `READINGS`.
+        between: Pattern over nodes, or the table of an all-reduce over nodes.
+        inside: Pattern over the ranks of one node.
+        slices: Cut the data in so many pieces, and pipeline them through the phases.
+    """
+    if isinstance(between, Schedule):
+        schedule, starts = with_inner(read.all_reduce("hierarchical", inside), between, inside.size)
+    else:
+        schedule = READINGS[collective]("hierarchical", compose(between, inside))
+        starts = stages(collective, between.steps, inside.steps)
+    return pipelined(schedule, starts, slices)

@@ -1,17 +1,36 @@
-"""Which algorithm a collective uses when it travels as a program."""
+"""Which algorithm a collective becomes.
+
+`plan` decides by cost on a modelled machine. `choose` decides for the engine, which knows of no machine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 from ..errors import UsageError
 from .generators import GENERATORS
+from .schedule import ROOTED, Schedule
+from .verify import verify
 
-__all__ = ["DIRECT", "algorithms", "choose"]
+if TYPE_CHECKING:
+    from topology import Cluster
+
+    from .cost.maxplus import Breakdown
+    from .cost.option import Option, Price, Rejected
+
+__all__ = ["DIRECT", "Alternative", "Busiest", "Plan", "algorithms", "choose", "plan", "size_class"]
 
 DIRECT = "direct"
 
 # Below this a step's latency costs more than its bytes: one exchange of everything beats p - 1 small ones.
 # MPICH switches all-reduce at the same size (pmodels/mpich: MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE = 2048).
 SHORT_BYTES = 2048
+
+# Size classes in each power of two: a class is a quarter wide, less than the cost of a wrong choice in it.
+_CLASSES_PER_OCTAVE = 4
 
 
 def algorithms() -> list[str]:
@@ -39,3 +58,237 @@ def choose(collective: str, size: int, nbytes: int, *, preferred: str | None = N
     if collective == "all_reduce" and nbytes <= SHORT_BYTES:
         return "recursive_doubling"
     return "ring" if "ring" in known and nbytes > SHORT_BYTES else "mesh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """An algorithm that was considered.
+
+    Attributes:
+        algorithm: its name.
+        detail: what it is made of; may be empty.
+        predicted_s: its time, None if it does not apply.
+        why_not: why it does not apply, None if it does.
+    """
+
+    algorithm: str
+    detail: str = ""
+    predicted_s: float | None = None
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busiest:
+    """The wire that is busy longest.
+
+    Attributes:
+        kind: of the wire.
+        name: its ends.
+        busy_s: how long bytes are on it.
+    """
+
+    kind: str
+    name: str
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a collective becomes on a machine, and why.
+
+    Attributes:
+        op: the collective.
+        nbytes: of the whole vector: the larger one of a rank's input and output.
+        ranks: world ranks of the group, in group order.
+        cluster: name of the machine.
+        dtype: of the elements.
+        algorithm: the cheapest.
+        detail: what it is made of; may be empty.
+        slices: pieces that the data is cut in.
+        predicted_s: from the last rank's call to the last rank's result.
+        extrapolated: whether no published measurement of this shape went into the model.
+        breakdown: where the time goes.
+        steps: steps in which anything travels, with the data in one piece.
+        bytes_per_rank: sent by the busiest rank.
+        hops: kinds of wires, and how many the longest way of every step crosses.
+        busiest: the wire that is busy longest, None if nothing travels.
+        alternatives: all others, the fastest first, then those that do not apply.
+        reason: why it won.
+    """
+
+    op: str
+    nbytes: int
+    ranks: tuple[int, ...]
+    cluster: str
+    dtype: str
+    algorithm: str
+    detail: str
+    slices: int
+    predicted_s: float
+    extrapolated: bool
+    breakdown: Breakdown
+    steps: int
+    bytes_per_rank: int
+    hops: tuple[tuple[str, int], ...]
+    busiest: Busiest | None
+    alternatives: tuple[Alternative, ...]
+    reason: str
+    _option: Option = field(repr=False, compare=False)
+
+    def schedule(self) -> Schedule:
+        """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
+
+        Raises:
+            ScheduleError: If the table does not compute the collective.
+        """
+        return _proved(self._option, self.slices)
+
+
+@lru_cache(maxsize=64)
+def _proved(option: Option, slices: int) -> Schedule:
+    schedule = option.schedule(slices)
+    verify(schedule)
+    return schedule
+
+
+def size_class(nbytes: int) -> int:
+    """Return the largest size of the class that `nbytes` is in: those in a class share one plan."""
+    if nbytes <= _CLASSES_PER_OCTAVE:
+        return nbytes
+    unit = 1 << (nbytes.bit_length() - _CLASSES_PER_OCTAVE.bit_length())
+    return -(-nbytes // unit) * unit
+
+
+def plan(
+    op: str,
+    nbytes: int,
+    cluster: Cluster,
+    ranks: Sequence[int] | None = None,
+    *,
+    dtype: str = "float32",
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    peer_direct: bool = True,
+) -> Plan:
+    """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
+
+    Args:
+        op: Name of the collective.
+        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        cluster: The machine.
+        ranks: World ranks of the group, in group order; all by default.
+        dtype: Of the elements.
+        root: Group rank of the root, for rooted collectives.
+        pairs: Of a permute, in group ranks; every rank to the next one by default.
+        peer_direct: Whether network adapters read device memory themselves; matters on dl1 only.
+
+    Raises:
+        UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
+        TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
+    """
+    group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
+    sent = None if pairs is None else tuple(pairs)
+    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct)
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    op: str,
+    nbytes: int,
+    cluster: Cluster,
+    ranks: tuple[int, ...] | None,
+    dtype: str,
+    root: int,
+    pairs: tuple[tuple[int, int], ...] | None,
+    peer_direct: bool,
+) -> Plan:
+    from .cost.parameters import measured
+
+    if op not in GENERATORS:
+        raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
+    if nbytes < 0:
+        raise UsageError(f"nbytes: expected 0 or more, got {nbytes}")
+    group = tuple(range(cluster.world_size)) if ranks is None else ranks
+    options, rejected = _options(op, cluster, group, dtype, root, pairs, peer_direct)
+    priced = sorted(((option.price(nbytes), option) for option in options), key=lambda each: each[0].total_s)
+    price, best = priced[0]
+    breakdown = best.breakdown(nbytes, price.slices)
+    return Plan(
+        op=op,
+        nbytes=nbytes,
+        ranks=group,
+        cluster=cluster.name,
+        dtype=dtype,
+        algorithm=best.algorithm,
+        detail=best.detail,
+        slices=price.slices,
+        predicted_s=price.total_s,
+        extrapolated=not measured(cluster, len(group), op, nbytes),
+        breakdown=breakdown,
+        steps=best.steps,
+        bytes_per_rank=round(best.sent_share * nbytes),
+        hops=tuple(sorted(best.hops().items())),
+        busiest=_busiest(best, nbytes),
+        alternatives=_alternatives(priced[1:], rejected),
+        reason=_reason(breakdown, priced[1:], nbytes),
+        _option=best,
+    )
+
+
+@lru_cache(maxsize=256)
+def _options(
+    op: str,
+    cluster: Cluster,
+    ranks: tuple[int, ...],
+    dtype: str,
+    root: int,
+    pairs: tuple[tuple[int, int], ...] | None,
+    peer_direct: bool,
+) -> tuple[list[Option], list[Rejected]]:
+    """Place every algorithm: what does not depend on the bytes."""
+    from .cost.flat import Request, flat_options
+    from .cost.geometry import Geometry
+    from .cost.hierarchy import two_level_options
+    from .cost.parameters import parameters
+    from .placement import place
+
+    cluster.check_group(ranks)
+    size = len(ranks)
+    if not 0 <= root < size:
+        raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
+    if pairs is None:
+        pairs = tuple((rank, (rank + 1) % size) for rank in range(size)) if size > 1 else ()
+    request = Request(
+        collective=op, geometry=Geometry(cluster=cluster, ranks=ranks), root=root if op in ROOTED else 0, pairs=pairs
+    )
+    figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
+    placement = place(cluster, ranks)
+    flat, rejected = flat_options(request, placement, figures)
+    composed, no_levels = two_level_options(request, placement, figures)
+    return [*flat, *composed], [*rejected, *no_levels]
+
+
+def _reason(winner: Breakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
+    from .cost.reason import reason
+
+    if not others:
+        return "nothing else applies"
+    price, option = others[0]
+    return reason(winner, option.breakdown(nbytes, price.slices), option.label)
+
+
+def _busiest(option: Option, nbytes: int) -> Busiest | None:
+    found = option.busiest_wire()
+    if found is None:
+        return None
+    placed, wire, s_per_byte = found
+    kind, name = str(placed.placement.wires().kind[wire]), placed.placement.describe(wire)
+    return Busiest(kind=kind, name=name, busy_s=s_per_byte * nbytes)
+
+
+def _alternatives(priced: Sequence[tuple[Price, Option]], rejected: Sequence[Rejected]) -> tuple[Alternative, ...]:
+    slower = (
+        Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
+        for price, option in priced
+    )
+    return (*slower, *(Alternative(algorithm=each.algorithm, why_not=each.why) for each in rejected))
