@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from sys import _getframe
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from .collectives.kinds import Collective
 from .collectives.reduce import Array
+from .errors import UsageError
 from .future import Future
-from .operation import CollectiveFuture
+from .operation import CollectiveFuture, Like, receive_like
 
 if TYPE_CHECKING:
     from .group import Group
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Calls", "Input", "Like"]
 
 Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
-Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 
 class Calls:
@@ -351,7 +350,10 @@ class Calls:
             stream: In whose lane the timeline shows it.
             name: For the timeline.
         """
-        issued = self._comm._issue_p2p(x, None, dst, tag, _getframe(1), priority, stream, name, sending=True)
+        if x is None:
+            raise UsageError("x: send needs an array, got None")
+        port = self._comm._p2p_port("dst", dst, tag, stream, sending=True)
+        issued = self._comm._issue(Collective.P2P, x, _getframe(1), priority, None, name or "send", port=port)
         return cast("CollectiveFuture[None]", issued)
 
     def recv(
@@ -374,4 +376,5 @@ class Calls:
             stream: In whose lane the timeline shows it.
             name: For the timeline.
         """
-        return self._comm._issue_p2p(None, like, src, tag, _getframe(1), priority, stream, name, sending=False)
+        port, out = self._comm._p2p_port("src", src, tag, stream, sending=False), receive_like(like)
+        return self._comm._issue(Collective.P2P, None, _getframe(1), priority, None, name or "recv", out=out, port=port)

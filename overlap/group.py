@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .calls import Calls, Input, Like
-from .collectives.call import call
+from .calls import Calls, Input
 from .collectives.kinds import Collective
-from .collectives.reduce import Array, check_dtype
+from .collectives.reduce import Array
 from .errors import UsageError
 from .future import Future
 from .meeting import Port
@@ -48,6 +47,7 @@ class Group(Calls):
         self._key = (ranks, occurrence)
         self._ports: dict[object, Port] = {}
         self._comm = self
+        self._world = owner._world
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -88,73 +88,47 @@ class Group(Calls):
         out: Array | None = None,
         root: int = 0,
         pairs: tuple[tuple[int, int], ...] = (),
+        port: Port | None = None,
     ) -> CollectiveFuture[Array]:
-        port = self._ports.get(stream) or self._open_port(stream)
+        """Check, number and start an operation: at once if its stream has room, which short latencies need."""
+        if port is None:
+            port = self._ports.get(stream) or self._open_port(stream)
         if out is not None:
-            check_writable(out, "out")
+            check_writable(out, "out" if kind is not Collective.P2P else "like")
+        if self._world.failure is not None:
+            raise self._world.peer_failed()
+        if not isinstance(priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {priority!r}")
         operation: CollectiveFuture[Array] = CollectiveFuture(kind, self, port, x, out, (op, root, pairs))
         if not isinstance(x, Future):
             operation.prepare()
-        self._launch(operation, frame, priority, name)
-        return operation
-
-    def _issue_p2p(
-        self,
-        x: Input | None,
-        like: Array | Like | None,
-        peer: int,
-        tag: int,
-        frame: FrameType,
-        priority: int,
-        stream: Stream | str | None,
-        name: str | None,
-        *,
-        sending: bool,
-    ) -> CollectiveFuture[Array]:
-        self._check_rank("dst" if sending else "src", peer)
-        if not isinstance(tag, int) or not 0 <= tag < _TAGS:
-            raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
-        port = self._p2p_port(peer, tag, stream, sending=sending)
-        operation: CollectiveFuture[Array] = CollectiveFuture(Collective.P2P, self, port, x, None)
-        if not sending:
-            _receive_like(operation, like)
-        elif x is None:
-            raise UsageError("x: send needs an array, got None")
-        elif not isinstance(x, Future):
-            operation.prepare()
-        self._launch(operation, frame, priority, name or ("send" if sending else "recv"))
-        return operation
-
-    def _launch(self, operation: CollectiveFuture[Array], frame: FrameType, priority: int, name: str | None) -> None:
-        """Number the operation and start it at once if its stream has room, which short latencies need."""
-        if self._owner._world.failure is not None:
-            raise self._owner._world.peer_failed()
-        if not isinstance(priority, int):
-            raise UsageError(f"priority: expected an integer, lower is more urgent, got {priority!r}")
-        port = operation.port
-        stream = port.stream
+        lane = port.stream
         operation.seq = port.next_seq
         port.next_seq += 1
-        operation.priority = priority + stream.priority
-        operation.name = name or operation.kind._value_
+        operation.priority = priority + lane.priority
+        operation.name = name or kind._value_
         operation._code, operation._instruction = frame.f_code, frame.f_lasti
         operation.issued_ns = operation.started_ns = perf_counter_ns()
-        stream.enqueue(operation)
+        lane.enqueue(operation)
+        return operation
 
     def _open_port(self, stream: Stream | str | None) -> Port:
         known = self._owner._find_stream(stream)
-        channel = self._owner._world.channel((*self._key, known.name), self.name, self.ranks)
+        channel = self._world.channel((*self._key, known.name), self.name, self.ranks)
         port = self._ports[stream] = self._ports.setdefault(known, Port(channel, self.rank, known))
         return port
 
-    def _p2p_port(self, peer: int, tag: int, stream: Stream | str | None, *, sending: bool) -> Port:
+    def _p2p_port(self, argument: str, peer: int, tag: int, stream: Stream | str | None, *, sending: bool) -> Port:
         """The lane of one (source, destination, tag): strict FIFO, and no part of its stream's window."""
+        self._check_rank(argument, peer)
+        if not isinstance(tag, int) or not 0 <= tag < _TAGS:
+            raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
         port = self._ports.get((peer, tag, sending))
         if port is None:
             lane = self._owner._find_stream(stream)
             ends = (self.rank, peer) if sending else (peer, self.rank)
             members = (self.ranks[ends[0]], self.ranks[ends[1]])
-            channel = self._owner._world.channel((*self._key, "p2p", *ends, tag), self.name, members)
+            channel = self._world.channel((*self._key, "p2p", *ends, tag), self.name, members)
             fifo = Stream(self._owner, lane.name, priority=lane.priority, window=1)
             port = self._ports[peer, tag, sending] = Port(channel, 0 if sending else 1, fifo)
         return port
@@ -185,18 +159,3 @@ class Group(Calls):
                 twice = next(rank for rank in ranks if ranks.count(rank) > 1)
                 raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
         return tuple((int(src), int(dst)) for src, dst in checked)
-
-
-def _receive_like(operation: CollectiveFuture[Array], like: Array | Like | None) -> None:
-    """Fill in a receive: its result's array, and the signature that the sender's must match."""
-    if isinstance(like, tuple):
-        try:
-            like = np.empty(*like)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
-    if not isinstance(like, np.ndarray):
-        raise UsageError(f"like: expected an array or (shape, dtype), got {type(like).__name__}")
-    check_writable(like, "like")
-    check_dtype(like.dtype, "like")
-    operation.out = like
-    operation.call = call(Collective.P2P.value, None, like.dtype, like.shape, 2)

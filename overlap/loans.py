@@ -27,11 +27,8 @@ class Loans:
         self._shared: dict[int, int] = {}  # users of the arrays that have several
         self._unreturned: list[Array] = []
 
-    def take(self, array: Array) -> bool:
-        """Guard `array` and say whether it must be given back."""
-        if array.flags.writeable:
-            array.setflags(write=False)
-            return True
+    def join(self, array: Array) -> bool:
+        """Say whether an array that is read-only is so because it is in use; if it is, count one more user."""
         if id(array) in self._shared:
             self._shared[id(array)] += 1
             return True
@@ -41,7 +38,7 @@ class Loans:
         return False
 
     def give_back(self, arrays: Iterable[Array]) -> None:
-        """Undo one `take` of each array."""
+        """Take one user off each array, and make it writable again after the last."""
         for array in arrays:
             if self._shared and self._still_used(array):
                 continue

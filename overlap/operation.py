@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 from types import CodeType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
 import trio
 
 from .collectives.call import Call, Pairs, call
 from .collectives.kinds import Collective
-from .collectives.reduce import OPS, Array
+from .collectives.reduce import OPS, Array, check_dtype
 from .errors import UsageError
 from .future import Failure, Future, resolve
 from .timeline.spans import RawMeeting, call_site
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["CollectiveFuture", "check_writable"]
+__all__ = ["CollectiveFuture", "Like", "check_writable", "receive_like"]
+
+Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 
 class CollectiveFuture(Future[T_co]):
@@ -113,6 +115,10 @@ class CollectiveFuture(Future[T_co]):
         op, root, pairs = self._asked
         kind = self.kind
         if x is None:
+            if kind is Collective.P2P:
+                out = cast(Array, self.out)
+                self.call = call(kind._value_, None, out.dtype, out.shape, 2)
+                return
             if not (kind.traits.rooted or kind is Collective.BARRIER):
                 raise UsageError(f"x: {self.op} needs an array, got None")
             self.call = call(kind._value_, None, None, None, self.port.channel.size, root, pairs)
@@ -187,15 +193,20 @@ class CollectiveFuture(Future[T_co]):
 
     def lend(self) -> None:
         """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
-        x, out, loans = self.input, self.out, self.port.stream.rank._loans
+        x, out = self.input, self.out
         if out is not None and self.target is None:
             self.target = out.view()
-            if loans.take(out):
-                self.lent = (out,)
-        if not self._input_lent and x is not out and isinstance(x, np.ndarray):
+            self._lend(out)
+        if x is not out and not self._input_lent and isinstance(x, np.ndarray):
             self._input_lent = True
-            if loans.take(x):
-                self.lent = (*self.lent, x)
+            self._lend(x)
+
+    def _lend(self, array: Array) -> None:
+        if array.flags.writeable:
+            array.setflags(write=False)
+        elif not self.port.stream.rank._loans.join(array):
+            return  # read-only to begin with
+        self.lent = (*self.lent, array)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape."""
@@ -225,9 +236,9 @@ class CollectiveFuture(Future[T_co]):
             stream = self.port.stream
             info = (meeting, self.issued_ns, self.priority, self._code, self._instruction)
             stream.rank.record(("comm", stream.name, self.name, self.started_ns, end_ns, info))
-            result = self.out
+            self._value = self.out
             self.release()  # first: who is told may want the same arrays at once
-            self._conclude(result, None)
+            self._conclude()
 
     def fail(self, failure: Failure) -> None:
         """End badly: the error goes to whoever awaits, and fails the rank if nobody does.
@@ -240,14 +251,16 @@ class CollectiveFuture(Future[T_co]):
             self.doom = self.doom or failure
             self._stop()
         else:
+            self._failure = failure
             self.release()
-            self._conclude(None, failure)
+            self._conclude()
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""
         self.port.channel.forget(self.seq)
         if not self._done:
-            self._conclude(None, Failure(error, seen=True))
+            self._failure = Failure(error, seen=True)
+            self._conclude()
         self._stop()
         if not self.running:
             self.release()
@@ -271,8 +284,7 @@ class CollectiveFuture(Future[T_co]):
             self.lent = ()
         self.input = self.source = self.target = self.out = None
 
-    def _conclude(self, value: object, failure: Failure | None) -> None:
-        self._value, self._failure = value, failure
+    def _conclude(self) -> None:
         self._done = True
         if self._threads is not None:
             self._wake_threads()
@@ -296,6 +308,19 @@ def check_writable(array: object, argument: str) -> None:
         raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
     if not array.flags.writeable:
         raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
+
+
+def receive_like(like: Array | Like) -> Array:
+    """Return the array that a receive fills: the one given, or a new one of (shape, dtype)."""
+    if isinstance(like, tuple):
+        try:
+            like = np.empty(*like)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
+    if not isinstance(like, np.ndarray):
+        raise UsageError(f"like: expected an array or (shape, dtype), got {type(like).__name__}")
+    check_dtype(like.dtype, "like")
+    return like
 
 
 def _as_array(value: object) -> Array:

@@ -1,0 +1,209 @@
+"""The house is as its plan says: who may import whom, what is public, what is documented, what is shipped."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSES = ("overlap", "topology", "transports")
+
+# From the cellar up. A module imports from its own room and from lower floors; two rooms of one floor do not meet.
+FLOORS = {
+    "topology": 0,
+    "transports": 0,
+    "overlap.errors": 1,
+    "overlap.units": 2,
+    "overlap.collectives": 3,
+    "overlap.timeline": 4,
+    "overlap.virtual": 5,
+    "overlap.data": 5,
+    "overlap": 6,  # world, rank, group, stream, future, and what they stand on
+    "overlap.parallel": 7,
+    "overlap.launch": 7,
+    "overlap.cli": 8,
+    "overlap.__main__": 9,
+}
+# Rooms without any waiting, and what they must therefore not know.
+PURE = ("topology", "overlap.errors", "overlap.units", "overlap.collectives", "overlap.timeline")
+WAITING = ("trio", "asyncio", "socket", "transports")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
+PACKAGES = sorted(name for name, path in FILES.items() if path.name == "__init__.py")
+
+
+def room_of(name: str) -> str:
+    """The innermost room that a module belongs to."""
+    rooms = [room for room in FLOORS if name == room or name.startswith(room + ".")]
+    return max(rooms, key=len)
+
+
+def imports(name: str) -> Iterator[tuple[int, str]]:
+    """Every import of a module, wherever it stands, as (line, module)."""
+    package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield node.lineno, inner if inner in FILES else base
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_only_point_down_the_house(name: str) -> None:
+    room = room_of(name)
+    for line, target in imports(name):
+        if target.split(".")[0] in HOUSES:
+            other = room_of(target)
+            assert other == room or FLOORS[other] < FLOORS[room], f"{name}:{line} imports {target}"
+        if room in PURE:
+            assert target.split(".")[0] not in WAITING, f"{name}:{line} imports {target}, but {room} is pure"
+
+
+def test_the_rule_sees_what_it_should() -> None:
+    """The resolver above, tried where the answer is known."""
+    assert room_of("overlap.collectives.generators.ring") == "overlap.collectives"
+    assert room_of("overlap.world") == room_of("overlap") == "overlap"
+    targets = {target for _, target in imports("overlap.world")}
+    assert {"topology", "transports", "trio", "overlap.engine", "overlap.errors"} <= targets
+    assert "overlap.errors" in {target for _, target in imports("overlap.collectives.kinds")}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_says_what_it_is_for(name: str) -> None:
+    assert ast.get_docstring(ast.parse(FILES[name].read_text(encoding="utf-8")))
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+EXPORTING = [name for name in PACKAGES if "__all__" in FILES[name].read_text(encoding="utf-8")]
+# What strangers import from; in other rooms an __init__ may hold code of its own, with names it needs for that.
+FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline"]
+
+
+@pytest.mark.parametrize("name", EXPORTING)
+def test_what_all_promises_is_there(name: str) -> None:
+    package = load(name)
+    assert len(set(package.__all__)) == len(package.__all__)
+    assert [missing for missing in package.__all__ if not hasattr(package, missing)] == []
+
+
+@pytest.mark.parametrize("name", FRONTS)
+def test_exports_match_all(name: str) -> None:
+    package = load(name)
+    ours = {
+        key
+        for key, value in vars(package).items()
+        if not key.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
+        if value.__module__.split(".")[0] in HOUSES
+    }
+    assert ours - set(package.__all__) == set()
+
+
+def public_objects() -> Iterator[tuple[str, object]]:
+    """Everything exported, and every public method and property of the classes among it."""
+    for name in [*FRONTS, "transports.testing"]:
+        package = load(name)
+        for key in getattr(package, "__all__", [key for key in vars(package) if key.startswith("check")]):
+            value = getattr(package, key)
+            if inspect.isfunction(value) or inspect.isclass(value):
+                yield f"{name}.{key}", value
+            if inspect.isclass(value):
+                yield from ((f"{name}.{key}.{method}", found) for method, found in methods(value))
+
+
+def methods(kind: type) -> Iterator[tuple[str, object]]:
+    for name, value in inspect.getmembers_static(kind):
+        owner = next((base for base in kind.__mro__ if name in vars(base)), kind)
+        if name.startswith("_") or owner.__module__.split(".")[0] not in HOUSES:
+            continue
+        value = getattr(value, "__func__", value)  # of static and class methods
+        if inspect.isfunction(value) or isinstance(value, property):
+            yield name, value
+
+
+def test_public_names_are_documented() -> None:
+    found = dict(public_objects())
+    assert {"overlap.Rank.all_reduce", "overlap.Future.done", "transports.Endpoint.send"} <= set(found)
+    assert [name for name, value in found.items() if not inspect.getdoc(value)] == []
+
+
+def test_collectives_show_before_and_after() -> None:
+    names = "all_reduce reduce_scatter all_gather all_to_all broadcast reduce gather scatter permute"
+    docs = {name: inspect.getdoc(getattr(load("overlap").Group, name)) or "" for name in names.split()}
+    assert [name for name, doc in docs.items() if "before      after" not in doc] == []
+
+
+def modules_after(statement: str) -> set[str]:
+    """Run a statement in a fresh interpreter; return the top-level modules that it has loaded."""
+    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return set(ran.stdout.split())
+
+
+def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
+    loaded = modules_after("import overlap")
+    assert {"trio", "numpy", "topology", "transports"} <= loaded
+    assert loaded & {"rich", "msgpack", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
+
+
+def test_topology_stands_alone() -> None:
+    assert modules_after("import topology") & {"trio", "overlap", "transports"} == set()
+
+
+def test_transports_stand_without_overlap() -> None:
+    assert modules_after("import transports, transports.testing") & {"overlap", "topology", "rich"} == set()
+
+
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_wheel_has_exactly_the_three_packages_and_all_of_their_folders() -> None:
+    setuptools = SETTINGS["tool"]["setuptools"]
+    assert setuptools["package-dir"] == {"": "."}
+    assert {name.split(".")[0] for name in setuptools["packages"]} == set(HOUSES)
+    assert sorted(setuptools["packages"]) == PACKAGES
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {path.parent for path in FILES.values()}
+    assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_what_is_not_code_is_shipped_too() -> None:
+    patterns = SETTINGS["tool"]["setuptools"]["package-data"]
+    for house in HOUSES:
+        assert (ROOT / house / "py.typed").is_file()
+        for path in (ROOT / house).rglob("*"):
+            if path.is_file() and path.suffix not in (".py", ".pyc"):
+                assert shipped(path, patterns), path.relative_to(ROOT)
+
+
+def shipped(path: Path, patterns: dict[str, list[str]]) -> bool:
+    """Whether a pattern of the package above a file, or of all packages, matches it."""
+    for folder in path.relative_to(ROOT).parents:
+        name = ".".join(folder.parts)
+        inside = path.relative_to(ROOT / folder).as_posix()
+        allowed = patterns.get("*", []) + patterns.get(name, []) if name in PACKAGES else []
+        if any(fnmatch(inside, pattern) for pattern in allowed):
+            return True
+    return False
