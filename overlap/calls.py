@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from sys import _getframe
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from numpy.typing import ArrayLike
-
 from .collectives.kinds import Collective
 from .collectives.reduce import Array
 from .errors import UsageError
@@ -18,6 +16,8 @@ from .future import Future
 from .operation import CollectiveFuture, Like, receive_like
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from .group import Group
     from .stream import Stream
 

@@ -64,15 +64,20 @@ class Transfer:
             ).run
 
 
+# Up to here a new array costs less than finding out where to accumulate; beyond, its pages cost more than the sum.
+_TINY_BYTES = 16 << 10
+
+
 def run_here(operations: Sequence[Operation], pattern: Call) -> None:
     """Carry out one small collective in the calling thread, given every member's end in group order."""
-    if pattern.kind is Collective.ALL_REDUCE:
+    if pattern.kind is Collective.ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:
         _all_reduce_here(operations, pattern)
         return
     for operation in operations:
         operation.fit(pattern)
     for transfer in _PLANS[pattern.kind](operations):
-        transfer.run()
+        for piece in transfer.cut() if pattern.nbytes > PIECE_BYTES else (transfer.run,):
+            piece()
 
 
 def pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:

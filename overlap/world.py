@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-import topology
 from transports import NeuronLink, Transport
 
 from .blame import only, origin, where
-from .collectives.select import choose
 from .engine import Engine
 from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError
 from .meeting import Channel
@@ -26,6 +24,8 @@ from .settings import from_environment, next_trace_path
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
+    import topology
+
     from .operation import CollectiveFuture
 
 T = TypeVar("T")
@@ -112,7 +112,8 @@ async def run_async(
     transport = transport or NeuronLink(size)
     if transport.ranks != tuple(range(size)):
         raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
-    choose("all_reduce", 2, 0, preferred=algorithm)
+    if algorithm is not None:
+        check_algorithm(algorithm)
     world = World(size, placed, transport, algorithm=algorithm)
     try:
         async with transport.open():
@@ -122,6 +123,18 @@ async def run_async(
             from .timeline.tracefile import write_trace
 
             write_trace(world.timeline(), trace)
+
+
+def check_algorithm(algorithm: str) -> None:
+    """Refuse the name of an algorithm that no collective has.
+
+    Raises:
+        UsageError: Naming the known ones.
+    """
+    from .collectives.select import algorithms  # and with it the generators, which the short cut never needs
+
+    if algorithm not in algorithms():
+        raise UsageError(f"algorithm: {algorithm!r} is unknown; known are {', '.join(algorithms())}")
 
 
 def _check_run(main: object, ranks: object, timeout_s: float | None, trace: str | PathLike[str] | None) -> None:
@@ -136,6 +149,8 @@ def _check_run(main: object, ranks: object, timeout_s: float | None, trace: str 
 
 
 def _cluster(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:
+    import topology  # here, because a program that only imports us should not pay for the machines
+
     if cluster == "local":
         return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
     placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import numpy.typing as npt
     from typing_extensions import Buffer as _Buffer
 
 #: Anything C-contiguous with the buffer protocol; numpy arrays of every dtype, also those (bfloat16, complex) that
