@@ -19,6 +19,8 @@ from .future import Failure
 from .workers import INLINE_BYTES, Workers
 
 if TYPE_CHECKING:
+    from topology import Cluster
+
     from .meeting import Channel, Meeting
     from .operation import CollectiveFuture
     from .programs import Programs
@@ -35,10 +37,10 @@ class Engine:
         direct: Whether ranks read each other's memory, without a program.
     """
 
-    def __init__(self, transport: Transport, token: TrioToken, *, algorithm: str | None) -> None:
+    def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
         self.direct = algorithm == "direct" or (algorithm is None and transport.shares_memory)
         self._algorithm = algorithm
-        self._transport = transport
+        self._transport, self._cluster = transport, cluster
         self._token = token
         self._workers = Workers()
         self._in_flight = 0
@@ -67,9 +69,10 @@ class Engine:
 
     @cached_property
     def _programs(self) -> Programs:
-        from .programs import Programs  # and with it the generators, which the short cut never needs
+        from .compiler import Compiler  # and with it the generators, which the short cut never needs
+        from .programs import Programs
 
-        return Programs(self._transport, self._workers, algorithm=self._algorithm)
+        return Programs(self._transport, self._workers, Compiler(self._cluster, self._algorithm))
 
     def _run_direct(self, meeting: Meeting, last: Operation) -> None:
         met_ns = last.started_ns

@@ -1,8 +1,7 @@
-"""Operations as programs: compile a collective once, then run each rank's part on a CC-core."""
+"""Operations as programs: each rank's part of a compiled collective, run on a CC-core of that rank."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -14,13 +13,10 @@ from transports import Transport
 from .blame import only
 from .cc_core import Buffers, execute
 from .collectives.call import Call
-from .collectives.generators import generate
 from .collectives.kinds import Collective
-from .collectives.program import Program, project
 from .collectives.reduce import Array, reducer
 from .collectives.schedule import Schedule
-from .collectives.select import choose
-from .collectives.verify import verify
+from .compiler import Compiler
 from .future import Failure
 from .workers import Workers
 
@@ -36,8 +32,8 @@ __all__ = ["Programs"]
 class Programs:
     """Runs operations whose bytes must travel over a transport, each rank's part in a task of that rank."""
 
-    def __init__(self, transport: Transport, workers: Workers, *, algorithm: str | None) -> None:
-        self._transport, self._workers, self._algorithm = transport, workers, algorithm
+    def __init__(self, transport: Transport, workers: Workers, compiler: Compiler) -> None:
+        self._transport, self._workers, self._compiler = transport, workers, compiler
 
     def start(self, channel: Channel, meeting: Meeting) -> None:
         """Start the programs of all ranks that are ready and not under way."""
@@ -65,7 +61,7 @@ class Programs:
             operation.finish(perf_counter_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
 
     async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:
-        schedule, program = self._compile(operation, pattern)
+        schedule, program = self._compiler.compile(pattern, channel.members, operation.port.position)
         operation.algorithm = schedule.algorithm
         await execute(
             program,
@@ -76,31 +72,6 @@ class Programs:
             priority=operation.urgency,
             workers=self._workers,
         )
-
-    def _compile(self, operation: Operation, pattern: Call) -> tuple[Schedule, Program]:
-        port = operation.port
-        kind, root, pairs = pattern.kind.value, pattern.root, pattern.pairs
-        if operation.kind is Collective.P2P:
-            kind, pairs = "permute", ((0, 1),)
-        elif operation.kind is Collective.BARRIER:
-            kind = "all_reduce"
-        algorithm = choose(kind, port.channel.size, pattern.nbytes, preferred=self._algorithm)
-        return _program(kind, algorithm, port.channel.size, root, pairs, port.position)
-
-
-@lru_cache(maxsize=1024)
-def _schedule(kind: str, algorithm: str, size: int, root: int, pairs: tuple[tuple[int, int], ...]) -> Schedule:
-    schedule = generate(kind, algorithm, size, root=root, pairs=pairs)
-    verify(schedule)
-    return schedule
-
-
-@lru_cache(maxsize=4096)
-def _program(
-    kind: str, algorithm: str, size: int, root: int, pairs: tuple[tuple[int, int], ...], rank: int
-) -> tuple[Schedule, Program]:
-    schedule = _schedule(kind, algorithm, size, root, pairs)
-    return schedule, project(schedule, rank)
 
 
 def _buffers(schedule: Schedule, operation: Operation) -> Buffers:

@@ -173,7 +173,7 @@ class World:
         self.size, self.left = size, set[int]()
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
-        self.engine = Engine(transport, self.token, algorithm=algorithm)
+        self.engine = Engine(transport, cluster, self.token, algorithm=algorithm)
         self._cluster = cluster
         self._scope = trio.CancelScope()
         self._channels: dict[tuple[object, ...], Channel] = {}

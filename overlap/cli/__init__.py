@@ -23,6 +23,7 @@ COMMANDS = {
     "timeline": "draw a trace file: what was hidden, what was exposed",
     "bench": "measure a collective, a cost of the library, or everything against its aims",
     "topology": "draw a machine, its legal groups and rings",
+    "plan": "say what a collective becomes on a machine, how long it takes, and why",
 }
 """Every command and its line of help: `overlap --help` must not load them."""
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .generators import GENERATORS, fits, generate
     from .program import Extent, Kind, Program, Step, project, project_all
-    from .replay import replay
+    from .playback import replay
     from .schedule import Buffer, Op, Schedule, slot_bounds
-    from .verify import verify
+    from .proof import verify
 
 __all__ = [
     "GENERATORS",
@@ -38,9 +38,9 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("GENERATORS", "fits", "generate"), "generators"),
     **dict.fromkeys(("Extent", "Kind", "Program", "Step", "project", "project_all"), "program"),
-    "replay": "replay",
+    "replay": "playback",
     **dict.fromkeys(("Buffer", "Op", "Schedule", "slot_bounds"), "schedule"),
-    "verify": "verify",
+    "verify": "proof",
 }
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["OPS", "Array", "Reducer", "check_dtype", "reducer"]
 
-Array: TypeAlias = NDArray[np.generic]
-DType: TypeAlias = np.dtype[np.generic]
+Array: TypeAlias = "NDArray[np.generic]"
+DType: TypeAlias = "np.dtype[np.generic]"
 
 OPS: dict[str, np.ufunc] = {
     "sum": np.add,

@@ -12,7 +12,7 @@ else `op(mine, incoming)`. In collectives that only move data, SCRATCH has the d
 **Time.** A step has two phases: first its local rows (src == dst), then its remote rows. Within a phase all reads
 happen before all writes, except that rows of one fan-in group are applied one after another, in table order. So a
 remote row sees what the local rows of its step wrote; a local row sees only remote writes of earlier steps. The proof
-adds rules that make this order safe when ranks run at their own pace: see `overlap.collectives.verify`.
+adds rules that make this order safe when ranks run at their own pace: see `overlap.collectives.proof`.
 """
 
 from __future__ import annotations

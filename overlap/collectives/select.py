@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from .generators import GENERATORS
 from .schedule import ROOTED, Schedule
-from .verify import verify
+from .proof import verify
 
 if TYPE_CHECKING:
     from topology import Cluster

@@ -1,8 +1,10 @@
 """The compute stream: plain functions, in order, in one thread of each rank."""
 
+import gc
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -190,13 +192,25 @@ async def break_in_compute(rank: overlap.Rank) -> None:
     await rank.compute(np.ones, -1)
 
 
-def test_the_switch_interval_is_short_while_a_world_runs() -> None:
+@pytest.fixture
+def unusual_settings() -> Iterator[tuple[float, tuple[int, int, int]]]:
+    """Settings that no world could have left behind."""
+    before = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(0.25)
+    gc.set_threshold(701, 11, 12)
+    yield sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(before[0])
+    gc.set_threshold(*before[1])
+
+
+def test_the_interpreter_is_tuned_while_a_world_runs_and_only_then(
+    unusual_settings: tuple[float, tuple[int, int, int]],
+) -> None:
     async def main(rank: overlap.Rank) -> float:
         return sys.getswitchinterval()
 
-    before = sys.getswitchinterval()
     assert run(main, 1) == [pytest.approx(0.0005)]
-    assert sys.getswitchinterval() == before
+    assert (sys.getswitchinterval(), gc.get_threshold()) == unusual_settings
     with failing():
         run(break_in_compute, 1)
-    assert sys.getswitchinterval() == before
+    assert (sys.getswitchinterval(), gc.get_threshold()) == unusual_settings

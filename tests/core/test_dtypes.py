@@ -104,7 +104,7 @@ def test_the_mean_of_integers_is_truncated_towards_zero_and_does_not_overflow(pa
 @pytest.mark.parametrize("path", FEW_PATHS)
 def test_integers_wrap_and_floats_overflow_without_a_warning(path: str) -> None:
     async def main(rank: overlap.Rank) -> list[Array]:
-        large = np.full(1 << 18, 3e38, np.float32)
+        large = np.full(1 << 20, 3e38, np.float32)
         small = [np.array([200], np.uint8), np.array([3e38], np.float32), np.array([np.inf - 0.0 * rank.rank])]
         return [await rank.all_reduce(x) for x in (*small, large)]
 

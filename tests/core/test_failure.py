@@ -37,7 +37,7 @@ def test_who_raised_what_where_and_doing_what(path: str) -> None:
             rank.all_reduce(np.ones(3), name="w2")
             rank.recv(((1,), float), 2, tag=4)
             await trio.lowlevel.checkpoint()
-            raise Boom("on purpose")
+            boom()
         await rank.barrier(stream=rank.stream("other"))
 
     with failing() as errors:
@@ -47,9 +47,10 @@ def test_who_raised_what_where_and_doing_what(path: str) -> None:
     assert type(error.cause) is Boom
     assert error.__cause__ is error.cause
     line = line_of(error.cause)
+    first = main.__code__.co_firstlineno
     assert error.doing == (
-        f"w2 #0 on group 'world' ({HERE}:{line - 3})",
-        f"recv #0 on group 'world' ({HERE}:{line - 2})",
+        f"w2 #0 on group 'world' ({HERE}:{first + 2})",
+        f"recv #0 on group 'world' ({HERE}:{first + 3})",
     )
     assert str(error) == (
         f"rank 1 failed at test_failure.py:{line}: Boom: on purpose; unfinished there: {', '.join(error.doing)}; "

@@ -176,6 +176,16 @@ def test_an_item_that_is_not_there() -> None:
     assert run(main, 1) == [None]
 
 
+def test_an_item_of_a_failure_is_that_failure() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        item = rank.compute(boom)[0]
+        for future in (item, rank.compute(int, item), rank.all_reduce(item)):
+            with pytest.raises(Boom):
+                await future
+
+    assert run(main, 1) == [None]
+
+
 def test_result_does_not_wait() -> None:
     async def main(rank: overlap.Rank) -> float:
         future = rank.recv(((1,), float), 0)

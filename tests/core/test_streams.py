@@ -298,7 +298,7 @@ def test_the_priority_of_a_stream_is_added_to_that_of_its_operations() -> None:
         else:
             await rank.recv(((9,), np.uint8), 0)
 
-    overlap.run(main, ranks=2, transport=transport, timeout_s=TIMEOUT_S)
+    overlap.run(main, ranks=2, transport=transport, algorithm="mesh", timeout_s=TIMEOUT_S)
     sent = sorted(transport.sent, key=lambda sent: sent.priority)
     assert [message.nbytes for message in sent] == [9, 3, 4, 1, 2]
 

@@ -1,0 +1,113 @@
+"""`overlap demo`: train the same model without overlap and with it, and see the difference."""
+
+# In the order data flows:
+#
+#   model      the classifier: blocks, gradients, weights; pure numpy
+#   training   the two loops, and the run in which they take turns
+#   progress   how far it is, on a terminal or in a log
+#   report     the figures, and how they are written
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ...data import Digits, digits
+from ...errors import UsageError
+from ...timeline.tracefile import write_trace
+from ...units import parse_bytes
+from .model import WIDTHS, windows
+from .progress import Bar
+from .report import drawings, figures, introduction, summary
+from .training import Lesson, Run, compare, fitting_bandwidth
+
+__all__ = ["add_parser", "main"]
+
+MAX_RANKS = 64  # threads that compute at the same time; beyond that the demo shows a busy machine and nothing else
+MIN_WIDTH = 40
+
+_DESCRIPTION = """\
+Train a classifier of handwritten digits, data-parallel, over links paced to a stated speed: once with all communication
+after the backward pass, once with each gradient travelling while the next one is computed. Both compute exactly the
+same; the report says how much time overlap saved, and how much it could have.
+"""
+
+_EPILOG = """\
+examples:
+  overlap demo                                     8 ranks, links about half as busy as compute
+  overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
+  overlap timeline demo.trace.json --step 3        look closer
+
+The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, C. Kaynak, 1998, CC BY 4.0).
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the front door's parser; `main` is put into the default `main`."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train on handwritten digits without overlap and with it, and see the difference",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
+    parser.add_argument("--steps", type=int, default=14, metavar="N", help="training steps of each model (default: 14)")
+    parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
+    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
+    parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return 0, or 1 if the weights of any two models differ.
+
+    Raises:
+        UsageError: If an option has a value that cannot be meant; before anything starts.
+    """
+    from rich.console import Console
+
+    bandwidth_bytes_per_s = _checked(args)
+    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
+    ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
+    train, test = digits().split()
+    with Bar(console, steps=2 * args.steps, ascii=ascii) as bar:
+        run = _trained(args, train, bar, bandwidth_bytes_per_s)
+    found = figures(run, test=test)
+    console.print(f"\n{summary(found)}", soft_wrap=True)
+    color = console.color_system is not None and not console.no_color
+    for line in drawings(run, found, width=console.width, ascii=ascii, color=color):
+        console.print(line)
+    if args.trace:
+        write_trace(run.timeline, args.trace)
+        console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
+    return 0 if found.identical else 1
+
+
+def _trained(args: argparse.Namespace, train: Digits, bar: Bar, bandwidth_bytes_per_s: float | None) -> Run:
+    lesson = Lesson(
+        images=windows(train.images), labels=train.labels, steps=args.steps, widths=WIDTHS, progress=bar.advance
+    )
+    speed = bandwidth_bytes_per_s or fitting_bandwidth(lesson, ranks=args.ranks)
+    chosen = bandwidth_bytes_per_s is None
+    bar.say(introduction(lesson, ranks=args.ranks, bandwidth_bytes_per_s=speed, chosen=chosen))
+    return compare(lesson, ranks=args.ranks, bandwidth_bytes_per_s=speed)
+
+
+def _checked(args: argparse.Namespace) -> float | None:
+    """Return the bandwidth asked for, in bytes per second, after a look at all options."""
+    if not 2 <= args.ranks <= MAX_RANKS:
+        raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
+    if args.steps < 1:
+        raise UsageError(f"--steps: {args.steps} is not at least 1")
+    if args.width is not None and args.width < MIN_WIDTH:
+        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
+    if args.trace and not os.path.isdir(os.path.dirname(args.trace) or "."):
+        raise UsageError(f"--trace: there is no directory {os.path.dirname(args.trace)}")
+    if args.bandwidth is None:
+        return None
+    bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")
+    if not bandwidth_bytes_per_s:
+        raise UsageError("--bandwidth: 0 bytes per second carry nothing")
+    return float(bandwidth_bytes_per_s)

@@ -1,0 +1,145 @@
+"""Something that a collective could become: what it costs for so many bytes, and the schedule that it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..schedule import Schedule
+from .maxplus import Breakdown, cost
+from .placed import Placed
+
+__all__ = ["Flat", "Option", "Part", "Price", "Rejected"]
+
+# Sizes of which a part remembers the time: a plan asks for every number of slices.
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What an option costs for one number of bytes.
+
+    Attributes:
+        total_s: until the last rank is done.
+        slices: pieces that the data is cut in, to be pipelined through the phases.
+    """
+
+    total_s: float
+    slices: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """An algorithm that does not apply.
+
+    Attributes:
+        algorithm: its name.
+        why: the reason, in words.
+    """
+
+    algorithm: str
+    why: str
+
+
+class Part:
+    """A phase on a machine. Options that have it in common share its times.
+
+    Attributes:
+        placed: what travels.
+        share: of the vector's bytes that it works on.
+    """
+
+    def __init__(self, placed: Placed, share: float = 1.0) -> None:
+        self.placed, self.share = placed, share
+        self._known: dict[float, float] = {}
+
+    def total_s(self, nbytes: float) -> float:
+        """Return the time for a vector of `nbytes`."""
+        if nbytes not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[nbytes] = cost(self.placed, self.share * nbytes).total_s
+        return self._known[nbytes]
+
+    def breakdown(self, nbytes: float) -> Breakdown:
+        """Return where that time goes."""
+        found = cost(self.placed, self.share * nbytes, explain=True).breakdown
+        assert found is not None
+        return found
+
+
+class Option(ABC):
+    """An algorithm fitted to a group's placement.
+
+    Attributes:
+        algorithm: its name.
+        detail: what it is made of, or where it runs; may be empty.
+        parts: its phases, one after the other.
+    """
+
+    algorithm: str
+    detail: str
+    parts: tuple[Part, ...]
+
+    @abstractmethod
+    def price(self, nbytes: float) -> Price:
+        """Return the cost for a vector of `nbytes`."""
+
+    @abstractmethod
+    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+        """Return where the time goes."""
+
+    @abstractmethod
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Return the table, not yet proved."""
+
+    @property
+    def label(self) -> str:
+        """Name and detail in one."""
+        return f"{self.algorithm} ({self.detail})" if self.detail else self.algorithm
+
+    @property
+    def steps(self) -> int:
+        """Steps in which anything travels, with the data in one piece."""
+        return sum(part.placed.rounds.steps for part in self.parts)
+
+    @property
+    def sent_share(self) -> float:
+        """Bytes that the busiest rank sends, over the bytes of the vector."""
+        return sum(part.share * part.placed.rounds.sent_share for part in self.parts)
+
+    def hops(self) -> dict[str, int]:
+        """Count the wires that the longest way of every step crosses, by kind."""
+        total: dict[str, int] = {}
+        for part in self.parts:
+            for kind, count in part.placed.hops().items():
+                total[kind] = total.get(kind, 0) + count
+        return total
+
+    def busiest_wire(self) -> tuple[Placed, int, float] | None:
+        """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
+        found = [(part, *wire) for part in self.parts if (wire := part.placed.busiest_wire())]
+        if not found:
+            return None
+        part, number, busy_s = max(found, key=lambda each: each[0].share * each[2])
+        return part.placed, number, part.share * busy_s
+
+
+class Flat(Option):
+    """One schedule over all ranks."""
+
+    def __init__(self, algorithm: str, detail: str, placed: Placed, make: Callable[[], Schedule]) -> None:
+        self.algorithm, self.detail, self.parts, self._make = algorithm, detail, (Part(placed),), make
+
+    def price(self, nbytes: float) -> Price:
+        """Return the cost for a vector of `nbytes`."""
+        return Price(total_s=self.parts[0].total_s(nbytes))
+
+    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+        """Return where the time goes."""
+        return self.parts[0].breakdown(nbytes)
+
+    def schedule(self, slices: int = 1) -> Schedule:
+        """Return the table under the option's name, not yet proved."""
+        return replace(self._make(), algorithm=self.algorithm)

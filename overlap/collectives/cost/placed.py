@@ -1,0 +1,163 @@
+"""Rounds on a machine: what each message of each round costs, as a fixed part and a part for each byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..placement import Floats, Ints, Placement, Routes, Wires
+from .parameters import IDEAL, Parameters
+from .rounds import Round, Rounds
+
+__all__ = ["Placed", "PlacedRound", "on"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlacedRound:
+    """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot.
+
+    Attributes:
+        round: what travels.
+        latency_s: (messages,) of the wires of each message.
+        start_s: (messages,) to start a step on the sender, and to issue all its messages.
+        wire_s_per_byte: (messages,) on the busiest wire of each message, for each byte of a slot.
+        moving_s_per_byte: (messages,) in the busier one of the two memories, for copies.
+        adding_s_per_byte: (messages,) in the same memory, for reductions.
+        reducing_s_per_byte: (messages,) in the reducer of the receiver.
+        local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
+        load_s_per_byte: (wires,) on every wire, for the whole round once.
+        hops: wires crossed by the message with the longest way, by kind.
+    """
+
+    round: Round
+    latency_s: Floats
+    start_s: Floats
+    wire_s_per_byte: Floats
+    moving_s_per_byte: Floats
+    adding_s_per_byte: Floats
+    reducing_s_per_byte: Floats
+    local_s_per_byte: Floats
+    load_s_per_byte: Floats
+    hops: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placed:
+    """All rounds of a schedule on a machine.
+
+    Attributes:
+        rounds: what was placed.
+        placement: where.
+        parameters: the model's.
+        each: one for each round.
+    """
+
+    rounds: Rounds
+    placement: Placement
+    parameters: Parameters
+    each: tuple[PlacedRound, ...]
+
+    def hops(self) -> dict[str, int]:
+        """Count the wires that the longest way of every step crosses, by kind: what the steps wait for, one by one."""
+        total: dict[str, int] = {}
+        for one in self.each:
+            for kind, count in one.hops.items():
+                total[kind] = total.get(kind, 0) + count * one.round.repeat
+        return total
+
+    def busiest_wire(self) -> tuple[int, float] | None:
+        """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
+        size = max((len(one.load_s_per_byte) for one in self.each), default=0)
+        total = np.zeros(size)
+        for one in self.each:
+            total[: len(one.load_s_per_byte)] += one.round.repeat * one.load_s_per_byte
+        if not total.any():
+            return None
+        wire = int(total.argmax())
+        return wire, float(total[wire]) / self.rounds.slots
+
+
+def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, contention: bool = True) -> Placed:
+    """Put rounds on a machine.
+
+    Args:
+        placement: Of the group.
+        rounds: What the group does.
+        parameters: Overheads and efficiencies.
+        contention: Whether messages of a round share wires and memories; if not, each has them for itself.
+
+    Raises:
+        TopologyError: If no wire joins two ranks that talk.
+    """
+    routes = [placement.routes(one.src, one.dst) for one in rounds.rounds]
+    wires = placement.wires()
+    each = tuple(
+        _placed(one, way, wires, placement, parameters, contention)
+        for one, way in zip(rounds.rounds, routes, strict=True)
+    )
+    return Placed(rounds=rounds, placement=placement, parameters=parameters, each=each)
+
+
+def _placed(
+    one: Round, way: Routes, wires: Wires, placement: Placement, parameters: Parameters, contention: bool
+) -> PlacedRound:
+    hops, start = np.diff(way.first), way.first[:-1]
+    rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
+    sent = np.repeat(one.sent, hops)
+    load = np.bincount(way.wire, sent, len(rate)) / rate
+    taken = load[way.wire] if contention else sent / rate[way.wire]
+    latency_s = _latencies(way, wires, parameters)
+    moving, adding, local = (_memory(t, placement, parameters, contention) for t in (one.moving, one.adding, one.local))
+    # Of the two memories a message waits for the one that is busy longer.
+    busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
+    reducer = parameters.reduction_s_per_byte
+    return PlacedRound(
+        round=one,
+        latency_s=latency_s,
+        start_s=_starts(one, way, wires, parameters),
+        wire_s_per_byte=_over(np.maximum, taken, start),
+        moving_s_per_byte=moving[busier],
+        adding_s_per_byte=adding[busier],
+        reducing_s_per_byte=one.added[one.dst] * reducer,
+        local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
+        load_s_per_byte=load,
+        hops=_longest(latency_s, way, wires),
+    )
+
+
+def _latencies(way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return the latency of each message: of its slowest wire whole, of the others what cutting through leaves."""
+    each, start = wires.latency_s[way.wire], way.first[:-1]
+    slowest = _over(np.maximum, each, start)
+    return slowest + parameters.cut_through * (_over(np.add, each, start) - slowest)
+
+
+def _over(how: np.ufunc, values: Floats, start: Ints) -> Floats:
+    return how.reduceat(values, start) if len(start) else np.zeros(0)
+
+
+def _memory(touched: Floats, placement: Placement, parameters: Parameters, contention: bool) -> Floats:
+    """Return the time that each rank's memory needs, for each byte of a slot."""
+    if placement.memory_bytes_per_s is None or not contention:
+        return np.zeros(placement.size)
+    of_device = np.bincount(placement.device, touched)
+    return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
+
+
+def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return what a sender spends on each message and on issuing its others."""
+    outward = wires.kind[way.wire[way.first[:-1]]]
+    gap_s = parameters.gaps_s(outward)
+    total = np.bincount(one.src, gap_s, len(one.added))
+    return parameters.starts_s(outward) + np.maximum(total[one.src] - gap_s, 0.0)
+
+
+def _longest(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:
+    if not len(latency_s):
+        return {}
+    message = int(latency_s.argmax())
+    crossed = way.wire[way.first[message] : way.first[message + 1]]
+    # A way through a switch or the network is two wires and one hop: the second half has no latency.
+    kinds, counts = np.unique(wires.kind[crossed[wires.latency_s[crossed] > 0]], return_counts=True)
+    return dict(zip(kinds.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,208 @@
+"""What a schedule asks of the machine, step by step: the table without its slots.
+
+A round is what one step, or a run of steps that are alike, moves between whom. Ring schedules have thousands of steps
+and a handful of rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..placement import Floats, Ints
+from ..schedule import Op, Schedule
+
+__all__ = ["Round", "Rounds", "rounds"]
+
+# Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
+_PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Round:
+    """One step, or several alike in a row. Amounts are in slots.
+
+    Attributes:
+        repeat: how many steps.
+        src: (messages,) group rank that sends; all rows of a step between two ranks are one message.
+        dst: (messages,) group rank that receives; ascending.
+        sent: (messages,) how much.
+        added: (size,) what each rank reduces of what it is sent.
+        local_added: (size,) what each rank reduces before its first message.
+        moving: (size,) reads and writes of each rank's memory for copies.
+        adding: (size,) reads and writes of each rank's memory for reductions.
+        local: (size,) reads and writes of each rank's memory before its first message.
+    """
+
+    repeat: int
+    src: Ints
+    dst: Ints
+    sent: Floats
+    added: Floats
+    local_added: Floats
+    moving: Floats
+    adding: Floats
+    local: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rounds:
+    """A schedule as rounds.
+
+    Attributes:
+        size: ranks.
+        slots: that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's
+            input and output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
+        rounds: in the order of time.
+    """
+
+    size: int
+    slots: int
+    rounds: tuple[Round, ...]
+
+    @property
+    def steps(self) -> int:
+        """Steps in which anything travels."""
+        return sum(each.repeat for each in self.rounds if len(each.src))
+
+    @property
+    def sent_share(self) -> float:
+        """Bytes that the busiest rank sends, over the bytes of the whole vector."""
+        sent = np.zeros(self.size)
+        for each in self.rounds:
+            sent += each.repeat * _weighed(each.src, each.sent, self.size)
+        return float(sent.max(initial=0.0)) / self.slots
+
+    def continued(self) -> Rounds:
+        """Return the same without what a rank does for itself first: what it gave is in place, from a phase before."""
+        none = np.zeros(self.size)
+        each = (replace(one, local=none, local_added=none) for one in self.rounds)
+        return replace(self, rounds=tuple(each))
+
+    def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
+        """Return what all of some groups do at once, each of them these rounds.
+
+        Args:
+            groups: The ranks, in a larger group, that play the parts of ranks 0, 1, ...
+            size: Ranks of the larger group.
+        """
+        plays = np.asarray(groups, np.int64)
+        return Rounds(size=size, slots=self.slots, rounds=tuple(_copied(each, plays, size) for each in self.rounds))
+
+
+def _copied(one: Round, plays: Ints, size: int) -> Round:
+    src, dst = plays[:, one.src].reshape(-1), plays[:, one.dst].reshape(-1)
+    order = np.argsort(dst, kind="stable")
+
+    def spread(amount: Floats) -> Floats:
+        whole = np.zeros(size)
+        whole[plays] = amount
+        return whole
+
+    return Round(
+        repeat=one.repeat,
+        src=src[order],
+        dst=dst[order],
+        sent=np.tile(one.sent, len(plays))[order],
+        added=spread(one.added),
+        local_added=spread(one.local_added),
+        moving=spread(one.moving),
+        adding=spread(one.adding),
+        local=spread(one.local),
+    )
+
+
+def rounds(schedule: Schedule) -> Rounds:
+    """Read a schedule as rounds.
+
+    What counts as a touch of memory: a copy reads and writes once; a reduction reads two operands and writes one
+    result. Rows of a fan-out share their read, rows of a fan-in share the read and the write of their target. In
+    collectives that reduce, local copies cost nothing: an executor takes them together with the reduction.
+
+    Cost: one pass over the table, then work for each different step only.
+    """
+    bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
+    first = np.flatnonzero(~_like_the_one_before(schedule, bounds))
+    repeat = np.diff(np.append(first, schedule.steps))
+    per_rank = schedule.size if schedule.collective in _PER_RANK else 1
+    each = zip(first.tolist(), repeat.tolist(), strict=True)
+    return Rounds(
+        size=schedule.size,
+        slots=schedule.slots_per_block * per_rank,
+        rounds=tuple(_round(schedule, slice(bounds[step], bounds[step + 1]), times) for step, times in each),
+    )
+
+
+def _like_the_one_before(schedule: Schedule, bounds: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return for each step whether it is the same round as the step before."""
+    length = np.diff(bounds)
+    alike = np.zeros(schedule.steps, np.bool_)
+    edges = np.flatnonzero(np.diff(length)) + 1
+    grouped = bool((schedule.group >= 0).any())
+    columns: list[NDArray[np.integer]] = [schedule.src, schedule.dst, schedule.count, schedule.op]
+    for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), schedule.steps], strict=True):
+        if stop - start < 2:
+            continue
+        rows, same = slice(bounds[start], bounds[stop]), np.ones(stop - start - 1, np.bool_)
+        for column in columns:
+            square: NDArray[np.integer] = column[rows].reshape(stop - start, -1)
+            same &= (square[1:] == square[:-1]).all(axis=1)
+        if grouped and same.any():
+            square = _from_zero(schedule.group[rows].reshape(stop - start, -1))
+            same &= (square[1:] == square[:-1]).all(axis=1)
+        alike[start + 1 : stop] = same
+    return alike
+
+
+def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Renumber the groups of each step, (steps, rows), from 0: their numbers differ from step to step."""
+    least = np.where(group < 0, np.iinfo(np.int32).max, group).min(axis=1, keepdims=True)
+    return np.where(group < 0, -1, group - least)
+
+
+def _round(schedule: Schedule, rows: slice, repeat: int) -> Round:
+    s, size = schedule, schedule.size
+    src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), s.count[rows].astype(np.float64)
+    remote, adds, group = src != dst, s.op[rows] == Op.ADD, s.group[rows]
+    moves = remote & ~adds
+    far_adds = remote & adds
+    near_adds = ~remote & adds
+    shared_read = moves & _again(group, s.sslot[rows], moves)
+    shared_sum = far_adds & _again(group, s.dslot[rows], far_adds)
+    local = 3.0 * _sums(dst, count, near_adds, size)
+    if not s.reduces:
+        local += 2.0 * _sums(dst, count, ~remote & ~adds, size)
+    key, message = np.unique((dst * size + src)[remote], return_inverse=True)
+    return Round(
+        repeat=repeat,
+        src=key % size,
+        dst=key // size,
+        sent=_weighed(message, count[remote], len(key)),
+        added=_sums(dst, count, far_adds, size),
+        local_added=_sums(dst, count, near_adds, size),
+        moving=_sums(src, count, moves & ~shared_read, size) + _sums(dst, count, moves, size),
+        adding=_sums(src, count, far_adds, size) + 2.0 * _sums(dst, count, far_adds & ~shared_sum, size),
+        local=local,
+    )
+
+
+def _again(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which rows belong to a group that another one before stands for, with the same slot."""
+    grouped = np.flatnonzero(rows & (group >= 0))
+    again = np.zeros(len(group), np.bool_)
+    again[grouped] = True
+    key = group[grouped].astype(np.int64) << 32 | slot[grouped]
+    again[grouped[np.unique(key, return_index=True)[1]]] = False
+    return again
+
+
+def _sums(rank: Ints, count: Floats, rows: NDArray[np.bool_], size: int) -> Floats:
+    return _weighed(rank[rows], count[rows], size)
+
+
+def _weighed(index: NDArray[np.integer], weight: Floats, size: int) -> Floats:
+    # Of nothing, bincount counts in integers, whatever the weights.
+    return np.bincount(index, weight, size).astype(np.float64)

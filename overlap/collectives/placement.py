@@ -1,0 +1,219 @@
+"""A group placed on a machine: which directed wires every message crosses, as columns.
+
+Routes are those of `topology.Cluster.route`, for many pairs of ranks at once. Wires are numbered, so that what a step
+puts on each of them is one `bincount`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topology import Cluster, Link, Place
+
+__all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place"]
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routes:
+    """The wires that some messages cross, in compressed rows.
+
+    Attributes:
+        first: (messages + 1,) where each message's wires begin in `wire`.
+        wire: numbers of directed wires, message after message; at least one for each.
+    """
+
+    first: Ints
+    wire: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Wires:
+    """Published figures of directed wires, by number.
+
+    Attributes:
+        kind: kind of each wire.
+        latency_s: time to cross it; a way through a switch or the network has it on its first half only.
+        bytes_per_s: what it carries.
+    """
+
+    kind: NDArray[np.str_]
+    latency_s: Floats
+    bytes_per_s: Floats
+
+
+class Placement(ABC):
+    """Where the ranks of a group sit, and which wires join them.
+
+    Attributes:
+        size: ranks in the group.
+        device: (size,) number of each rank's device: ranks of a device share its memory.
+        memory_bytes_per_s: bandwidth of one device's memory, None where it is not known or not modelled.
+    """
+
+    size: int
+    device: Ints
+    memory_bytes_per_s: float | None = None
+
+    @abstractmethod
+    def routes(self, src: Ints, dst: Ints) -> Routes:
+        """Return the wires from each `src` to the `dst` beside it.
+
+        Args:
+            src: (messages,) group ranks.
+            dst: (messages,) group ranks, none equal to its `src`.
+
+        Raises:
+            TopologyError: If no wire joins two of them.
+        """
+
+    @abstractmethod
+    def wires(self) -> Wires:
+        """Return the figures of all wires that routes have used so far."""
+
+    @abstractmethod
+    def describe(self, wire: int) -> str:
+        """Name the two ends of a wire."""
+
+
+def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
+    """Place a group on a cluster.
+
+    Args:
+        cluster: The machine.
+        ranks: World ranks in group order; all of them by default.
+
+    Raises:
+        TopologyError: If a rank does not exist.
+    """
+    group = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
+    for rank in group:
+        cluster.place(rank)
+    return _OnCluster(_numbering(cluster), group)
+
+
+class _Numbering:
+    """Numbers for the wires of a cluster.
+
+    First come the wires inside devices, then the two halves of each way into the network: both follow from the
+    numbers of their ends. Wires between devices are numbered as they are first used; the cluster is asked once for
+    each pair of devices.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        places = [cluster.place(rank) for rank in range(cluster.world_size)]
+        bundles = max(1, min(cluster.nics_per_node, cluster.devices_per_node))
+        nic = [cluster.nic_of(rank) if cluster.nics_per_node else 0 for rank in range(cluster.world_size)]
+        self.core = np.array([place.core for place in places], np.int64)
+        self.device = np.array([place.node * cluster.devices_per_node + place.device for place in places], np.int64)
+        self.unit = self.device // (cluster.devices_per_node * cluster.servers)
+        self.nic = np.array([place.node * bundles + n for place, n in zip(places, nic, strict=True)], np.int64)
+        self.first_nic = cluster.world_size * cluster.ranks_per_device
+        self.first_link = self.first_nic + 2 * bundles * cluster.nodes
+        self.links: list[Link] = []
+        self._number: dict[Link, int] = {}
+        self._ways: dict[tuple[int, int], list[int]] = {}
+
+    def way(self, a: int, b: int) -> list[int]:
+        """Return the wires between the devices of two ranks of one unit."""
+        pair = int(self.device[a]), int(self.device[b])
+        if pair not in self._ways:
+            self._ways[pair] = [self._numbered(link) for link in self.cluster.route(a, b)]
+        return self._ways[pair]
+
+    def _numbered(self, link: Link) -> int:
+        if link not in self._number:
+            self._number[link] = self.first_link + len(self.links)
+            self.links.append(link)
+        return self._number[link]
+
+    def link(self, wire: int) -> Link:
+        """Return what a number stands for."""
+        cluster = self.cluster
+        if wire >= self.first_link:
+            return self.links[wire - self.first_link]
+        if wire < self.first_nic:
+            rank, core = divmod(wire, cluster.ranks_per_device)
+            place = cluster.place(rank)
+            return cluster.route(rank, cluster.rank_at(Place(place.node, place.device, core)))[0]
+        nic, down = divmod(wire - self.first_nic, 2)
+        here = int(np.flatnonzero(self.nic == nic)[0])
+        there = int(np.flatnonzero(self.unit != self.unit[here])[0])
+        return cluster.route(there, here)[-1] if down else cluster.route(here, there)[0]
+
+    def wires(self) -> Wires:
+        """Return the figures of all numbers given so far."""
+        cluster, network = self.cluster, self.cluster.machine.network
+        chips, nics = self.first_nic, self.first_link - self.first_nic
+        kind = np.array(["chip"] * chips + ["none"] * nics + [link.kind for link in self.links])
+        latency_s = np.array([0.0] * self.first_link + [link.latency_s for link in self.links])
+        bytes_per_s = np.array([1.0] * self.first_link + [link.bandwidth_bytes_per_s for link in self.links])
+        if any(spec.kind == "chip" for spec in cluster.machine.links):
+            latency_s[:chips], bytes_per_s[:chips] = cluster.latency_s("chip"), cluster.bandwidth_bytes_per_s("chip")
+        if network:
+            outward = slice(self.first_nic, self.first_link)
+            kind[outward] = network.link
+            latency_s[self.first_nic : self.first_link : 2] = cluster.latency_s(network.link)
+            bytes_per_s[outward] = cluster.bandwidth_bytes_per_s(network.link) * cluster.nics_per_bundle
+        return Wires(kind=kind, latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+@lru_cache(maxsize=32)
+def _numbering(cluster: Cluster) -> _Numbering:
+    return _Numbering(cluster)
+
+
+class _OnCluster(Placement):
+    def __init__(self, numbering: _Numbering, ranks: Sequence[int]) -> None:
+        self._of, self._world = numbering, np.asarray(ranks, np.int64)
+        self.size = len(ranks)
+        self.device = np.unique(numbering.device[self._world], return_inverse=True)[1].astype(np.int64)
+        memory = numbering.cluster.machine.chip.memory_bytes_per_s
+        self.memory_bytes_per_s = memory.value if memory else None
+
+    def wires(self) -> Wires:
+        return self._of.wires()
+
+    def describe(self, wire: int) -> str:
+        link = self._of.link(wire)
+        ends = (f"{p.role} {p.node}.{p.index}" if p.role != "fabric" else "fabric" for p in (link.src, link.dst))
+        return " -> ".join(ends)
+
+    def routes(self, src: Ints, dst: Ints) -> Routes:
+        of, a, b = self._of, self._world[src], self._world[dst]
+        chip, far = of.device[a] == of.device[b], of.unit[a] != of.unit[b]
+        if far.any() and of.cluster.machine.network is None:
+            row = int(np.argmax(far))
+            of.cluster.route(int(a[row]), int(b[row]))  # raises, and says why
+        between = np.flatnonzero(~chip & ~far)
+        ways, which = self._ways(a[between], b[between])
+        length = np.where(chip, 1, 2)
+        length[between] = np.array([len(way) for way in ways], np.int64)[which]
+        first = np.concatenate([[0], np.cumsum(length)])
+        wire = np.empty(first[-1], np.int64)
+        start = first[:-1]
+        wire[start[chip]] = a[chip] * of.cluster.ranks_per_device + of.core[b[chip]]
+        wire[start[far]] = of.first_nic + 2 * of.nic[a[far]]
+        wire[start[far] + 1] = of.first_nic + 2 * of.nic[b[far]] + 1
+        for hop in range(int(length[between].max(initial=0))):
+            rows = length[between] > hop
+            hops = np.array([way[hop] if hop < len(way) else -1 for way in ways], np.int64)
+            wire[start[between[rows]] + hop] = hops[which[rows]]
+        return Routes(first=first, wire=wire)
+
+    def _ways(self, a: Ints, b: Ints) -> tuple[list[list[int]], Ints]:
+        """Return the different ways between devices, and which of them each message takes."""
+        device = self._of.device
+        pair = device[a] * (int(device.max()) + 1) + device[b]
+        _, row, which = np.unique(pair, return_index=True, return_inverse=True)
+        return [self._of.way(int(a[r]), int(b[r])) for r in row], which

@@ -1,0 +1,75 @@
+"""From a call to the program of each rank: what the runtime does with the placeholder that a compiler left.
+
+The algorithm is chosen by cost on the placed topology (or by name, where the program insists), its table is generated
+and proved, and each rank's part cut out. Everything is kept for the next call of the same collective, group and size
+class, so a training loop compiles in its first step only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from .collectives.call import Call, Pairs
+from .collectives.generators import GENERATORS, fits, generate
+from .collectives.kinds import Collective
+from .collectives.program import Program, project
+from .collectives.proof import verify
+from .collectives.schedule import Schedule
+from .collectives.select import plan, size_class
+
+if TYPE_CHECKING:
+    from topology import Cluster
+
+__all__ = ["Compiler"]
+
+_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...]]
+
+
+class Compiler:
+    """Compiles the collectives of one world.
+
+    Attributes:
+        cluster: Where the ranks are placed.
+        algorithm: Name of the algorithm to use wherever it exists; None leaves the choice to the cost.
+    """
+
+    def __init__(self, cluster: Cluster, algorithm: str | None) -> None:
+        self.cluster, self.algorithm = cluster, algorithm
+        self._schedules: dict[_Key, Schedule] = {}
+        self._programs: dict[tuple[_Key, int], Program] = {}
+
+    def compile(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
+        """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
+        key = (call.kind.value, size_class(call.nbytes), str(call.dtype), call.root, call.pairs, members)
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            schedule = self._schedules[key] = self._schedule(call, members)
+        program = self._programs.get((key, position))
+        if program is None:
+            program = self._programs[key, position] = project(schedule, position)
+        return schedule, program
+
+    def _schedule(self, call: Call, members: tuple[int, ...]) -> Schedule:
+        if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it
+            return _named("permute", "mesh", 2, 0, ((0, 1),))
+        collective = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
+        insisted = self.algorithm
+        if insisted in GENERATORS[collective] and fits(insisted, len(members)):
+            return _named(collective, insisted, len(members), call.root, call.pairs)
+        dtype = "uint8" if call.dtype is None else str(call.dtype)
+        chosen = plan(
+            collective,
+            size_class(call.nbytes),
+            self.cluster,
+            members,
+            dtype=dtype,
+            root=call.root,
+            pairs=call.pairs if call.kind is Collective.PERMUTE else None,
+        )
+        return chosen.schedule()
+
+
+def _named(collective: str, algorithm: str, size: int, root: int, pairs: Pairs) -> Schedule:
+    schedule = generate(collective, algorithm, size, root=root, pairs=pairs)
+    verify(schedule)
+    return schedule

@@ -1,0 +1,111 @@
+"""Two levels: pipelined phases, and that they cost what their table costs."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.collectives.cost import IDEAL, Parameters, cost, on, rounds
+from overlap.collectives.cost.flat import Request
+from overlap.collectives.cost.geometry import Geometry
+from overlap.collectives.cost.hierarchy import pipeline_s, two_level_options
+from overlap.collectives.placement import place
+from overlap.collectives.proof import verify
+
+
+def options(name, collective, ranks=None, parameters=IDEAL):
+    cluster = topology.cluster(name)
+    group = tuple(range(cluster.world_size)) if ranks is None else ranks
+    request = Request(collective=collective, geometry=Geometry(cluster=cluster, ranks=group))
+    placement = place(cluster, group)
+    return placement, *two_level_options(request, placement, parameters)
+
+
+def test_pipelined_phases():
+    phases_s = (4.0, 6.0, 2.0)
+    for slices in (1, 2, 3, 10):
+        expected = 6 * (slices - 1) / slices + 12 / slices
+        assert pipeline_s([each / slices for each in phases_s], slices) == pytest.approx(expected, rel=1e-15)
+    assert pipeline_s(phases_s, 1) == 12
+
+
+def test_the_published_point_lies_between_serial_and_overlapped():
+    """4 GiB on four nodes of eight B200: 16.1 ms overlapped, 26.25 ms serial, 22.05 ms measured."""
+    inside_ms, between_ms = 26.25 - 16.1, 16.1
+    times = [pipeline_s([inside_ms / q, between_ms / q], q) for q in (1, 2, 3, 1000)]
+    assert times == sorted(times, reverse=True)
+    assert times[0] == 26.25
+    assert times[2] < 22.05 < times[0]
+    assert times[3] == pytest.approx(16.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_in_one_piece_it_costs_what_its_table_costs(collective):
+    """Where phases are the same for all ranks; elsewhere a table may start a phase early on some."""
+    placement, found, _ = options("trn1.32xlarge x4", collective)
+    assert len(found) == 5 * (5 if collective == "all_reduce" else 3)
+    same = 0
+    for option in found:
+        inside, between = option.detail.split(" inside nodes, ")
+        table = rounds(option.schedule(1))
+        whole = cost(on(placement, table), 128e6).total_s
+        phases = sum(part.total_s(128e6) for part in option.parts)
+        assert table.steps == option.steps, option.detail
+        assert whole <= phases * (1 + 1e-12), option.detail
+        # A fold of steps into one, or of whole vectors into slots, is beyond the phases' arithmetic.
+        if between.split()[0] in ("mesh", "ring", "rdh") and inside in ("mesh", "rdh"):
+            assert whole == pytest.approx(phases, abs=1e-9), option.detail
+            same += 1
+    assert same == 6
+
+
+def test_every_table_is_proved_in_slices_too():
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        _, found, _ = options("trn1.32xlarge x2", collective, tuple(range(8)) + tuple(range(32, 40)))
+        for option in found:
+            whole, sliced = option.schedule(1), option.schedule(3)
+            verify(whole)
+            verify(sliced)
+            assert sliced.slots_per_block == 3 * whole.slots_per_block
+
+
+def test_slices_pay_for_large_vectors_only():
+    _, found, _ = options("trn2.48xlarge x4", "all_reduce")
+    small, large = ([option.price(nbytes) for option in found] for nbytes in (1e3, 1e9))
+    assert {price.slices for price in small} == {1}
+    assert {price.slices for price in large} == {3}
+
+
+def test_the_parts_of_a_price_add_up():
+    _, found, _ = options("trn2.48xlarge x2", "all_reduce", parameters=Parameters(launch_s=1e-3))
+    for option in found[:6]:
+        for nbytes in (1e4, 1e8):
+            price = option.price(nbytes)
+            terms = option.breakdown(nbytes, price.slices)
+            total = sum(getattr(terms, name) for name in type(terms).__slots__)
+            assert total == pytest.approx(price.total_s, rel=1e-9)
+            assert terms.launch_s == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "why"),
+    [
+        ("trn1.32xlarge", None, "all ranks are on one node"),
+        ("trn1.32xlarge x2", (0, 32), "nodes have one rank each"),
+        ("trn1.32xlarge x2", (0, 1, 32), "nodes have different numbers of ranks"),
+        ("trn1.32xlarge x2", (0, 32, 1, 33), "ranks are not numbered node by node"),
+    ],
+)
+def test_groups_that_are_no_nodes(name, ranks, why):
+    _, found, rejected = options(name, "all_reduce", ranks)
+    assert found == []
+    assert [(each.algorithm, each.why) for each in rejected] == [("hierarchical", why)]
+
+
+def test_rooted_collectives_have_no_levels():
+    assert options("trn1.32xlarge x2", "broadcast")[1:] == ([], [])
+
+
+def test_phases_share_what_they_work_on():
+    _, found, _ = options("trn1.32xlarge x2", "all_reduce")
+    assert [part.share for part in found[0].parts] == [1.0, 1 / 32, 1.0]
+    assert np.isclose(found[0].sent_share, 2 * 31 / 32 + 1 / 32)

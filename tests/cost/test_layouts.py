@@ -1,0 +1,102 @@
+"""Patterns fitted to a machine compute what they should, over the wires they should."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.collectives import generate
+from overlap.collectives.cost import on, rounds
+from overlap.collectives.cost.geometry import Geometry
+from overlap.collectives.generators.doubling import halving_doubling
+from overlap.collectives.generators.ring import ring
+from overlap.collectives.layouts import READINGS, device_cube, kangarings, relabelled, side_by_side, two_levels
+from overlap.collectives.placement import place
+from overlap.collectives.proof import verify
+from overlap.errors import ScheduleError
+
+
+def tiles(devices, each):
+    return [tuple(range(d * each, (d + 1) * each)) for d in range(devices)]
+
+
+@pytest.mark.parametrize("collective", READINGS)
+@pytest.mark.parametrize(("devices", "each"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 3), (8, 2), (16, 1)])
+def test_cubes_are_proved(collective, devices, each):
+    schedule = READINGS[collective]("rdh", device_cube(tiles(devices, each)))
+    verify(schedule)
+    steps = devices.bit_length() - 1 + (each > 1)
+    assert rounds(schedule).steps == steps * (2 if collective == "all_reduce" else 1)
+    shuffled = np.random.default_rng(devices).permutation(devices * each).reshape(devices, each).tolist()
+    verify(READINGS[collective]("rdh", device_cube(shuffled)))
+
+
+@pytest.mark.parametrize("collective", READINGS)
+def test_kangarings_are_proved(collective):
+    pairs = [(0, 5), (3, 1), (2, 4), (7, 6)]
+    orders = [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)]
+    schedule = READINGS[collective]("kangaring", kangarings(8, pairs, orders))
+    verify(schedule)
+    assert rounds(schedule).steps == 4 * (2 if collective == "all_reduce" else 1)
+    assert rounds(schedule).sent_share == (7 / 8) * (2 if collective == "all_reduce" else 1)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("collective", READINGS)
+def test_two_levels_are_proved(collective, slices):
+    inside = device_cube(tiles(2, 2))
+    tables = [two_levels(collective, ring(3), inside, slices)]
+    if collective == "all_reduce":
+        tables.append(two_levels(collective, generate("all_reduce", "one_shot", 3), inside, slices))
+    for table in tables:
+        verify(table)
+        assert (table.collective, table.size) == (collective, 12)
+
+
+def edges(pattern):
+    columns = (pattern.step, pattern.src, pattern.dst, pattern.chunk)
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_relabelling_is_another_name_for_each_rank():
+    pattern = relabelled(ring(4), [2, 0, 3, 1])
+    other = ring(4, order=[2, 0, 3, 1])
+    edges = [
+        set(zip(p.step.tolist(), p.src.tolist(), p.dst.tolist(), p.chunk.tolist(), strict=True))
+        for p in (pattern, other)
+    ]
+    assert edges[0] == edges[1]
+    assert relabelled(pattern, range(4)) is pattern
+
+
+def test_side_by_side_needs_no_more_steps():
+    pattern = side_by_side([ring(5), ring(5, order=[0, 2, 4, 1, 3])])
+    assert (pattern.steps, pattern.parts) == (4, 2)
+    assert set(pattern.channel.tolist()) == {0, 1}
+
+
+def test_all_wires_work_in_every_step_of_a_cube():
+    machine = topology.cluster("trn2.48xlarge")
+    placement, devices = place(machine), Geometry(cluster=machine, ranks=tuple(range(64))).devices
+    across = on(placement, rounds(READINGS["all_gather"]("rdh", device_cube(devices)))).each[:4]
+    for one in across:
+        wires = placement.wires()
+        loads = one.load_s_per_byte[wires.kind[: len(one.load_s_per_byte)] == "neuronlink"]
+        assert len(loads) == 64
+        assert loads.min() > 0
+        assert loads.max() == pytest.approx(
+            2 * loads.min()
+        )  # distance 2 goes through every wire, distance 1 through half
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: device_cube(tiles(3, 2)), "power of two devices"),
+        (lambda: device_cube([(0, 1), (2,)]), "equally many ranks"),
+        (lambda: relabelled(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
+        (lambda: kangarings(4, [(0, 1), (1, 3)], [(0, 1)]), "each of 0..3 once"),
+    ],
+)
+def test_what_cannot_be(make, message):
+    with pytest.raises(ScheduleError, match=message):
+        make()

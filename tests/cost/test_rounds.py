@@ -1,0 +1,129 @@
+"""What a table asks of the machine: messages, repeats, touches of memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from overlap.collectives import generate
+from overlap.collectives.cost import rounds
+from overlap.collectives.cost.rings import ring_rounds
+from overlap.collectives.schedule import Schedule
+
+
+def same(one, other):
+    assert (one.size, one.slots) == (other.size, other.slots)
+    for a, b in zip(one.rounds, other.rounds, strict=True):
+        for field in dataclasses.fields(a):
+            np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name), field.name)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_rings_without_their_table(collective, size):
+    orders = [np.random.default_rng(seed).permutation(size).tolist() for seed in range(3)]
+    same(
+        merged(ring_rounds(collective, orders)), merged(rounds(generate(collective, "multi_ring", size, orders=orders)))
+    )
+    same(
+        merged(ring_rounds(collective, orders[:1])), merged(rounds(generate(collective, "ring", size, order=orders[0])))
+    )
+
+
+def merged(found):
+    """Join neighbours that differ by their repeat only, and drop rounds in which nothing happens."""
+    kept = []
+    for each in found.rounds:
+        if not len(each.src) and not each.local.any():
+            continue
+        if kept and all(
+            np.array_equal(getattr(kept[-1], f.name), getattr(each, f.name))
+            for f in dataclasses.fields(each)
+            if f.name != "repeat"
+        ):
+            kept[-1] = dataclasses.replace(each, repeat=kept[-1].repeat + each.repeat)
+        else:
+            kept.append(each)
+    return dataclasses.replace(found, rounds=tuple(kept))
+
+
+def test_a_ring_is_a_handful_of_rounds():
+    found = rounds(generate("all_reduce", "ring", 16))
+    assert [each.repeat for each in found.rounds] == [1, 14, 1, 14]
+    assert found.steps == 30
+    assert found.sent_share == 30 / 16
+
+
+def test_steps_that_differ_in_one_column_are_rounds_of_their_own():
+    table = generate("all_reduce", "ring", 6)
+    for name in ("src", "dst", "count", "op"):
+        column = getattr(table, name).copy()
+        row = int(np.flatnonzero(table.step == 3)[0])
+        column[row] = 1 - column[row] if name == "op" else (column[row] + 2) % 6
+        changed = dataclasses.replace(table, **{name: column})
+        assert len(rounds(changed).rounds) == len(rounds(table).rounds) + 2, name
+
+
+def test_groups_that_differ_make_rounds_differ():
+    table = generate("all_gather", "kangaring", 8)
+    assert len(rounds(table).rounds) < table.steps
+    ungrouped = np.where(table.step == 1, -1, table.group).astype(np.int32)
+    assert len(rounds(dataclasses.replace(table, group=ungrouped)).rounds) == len(rounds(table).rounds) + 1
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "per_pair"),
+    # aws-neuron-sdk, intranode-collective-comm: KangaRing touches memory 3 times instead of 4, and 4 instead of 6.
+    [
+        ("all_gather", "ring", 4),
+        ("all_gather", "kangaring", 3),
+        ("reduce_scatter", "ring", 6),
+        ("reduce_scatter", "kangaring", 4),
+    ],
+)
+def test_touches_of_memory_for_two_ranks_and_a_chunk(collective, algorithm, per_pair):
+    middle = rounds(generate(collective, algorithm, 16)).rounds[1]
+    touched = (middle.moving + middle.adding).sum()
+    received = {"ring": 16, "kangaring": 32}[algorithm]  # chunks that come in, in one step
+    assert touched == per_pair * received / 2
+
+
+def test_a_fan_out_reads_once_and_a_fan_in_writes_once():
+    (out,) = rounds(generate("all_gather", "mesh", 5)).rounds
+    assert out.moving.tolist() == [1 + 4] * 5
+    assert out.local.tolist() == [2] * 5  # its own block, from IN to OUT
+    gather = rounds(generate("reduce_scatter", "mesh", 5)).rounds[0]
+    assert gather.adding.tolist() == [4 + 2] * 5
+    assert gather.added.tolist() == [4] * 5
+    assert gather.local.tolist() == [0] * 5  # fused with the reduction
+
+
+def test_rows_between_two_ranks_are_one_message():
+    table = generate("all_gather", "bruck", 6)
+    found = rounds(table)
+    assert [len(each.src) for each in found.rounds] == [6, 6, 6]
+    assert [each.sent.tolist() for each in found.rounds] == [[1.0] * 6, [2.0] * 6, [2.0] * 6]
+
+
+def test_local_additions_are_reduced_before_anything_travels():
+    found = rounds(generate("all_reduce", "one_shot", 4))
+    assert sum(each.repeat * each.local_added[0] for each in found.rounds) == 3
+    assert found.steps == 1
+    assert found.sent_share == 3
+
+
+def test_what_slots_are_counted_on():
+    per_rank = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+    for collective in (*per_rank, "all_reduce", "broadcast", "reduce"):
+        table: Schedule = generate(collective, "mesh", 3)
+        expected = table.slots_per_block * (3 if collective in per_rank else 1)
+        assert rounds(table).slots == expected, collective
+
+
+def test_copies_of_a_group():
+    inside = rounds(generate("all_gather", "ring", 2)).copied([(0, 3), (2, 1)], 4)
+    (each,) = inside.rounds
+    assert sorted(zip(each.src.tolist(), each.dst.tolist(), strict=True)) == [(0, 3), (1, 2), (2, 1), (3, 0)]
+    assert each.dst.tolist() == sorted(each.dst.tolist())
+    assert each.moving.tolist() == [2.0] * 4
+    assert inside.slots == 2

@@ -1,0 +1,77 @@
+"""Every example does what it says at its top, on its own and under `overlap run`."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+HELLO = """\
+hello from rank 0 of 4: the squares up to 0 add up to 0
+hello from rank 1 of 4: the squares up to 1 add up to 1
+hello from rank 2 of 4: the squares up to 2 add up to 5
+hello from rank 3 of 4: the squares up to 3 add up to 14
+"""
+
+COLLECTIVE = """\
+rank 0 gave [1, 10], sum [6, 60], gathered [1, 10, 2, 20, 3, 30]
+rank 1 gave [2, 20], sum [6, 60], gathered [1, 10, 2, 20, 3, 30]
+rank 2 gave [3, 30], sum [6, 60], gathered [1, 10, 2, 20, 3, 30]
+"""
+
+BY_HAND = """\
+rank 0
+  last layer reduced to [1.5, 1.5, 1.5, 1.5]
+  meanwhile: first layer pending, its all-reduce pending
+  first layer done, reduced to [15.0, 15.0]
+rank 1
+  last layer reduced to [1.5, 1.5, 1.5, 1.5]
+  meanwhile: first layer pending, its all-reduce pending
+  first layer done, reduced to [15.0, 15.0]
+"""
+
+# The last digits depend on the processor, through the order in which its BLAS adds.
+DIGITS = re.compile(
+    r"step 20: loss 0\.[67]\d\d\n"
+    r"step 40: loss 0\.3\d\d\n"
+    r"step 60: loss 0\.2\d\d\n"
+    r"step 80: loss 0\.[12]\d\d\n"
+    r"step 100: loss 0\.1\d\d\n"
+    r"accuracy (9[6-9]\.\d)% of 359 test images\n"
+)
+
+
+def printed_by(*argv):
+    done = subprocess.run([sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("01_hello_ranks", HELLO), ("02_collective", COLLECTIVE), ("03_overlap_by_hand", BY_HAND)]
+)
+def test_printed_exactly(name, expected):
+    assert printed_by(EXAMPLES / f"{name}.py") == expected
+
+
+def test_digits_are_learnt():
+    assert DIGITS.fullmatch(printed_by(EXAMPLES / "04_digits.py"))
+
+
+def test_the_command_line_decides_how_many_ranks():
+    shown = printed_by("-m", "overlap", "run", "--ranks", "2", EXAMPLES / "01_hello_ranks.py")
+    assert shown == "".join(HELLO.replace("of 4", "of 2").splitlines(keepends=True)[:2])
+
+
+def test_digits_do_not_depend_on_the_number_of_ranks():
+    assert DIGITS.fullmatch(printed_by("-m", "overlap", "run", "--ranks", "3", EXAMPLES / "04_digits.py"))
+
+
+def test_every_example_is_tested_short_and_numbered_in_a_row():
+    found = sorted(EXAMPLES.glob("*.py"))
+    assert [path.stem for path in found] == ["01_hello_ranks", "02_collective", "03_overlap_by_hand", "04_digits"]
+    assert all(len(path.read_text().splitlines()) < 60 for path in found)
+    assert all("You will see" in path.read_text().split('"""')[1] for path in found)

@@ -1,0 +1,151 @@
+"""`overlap plan`: what it prints and returns."""
+
+import argparse
+import json
+
+import pytest
+
+from overlap.cli import plan as command
+from overlap.cli.stepgrid import step_grid
+from overlap.collectives.generators import generate
+from overlap.errors import UsageError
+from topology import TopologyError
+
+
+@pytest.fixture
+def run(capsys):
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+
+    def run(*words):
+        args = parser.parse_args(["plan", *words])
+        code = args.main(args)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def test_the_whole_page(run):
+    code, out = run("all_gather", "--bytes", "1MiB", "--cluster", "trn2.48xlarge", "--top", "2")
+    assert code == 0
+    assert (
+        out
+        == """\
+all_gather of 1 MiB float32 on 64 ranks (0-63) of trn2.48xlarge
+
+  mesh
+  predicted     28 us
+  why           3% faster than rdh (over 16 devices as a cube): 7.84 us less for
+                starting steps, but 14.3 us more for bytes on wires
+  time goes to  7.14 us starting steps, 1.5 us latency, 19.3 us bytes on wires,
+                59.5 ns copies in memory
+  steps         1
+  bytes         1008 KiB sent by the busiest rank
+  hops          1 neuronlink, on the longest way of every step
+  busiest link  neuronlink device 0.0 -> device 0.1, 19.3 us of bytes
+
+alternatives:
+   28.8 us      +3%  rdh (over 16 devices as a cube)
+   61.8 us    +121%  recursive_doubling
+  and 4 slower ones (--top 6)
+  swing does not apply: it needs one rank on each device of a torus, in order
+  bucket does not apply: it needs one rank on each device of a torus, in order
+  hierarchical does not apply: all ranks are on one node
+"""
+    )
+
+
+@pytest.mark.parametrize("name", ["trn2.48xlarge x4", "trn1.32xlarge", "local", "dl1.24xlarge x4", "inf2.48xlarge"])
+def test_pages_fit_a_terminal(run, name):
+    out = run(
+        "all_reduce", "--bytes", "32MiB", "--cluster", name, "--steps", *(["--ranks", "0-6"] * (name == "local"))
+    )[1]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_json(run):
+    code, out = run("all_reduce", "--bytes", "32MiB", "--cluster", "trn2.48xlarge x4", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["schema_version"], found["op"], found["bytes"]) == (1, "all_reduce", 32 << 20)
+    assert found["ranks"] == list(range(256))
+    assert found["algorithm"] == "hierarchical"
+    assert found["predicted_s"] <= min(each["predicted_s"] for each in found["alternatives"])
+    assert found["steps"] > 0
+    assert found["bytes_per_rank"] > 0
+    assert set(found["hops"]) == {"chip", "neuronlink", "efa"}
+    assert sum(found["breakdown"].values()) == pytest.approx(found["predicted_s"])
+    assert {each["algorithm"] for each in found["not_applicable"]} == {"kangaring", "swing", "bucket"}
+    assert found["extrapolated"] is True
+
+
+def test_options_reach_the_plan(run):
+    def predicted(*words):
+        return json.loads(run(*words, "--json")[1])
+
+    base = ("reduce_scatter", "--bytes", "32000000", "--cluster", "dl1.24xlarge x4")
+    assert predicted(*base)["predicted_s"] < 2e-3 < predicted(*base, "--host-copies")["predicted_s"]
+    group = ("all_reduce", "--bytes", "1G", "--cluster", "trn1.32xlarge", "--ranks", "0-7")
+    assert predicted(*group)["ranks"] == list(range(8))
+    assert predicted(*group)["predicted_s"] < predicted(*group, "--dtype", "uint8")["predicted_s"]
+    rooted = ("broadcast", "--bytes", "1M", "--cluster", "trn1.32xlarge", "--ranks", "0-7")
+    assert predicted(*rooted, "--root", "3")["ranks"] == list(range(8))
+
+
+def test_the_plain_machine_has_as_many_ranks_as_asked_for(run):
+    assert "on 7 ranks (0-6) of local" in run("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "0-6")[1]
+    two = json.loads(run("all_reduce", "--bytes", "8", "--cluster", "local x2", "--ranks", "0-3", "--json")[1])
+    assert (two["cluster"], two["algorithm"] != "") == ("local x2", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (("all_sum", "--bytes", "8", "--cluster", "local"), UsageError, "op: 'all_sum' is no collective"),
+        (("all_reduce", "--bytes", "many", "--cluster", "local"), UsageError, "--bytes: 'many' is not a size"),
+        (("all_reduce", "--bytes", "8", "--cluster", "trn9"), TopologyError, "unknown cluster 'trn9'"),
+        (
+            ("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "x"),
+            TopologyError,
+            "'x' is not a list",
+        ),
+        (("all_reduce", "--bytes", "8", "--cluster", "trn1.2xlarge", "--ranks", "0-5"), TopologyError, "rank 2 is not"),
+        (("all_reduce", "--bytes", "8", "--cluster", "trn1.32xlarge", "--ranks", "0-2"), TopologyError, "3 ranks"),
+        (("broadcast", "--bytes", "8", "--cluster", "trn1.2xlarge", "--root", "2"), UsageError, "root: 2"),
+    ],
+)
+def test_mistakes(run, words, error, message):
+    with pytest.raises(error, match=message):
+        run(*words)
+
+
+def test_a_grid_of_ranks_by_steps():
+    assert step_grid(generate("all_reduce", "ring", 4)) == [
+        "to whom each rank sends: >3 overwrites at rank 3, +3 adds there, >3x4 is to 4",
+        "ranks, 3 first; = is local work, . is idle; steps that are alike share a column",
+        "",
+        "step  0 1-2  3 4-5",
+        "   0 +1  +1 >1  >1",
+        "   1 +2  +2 >2  >2",
+        "   2 +3  +3 >3  >3",
+        "   3 +0  +0 >0  >0",
+    ]
+
+
+def test_a_grid_of_local_work_and_idle_ranks():
+    lines = step_grid(generate("all_reduce", "one_shot", 3))
+    assert lines[3].split() == ["step", "0", "1", "2-3", "4"]
+    assert [line.split()[1] for line in lines[4:]] == [">1x2", ">2x2", ">0x2"]
+    assert all(cell == "=" for line in lines[4:] for cell in line.split()[2:])
+    broadcast = step_grid(generate("broadcast", "binomial", 4, root=1))
+    assert [line.split()[1:] for line in broadcast[4:]] == [[".", "."], [">2", ">3"], [".", ">0"], [".", "."]]
+
+
+def test_large_grids_are_cut_in_the_middle():
+    lines = step_grid(generate("all_to_all", "pairwise", 100))
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[4:]] == [*map(str, range(14)), "...", *map(str, range(95, 100))]
+    steps = lines[3].split()
+    assert steps[:3] == ["step", "0", "1"]
+    assert steps[-1] == "98"
+    assert steps.count("...") == 1
