@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .generators import GENERATORS, fits, generate
-    from .program import Extent, Kind, Program, Step, project, project_all
     from .playback import replay
-    from .schedule import Buffer, Op, Schedule, slot_bounds
+    from .program import Extent, Kind, Program, Step, project, project_all
     from .proof import verify
+    from .schedule import Buffer, Op, Schedule, slot_bounds
 
 __all__ = [
     "GENERATORS",

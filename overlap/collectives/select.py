@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .generators import GENERATORS
-from .schedule import ROOTED, Schedule
 from .proof import verify
+from .schedule import ROOTED, Schedule
 
 if TYPE_CHECKING:
     from topology import Cluster

@@ -17,7 +17,7 @@ RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 """Name, and if possible the ranks: groups of one name (the axes of a mesh) are told apart by them."""
 
 RawMeeting: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
-"""(op, algorithm, group, seq, nbytes, dtype, met_ns): what all ranks of one collective share, made once for all of them."""
+"""(op, algorithm, group, seq, nbytes, dtype, met_ns): what ranks of one collective share."""
 
 RawCollective: TypeAlias = tuple[RawMeeting, int, int, str | CodeType, int]
 """(meeting, issued_ns, priority, code, instruction): one rank's part; a text in place of the code is the call site."""

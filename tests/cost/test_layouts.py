@@ -8,6 +8,7 @@ from overlap.collectives import generate
 from overlap.collectives.cost import on, rounds
 from overlap.collectives.cost.geometry import Geometry
 from overlap.collectives.generators.doubling import halving_doubling
+from overlap.collectives.generators.kangaring import kangaring
 from overlap.collectives.generators.ring import ring
 from overlap.collectives.layouts import READINGS, device_cube, kangarings, relabelled, side_by_side, two_levels
 from overlap.collectives.placement import place
@@ -66,6 +67,18 @@ def test_relabelling_is_another_name_for_each_rank():
     ]
     assert edges[0] == edges[1]
     assert relabelled(pattern, range(4)) is pattern
+
+
+def test_what_is_contiguous_stays_so_under_other_names():
+    cube = device_cube(tiles(4, 2))
+    renamed = relabelled(cube, [3, 1, 0, 2, 7, 6, 5, 4])
+    assert len(READINGS["all_reduce"]("rdh", renamed)) == len(READINGS["all_reduce"]("rdh", cube))
+
+
+def test_parts_share_no_reads():
+    one, two = kangaring(8), kangaring(8, order=[2, 0, 1, 3])
+    groups = set(side_by_side([one, two]).group.tolist())
+    assert len(groups) == len(set(one.group.tolist())) + len(set(two.group.tolist()))
 
 
 def test_side_by_side_needs_no_more_steps():

@@ -1,12 +1,15 @@
 """Plans: the cheapest of what applies, with figures that follow from the machine."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.generators import GENERATORS
+from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.proof import verify
-from overlap.collectives.select import DIRECT, algorithms, choose, plan, size_class
-from overlap.errors import UsageError
+from overlap.collectives.select import DIRECT, _proved, algorithms, choose, plan, size_class
+from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
 
 TRN2 = topology.cluster("trn2.48xlarge")
@@ -160,6 +163,16 @@ def test_permutes_take_pairs():
     far = plan("permute", 1 << 20, TRN1, pairs=((0, 2),))
     assert dict(near.hops) == {"chip": 1}
     assert dict(far.hops) == {"neuronlink": 1}
+
+
+def test_a_table_that_fails_its_proof_is_no_schedule(monkeypatch):
+    found = plan("all_gather", 999, TRN1, tuple(range(8)))
+    table = generate("all_gather", "mesh", 8)
+    wrong = replace(table, dst=np.where(np.arange(len(table)) == len(table) - 1, table.src, table.dst))
+    monkeypatch.setattr(type(found._option), "schedule", lambda self, slices: wrong)
+    _proved.cache_clear()
+    with pytest.raises(ScheduleError):
+        found.schedule()
 
 
 def test_the_engine_chooses_as_before():

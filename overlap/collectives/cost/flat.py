@@ -85,8 +85,6 @@ def expanded(request: Request, algorithm: str) -> Expansion | Rejected:
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
         why = f"its table grows with the square of {g.size} ranks"
-    if why is None and algorithm == "recursive_doubling" and collective == "all_gather" and g.size & (g.size - 1):
-        why = f"{g.size} ranks are not a power of two"
     if why is not None:
         return Rejected(algorithm=algorithm, why=why)
     detail, make = _table(request, algorithm)
