@@ -113,6 +113,8 @@ async def run_async(
     if transport.ranks != tuple(range(size)):
         raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
     if algorithm is not None:
+        from .collectives.select import check_algorithm  # and with it the generators
+
         check_algorithm(algorithm)
     world = World(size, placed, transport, algorithm=algorithm)
     try:
@@ -123,18 +125,6 @@ async def run_async(
             from .timeline.tracefile import write_trace
 
             write_trace(world.timeline(), trace)
-
-
-def check_algorithm(algorithm: str) -> None:
-    """Refuse the name of an algorithm that no collective has.
-
-    Raises:
-        UsageError: Naming the known ones.
-    """
-    from .collectives.select import algorithms  # and with it the generators, which the short cut never needs
-
-    if algorithm not in algorithms():
-        raise UsageError(f"algorithm: {algorithm!r} is unknown; known are {', '.join(algorithms())}")
 
 
 def _check_run(main: object, ranks: object, timeout_s: float | None, trace: str | PathLike[str] | None) -> None:

@@ -78,9 +78,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
     wanted = settings.from_environment(os.environ | options.variables())
     if wanted.algorithm is not None:
-        from ..collectives.select import choose
+        from ..collectives.select import check_algorithm
 
-        choose("all_reduce", 2, 0, preferred=wanted.algorithm)
+        check_algorithm(wanted.algorithm)
     if wanted.cluster is not None:
         from topology import cluster
 

@@ -1,7 +1,4 @@
-"""Which algorithm a collective becomes.
-
-`plan` decides by cost on a modelled machine. `choose` decides for the engine, which knows of no machine.
-"""
+"""Which algorithm a collective becomes: the cheapest on the machine it is placed on."""
 
 from __future__ import annotations
 
@@ -21,13 +18,9 @@ if TYPE_CHECKING:
     from .cost.maxplus import Breakdown
     from .cost.option import Option, Price, Rejected
 
-__all__ = ["DIRECT", "Alternative", "Busiest", "Plan", "algorithms", "choose", "plan", "size_class"]
+__all__ = ["DIRECT", "Alternative", "Busiest", "Plan", "algorithms", "check_algorithm", "plan", "size_class"]
 
 DIRECT = "direct"
-
-# Below this a step's latency costs more than its bytes: one exchange of everything beats p - 1 small ones.
-# MPICH switches all-reduce at the same size (pmodels/mpich: MPIR_CVAR_ALLREDUCE_SHORT_MSG_SIZE = 2048).
-SHORT_BYTES = 2048
 
 # Size classes in each power of two: a class is a quarter wide, less than the cost of a wrong choice in it.
 _CLASSES_PER_OCTAVE = 4
@@ -38,26 +31,14 @@ def algorithms() -> list[str]:
     return [DIRECT, *sorted({name for by_name in GENERATORS.values() for name in by_name})]
 
 
-def choose(collective: str, size: int, nbytes: int, *, preferred: str | None = None) -> str:
-    """Return the name of the algorithm for one collective.
-
-    Args:
-        collective: Name of the collective.
-        size: Ranks in the group.
-        nbytes: Of one rank's input.
-        preferred: Taken wherever it exists for this collective.
+def check_algorithm(name: str) -> None:
+    """Refuse a name that no collective has.
 
     Raises:
-        UsageError: If no collective knows `preferred`.
+        UsageError: Naming the known ones.
     """
-    known = GENERATORS[collective]
-    if preferred is not None and preferred not in algorithms():
-        raise UsageError(f"algorithm: {preferred!r} is unknown; known are {', '.join(algorithms())}")
-    if preferred in known:
-        return preferred
-    if collective == "all_reduce" and nbytes <= SHORT_BYTES:
-        return "recursive_doubling"
-    return "ring" if "ring" in known and nbytes > SHORT_BYTES else "mesh"
+    if name not in algorithms():
+        raise UsageError(f"algorithm: {name!r} is unknown; known are {', '.join(algorithms())}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import pytest
 import topology
 from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.proof import verify
-from overlap.collectives.select import DIRECT, _proved, algorithms, choose, plan, size_class
+from overlap.collectives.select import DIRECT, _proved, algorithms, check_algorithm, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
 
@@ -175,12 +175,9 @@ def test_a_table_that_fails_its_proof_is_no_schedule(monkeypatch):
         found.schedule()
 
 
-def test_the_engine_chooses_as_before():
+def test_an_unknown_algorithm_is_refused_with_the_known_ones():
     assert algorithms()[0] == DIRECT
-    assert choose("all_reduce", 8, 2048) == "recursive_doubling"
-    assert choose("all_reduce", 8, 2049) == "ring"
-    assert choose("all_gather", 8, 8) == "mesh"
-    assert choose("all_to_all", 8, 1 << 20) == "mesh"
-    assert choose("all_gather", 8, 8, preferred="bruck") == "bruck"
-    with pytest.raises(UsageError, match="algorithm: 'rong' is unknown"):
-        choose("all_gather", 8, 8, preferred="rong")
+    for name in algorithms():
+        check_algorithm(name)
+    with pytest.raises(UsageError, match=r"algorithm: 'rong' is unknown; known are direct, .*ring"):
+        check_algorithm("rong")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from ... import UsageError
-from ...collectives.select import choose
+from ...collectives.select import check_algorithm
 from ...units import parse_bytes
 from .operations import Case, Operation, blocks, dtype_named, find, redop_named
 from .sampling import Sampling
@@ -26,7 +26,8 @@ def cases(args: argparse.Namespace, *, others: tuple[str, ...] = ()) -> list[lis
         UsageError: If an option cannot be meant.
     """
     operation = find(args.operation, others)
-    choose("all_reduce", 2, 0, preferred=args.algorithm)
+    if args.algorithm is not None:
+        check_algorithm(args.algorithm)
     dtype = dtype_named(args.datatype)
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
