@@ -59,13 +59,26 @@ BANDWIDTH_AIMS = {  # (ranks, bytes) of an all-reduce in place: how many times a
 
 LATENCY_AIMS_NS = {2: 30e3, 8: 60e3}  # ranks: 8 bytes, at most
 
-COST_AIMS_NS = {"issue": 15e3, "span": 1e3, "import": 50e6, "startup": 0.5e9, "run": 1e9}
+COST_AIMS_NS = {
+    "issue": 15e3,
+    "span": 1e3,
+    "import": 50e6,
+    "startup": 0.5e9,
+    "run": 1e9,
+    "prove": 0.2e9,
+    "prove/4096": 3e9,
+    "compile": 50e6,
+    "cost": 20e6,
+    "cost/loads": 100e6,
+    "look_up": 5e3,
+}
 
 
 def figures(sampling: Sampling, peers: Sequence[Peer]) -> Iterator[Figure | str]:
     """Measure one after the other; text is a remark, such as that a peer is not installed."""
     for cost in COSTS:
-        yield cost_figure(cost, sampling)
+        if cost.in_all:
+            yield cost_figure(cost, sampling)
     for ranks, aim_ns in LATENCY_AIMS_NS.items():
         yield _all_reduce(_case(ranks, 8), sampling, aim_ns)
     for ranks in dict.fromkeys(ranks for ranks, _ in BANDWIDTH_AIMS):

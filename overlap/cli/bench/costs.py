@@ -1,4 +1,4 @@
-"""What the library itself costs: issuing, recording a span, importing, starting and ending."""
+"""What the library itself costs: issuing, recording a span, importing, starting and ending, and its schedules."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 from ... import OverlapError, Rank, run
 from ...settings import Settings, imposed
 from ...timeline.spans import RawCollective, Recorder
+from . import schedules
 from .process import environment
 from .sampling import Sampling, Times
 
@@ -83,14 +84,14 @@ def measure_span(sampling: Sampling) -> Times:
 def measure_import(sampling: Sampling) -> Times:
     """Time that `import overlap` takes in a fresh interpreter after `import trio, numpy`."""
     with _python() as python:
-        return Times.of([int(python("-c", _IMPORT)) for _ in range(_processes(sampling))])
+        return Times.of([int(python("-c", _IMPORT)) for _ in range(sampling.few)])
 
 
 def measure_startup(sampling: Sampling) -> Times:
     """Time of a world of 32 ranks from start to end, each with a compute thread and one collective."""
     samples = []
     with imposed(Settings()):
-        for _ in range(_processes(sampling)):
+        for _ in range(sampling.few):
             begun_ns = perf_counter_ns()
             run(_up_and_down, ranks=RANKS_UP)
             samples.append(perf_counter_ns() - begun_ns)
@@ -107,16 +108,11 @@ def measure_run(sampling: Sampling) -> Times:
     with _python() as python, TemporaryDirectory() as folder:
         script = Path(folder, "trivial.py")
         script.write_text(_TRIVIAL, encoding="utf-8")
-        for _ in range(_processes(sampling)):
+        for _ in range(sampling.few):
             begun_ns = perf_counter_ns()
             python("-m", "overlap", "run", "--ranks", str(RANKS_RUN), str(script))
             samples.append(perf_counter_ns() - begun_ns)
     return Times.of(samples)
-
-
-def _processes(sampling: Sampling) -> int:
-    """How many samples of something that takes a good part of a second."""
-    return min(sampling.iters, 5)
 
 
 @contextmanager
@@ -145,12 +141,19 @@ class Cost:
         word: What the command line calls it; two costs may share a word.
         text: What it is.
         measure: Measures doing it once.
+        in_all: Whether it is measured along with everything else, or only by its word.
     """
 
     name: str
     word: str
     text: str
     measure: Callable[[Sampling], Times]
+    in_all: bool = True
+
+
+_PROVE = "prove a ring all-reduce, {} ranks"
+_COST = f"cost a ring, {schedules.RANKS} ranks"
+_COMPILE = f"generate, prove, project, {schedules.RANKS_COMPILED} ranks"
 
 
 COSTS = (
@@ -159,4 +162,17 @@ COSTS = (
     Cost(name="import", word="import", text="import overlap, beyond trio and numpy", measure=measure_import),
     Cost(name="startup", word="startup", text=f"{RANKS_UP} ranks up and down", measure=measure_startup),
     Cost(name="run", word="startup", text=f"overlap run, {RANKS_RUN} ranks that do nothing", measure=measure_run),
+    Cost(name="prove", word="schedule", text=_PROVE.format(schedules.RANKS), measure=schedules.measure_proof),
+    Cost(name="compile", word="schedule", text=_COMPILE, measure=schedules.measure_compiling),
+    Cost(name="cost", word="schedule", text=f"{_COST}, no contention", measure=schedules.measure_costing),
+    Cost(name="cost/loads", word="schedule", text=f"{_COST}, link loads", measure=schedules.measure_costing_loads),
+    Cost(name="look_up", word="schedule", text="look up a cached plan", measure=schedules.measure_look_up),
+    # Last: what so much memory leaves behind in the allocator would be in the times of the others.
+    Cost(
+        name="prove/4096",
+        word="schedule",
+        text=_PROVE.format(schedules.RANKS_ONCE),
+        measure=schedules.measure_proof_once,
+        in_all=False,
+    ),
 )

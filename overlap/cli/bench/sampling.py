@@ -35,6 +35,11 @@ class Sampling:
     iters: int = 20
     warmup: int = 5
 
+    @property
+    def few(self) -> int:
+        """Samples of something that takes a good part of a second."""
+        return min(self.iters, 5)
+
     def batch(self, size_bytes: int) -> int:
         """Return how many operations a sample of messages of that size has."""
         return BATCH if size_bytes <= BATCHED_BYTES else 1
