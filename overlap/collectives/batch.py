@@ -19,8 +19,11 @@ __all__ = ["Batch", "Run", "pieces", "prepare"]
 # Cells of local rows handled at once: their values stay in the second-level cache.
 _PIECE_CELLS = 1 << 15
 
-# A phase of more runs than this is handled cell by cell.
+# Phases of more runs than this on average are handled cell by cell.
 _MAX_RUNS = 16
+
+# Rows are regrouped if the longest has at most so many times as many cells as the average.
+_MAX_SPREAD = 8
 
 
 class Run(NamedTuple):
@@ -61,18 +64,15 @@ class Batch:
     ends: list[int]
     breaks: Ints
 
-    def runs(self, phase: int, first_break: int, last_break: int) -> list[Run] | None:
-        """Return the runs of a phase, given its range in `breaks`; None if there are too many."""
-        if last_break - first_break > _MAX_RUNS:
-            return None
-        starts = [*self.breaks[first_break:last_break].tolist(), self.ends[phase + 1]]
-        return [
-            Run(
-                int(self.read[at]), int(self.write[at]), stop - at, int(self.sbuf[at]), int(self.dbuf[at]),
-                bool(self.add[at]), bool(self.lower[at]),
-            )
-            for at, stop in pairwise(starts)
-        ]  # fmt: skip
+    def runs(self) -> list[list[Run]]:
+        """Return the runs of each phase, or none at all if there are too many."""
+        phases, at = len(self.ends) - 1, self.breaks
+        if len(at) > _MAX_RUNS * phases:
+            return [[]] * phases
+        cells = np.diff(at, append=self.ends[-1])
+        columns = (self.read[at], self.write[at], cells, self.sbuf[at], self.dbuf[at], self.add[at], self.lower[at])
+        runs = list(map(Run._make, zip(*(column.tolist() for column in columns), strict=True)))
+        return [runs[start:stop] for start, stop in pairwise(np.searchsorted(at, self.ends).tolist())]
 
 
 def pieces(schedule: Schedule, bounds: Ints) -> tuple[Ints, Ints]:
@@ -122,9 +122,8 @@ def prepare(schedule: Schedule, layout: Layout, bounds: Ints) -> Batch:
         sslot, dslot = sslot + offset, dslot + offset
     read, write, lower = layout.locate(src, sslot), layout.locate(dst, dslot), src < dst
     broken = np.empty(len(row), np.bool_)
-    broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (lower[1:] != lower[:-1])
-    kind = (sbuf << 3) + (dbuf << 1) + op
-    broken[1:] |= kind[1:] != kind[:-1]
+    kind = (((sbuf << 2) + dbuf) << 2) + (op << 1) + lower
+    broken[1:] = (read[1:] - read[:-1] != 1) | (write[1:] - write[:-1] != 1) | (kind[1:] != kind[:-1])
     broken[ends[:-1]] = True
     add = op == Op.ADD
     return Batch(row, read, write, sbuf, dbuf, add, lower, ends.tolist(), np.flatnonzero(broken))
@@ -135,11 +134,11 @@ def _cells(count: NDArray[np.int32], *, regroup: bool) -> tuple[Ints, NDArray[np
 
     Many ranks that copy many slots touch nearby memory at one offset, and a page for every cell along one row.
     """
+    longest = int(count.max())
+    if regroup and longest * len(count) <= _MAX_SPREAD * int(count.sum(dtype=np.int64)):
+        cell = np.flatnonzero(np.arange(longest, dtype=np.int32)[:, None] < count)
+        offset = cell // len(count)
+        return cell - offset * len(count), offset.astype(np.int32)
     owner = np.repeat(np.arange(len(count)), count)
     first = np.cumsum(count, dtype=np.int32) - count
-    offset = np.arange(len(owner), dtype=np.int32) - first[owner]
-    if regroup and int(offset.max()) < 2**15:
-        # numpy sorts 16 bits in linear time.
-        order = np.argsort(offset.astype(np.int16), kind="stable")
-        return owner[order], offset[order]
-    return owner, offset
+    return owner, np.arange(len(owner), dtype=np.int32) - first[owner]

@@ -16,7 +16,7 @@ from .schedule import Buffer, Op, Schedule
 __all__ = ["Replay"]
 
 # Cells handled between two looks at the table: their columns stay in the second-level cache.
-_CHUNK_CELLS = 1 << 14
+_CHUNK_CELLS = 1 << 15
 
 
 class Replay:
@@ -52,17 +52,18 @@ class Replay:
     def _run_chunk(self, bounds: Ints) -> None:
         check_rows(self.schedule, int(bounds[0]), int(bounds[-1]))
         batch = prepare(self.schedule, self.layout, bounds)
-        breaks = np.searchsorted(batch.breaks, batch.ends).tolist()
         steps = self.schedule.step[bounds[:-1]].tolist()
         local = (self.schedule.src[bounds[:-1]] == self.schedule.dst[bounds[:-1]]).tolist()
-        for phase, first in enumerate(bounds[:-1].tolist()):
-            runs = None
-            if not local[phase] and self._local_reads[0] != steps[phase]:
-                runs = batch.runs(phase, breaks[phase], breaks[phase + 1])
-            if runs is None or not self._apart(runs):
-                self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
+        waiting: list[Run] = []
+        for phase, (first, runs) in enumerate(zip(bounds[:-1].tolist(), batch.runs(), strict=True)):
+            alone = not local[phase] and self._local_reads[0] != steps[phase]
+            if alone and runs and self._apart(runs):
+                waiting += runs
             else:
-                self._run_runs(runs)
+                self._run_runs(waiting)
+                waiting = []
+                self._run_cells(batch, slice(batch.ends[phase], batch.ends[phase + 1]), first)
+        self._run_runs(waiting)
 
     def _apart(self, runs: list[Run]) -> bool:
         """Return whether no cell that the runs write is touched by another run, in shared memory too."""
@@ -80,13 +81,14 @@ class Replay:
         return True
 
     def _run_runs(self, runs: list[Run]) -> None:
+        # One memory after the other: a step reads what the one before wrote, from the first-level cache.
         for memory in self.memories:
             bases = memory.bases
-            for run in runs:
-                read, write = run.read + bases[run.sbuf], run.write + bases[run.dbuf]
-                source, target = slice(read, read + run.cells), slice(write, write + run.cells)
-                if run.add:
-                    memory.add(source, target, run.lower)
+            for read, write, cells, sbuf, dbuf, add, lower in runs:
+                read, write = read + bases[sbuf], write + bases[dbuf]
+                source, target = slice(read, read + cells), slice(write, write + cells)
+                if add:
+                    memory.add(source, target, lower)
                 else:
                     memory.move(source, target)
 
@@ -158,16 +160,16 @@ class Replay:
         Raises:
             ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
         """
-        for memory in self.memories:
-            for piece in self.layout.sweep(Buffer.OUT):
-                start = memory.bases[Buffer.OUT] + piece.cells.start
-                cells = slice(start, start + len(piece.rank))
-                for lane, fingerprint in enumerate(memory.prints):
-                    got = memory.lane(lane)[cells]
-                    if memory.ordered:
-                        self._compare(got, self._of_first(memory)[piece.slot], piece)
-                    else:
-                        self._compare(got, fingerprint.result(piece.rank, piece.slot), piece)
+        firsts = [self._of_first(memory) if memory.ordered else None for memory in self.memories]
+        faults: dict[int, tuple[int, int]] = {}
+        for piece in self.layout.sweep(Buffer.OUT):
+            for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
+                fault = None if number in faults else self._fault(memory, first, piece)
+                if fault is not None:
+                    faults[number] = fault
+        if faults:
+            # Wrong sums tell more than a wrong order of operands: the first memory speaks.
+            raise explain(self.schedule, *faults[min(faults)])
 
     def _of_first(self, memory: Memory) -> Words:
         """Return the result of rank 0, with which all others must agree."""
@@ -175,21 +177,25 @@ class Replay:
         values: Words = memory.values[memory.bases[Buffer.OUT] + self.layout.locate(np.zeros_like(slot), slot)]
         return values
 
-    def _compare(self, got: Words, expected: Words, piece: Sweep) -> None:
-        s, wrong = self.schedule, got != expected
-        if not wrong.any():
-            return
-        wrong &= piece.real
-        if s.collective in ("reduce", "gather"):
-            wrong &= piece.rank == s.root
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise explain(s, int(piece.rank[at]), int(piece.slot[at]))
+    def _fault(self, memory: Memory, first: Words | None, piece: Sweep) -> tuple[int, int] | None:
+        """Return a rank and a slot of a piece of OUT that holds another value than it should."""
+        start = memory.bases[Buffer.OUT] + piece.cells.start
+        cells = slice(start, start + len(piece.rank))
+        for lane, fingerprint in enumerate(memory.prints):
+            expected = fingerprint.result(piece.rank, piece.slot) if first is None else first[piece.slot]
+            wrong = memory.lane(lane)[cells] != expected
+            if wrong.any():
+                wrong &= piece.real
+                if self.schedule.collective in ("reduce", "gather"):
+                    wrong &= piece.rank == self.schedule.root
+            if wrong.any():
+                at = int(wrong.argmax())
+                return int(piece.rank[at]), int(piece.slot[at])
+        return None
 
 
 def _based(cells: Ints, buffer: NDArray[np.uint8], bases: Bases) -> Ints:
-    """Return cells with the bases of their buffers."""
-    if (buffer == buffer[0]).all():
-        return cells + cells.dtype.type(bases[buffer[0]])
-    moved: Ints = cells + np.array(bases, cells.dtype)[buffer]
-    return moved
+    """Return cells with the bases of their buffers, as numpy likes its indices best."""
+    alike = (buffer == buffer[0]).all()
+    based: Ints = cells + (np.intp(bases[buffer[0]]) if alike else np.array(bases, np.intp)[buffer])
+    return based

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ __all__ = ["Bases", "Layout", "Memory", "Sweep"]
 Bases: TypeAlias = tuple[int, int, int]
 
 # Cells handled at once where a whole buffer is walked through.
-_SWEEP_CELLS = 1 << 18
+_SWEEP_CELLS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Layout:
 
     In rings, where rank r handles slot r - t at step t, a step touches neighbouring cells. All buffers have the same
     inner layout and differ by a base only: `apart` gives each its own memory, `shared` puts those in one that an
-    executor may put in one (see `Schedule.in_place`).
+    executor may put in one (see `Schedule.in_place`). `twin` is as `apart`: the same IN, but another OUT and SCRATCH.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -45,12 +46,13 @@ class Layout:
         self.lines = max(1, *self.slots)
         stride = self.lines * self.size
         self.apart: Bases = (0, stride, 2 * stride)
+        self.twin: Bases = (0, 3 * stride, 4 * stride)
         self.shared: Bases = self.apart
         if schedule.reduces:
             self.shared = (stride, 0, 0)
         if schedule.in_place:
             self.shared = (0, 0, 0)
-        self._dtype: type[np.signedinteger] = np.int32 if 3 * stride < 2**31 else np.int64
+        self._dtype: type[np.signedinteger] = np.int32 if 5 * stride < 2**31 else np.int64
         self._skew: Ints = (np.arange(self.size) % self.lines).astype(self._dtype)
 
     def cells(self, bases: Bases) -> int:
@@ -59,7 +61,7 @@ class Layout:
 
     def locate(self, rank: Ints, slot: Ints) -> Ints:
         """Return the cells of slots, not counting the base of their buffer."""
-        line = slot - (rank if self.lines >= self.size else self._skew.take(rank))
+        line = slot - (rank if self.lines >= self.size else self._skew[rank])
         line = line.astype(self._dtype, copy=False)
         line += (line >> (8 * line.itemsize - 1)) & line.dtype.type(self.lines)
         line *= line.dtype.type(self.size)
@@ -68,12 +70,12 @@ class Layout:
 
     def sweep(self, buffer: Buffer) -> Iterator[Sweep]:
         """Yield all cells of a buffer in the order of memory, relative to its base."""
-        ranks = np.arange(self.size, dtype=self._dtype)
+        ranks, skew = np.arange(self.size), self._skew.astype(np.intp)
         step = max(1, _SWEEP_CELLS // self.size)
         for start in range(0, self.lines, step):
-            line: Ints = np.arange(start, min(start + step, self.lines), dtype=self._dtype)
-            slot = (line[:, None] + self._skew).reshape(-1)
-            slot -= (slot >= self.lines) * self._dtype(self.lines)
+            line = np.arange(start, min(start + step, self.lines))
+            slot = (line[:, None] + skew).reshape(-1)
+            slot -= (slot >= self.lines) * np.intp(self.lines)
             cells = slice(start * self.size, start * self.size + len(slot))
             yield Sweep(cells, np.tile(ranks, len(line)), slot, slot < self.slots[buffer])
 
@@ -85,8 +87,7 @@ class Memory:
         layout: Where slots are.
         bases: Where buffers are.
         prints: One fingerprint, or several that are carried side by side.
-        ordered: Combine by a function that tells operand order apart, instead of by adding.
-        like: A memory whose first lane is of the same fingerprint, to copy the inputs from.
+        twin: Leave room for a memory at the bases `layout.twin`, which `ordered_twin` returns.
     """
 
     def __init__(
@@ -95,21 +96,27 @@ class Memory:
         bases: Bases,
         prints: list[Fingerprint],
         *,
-        ordered: bool = False,
-        like: Memory | None = None,
+        twin: bool = False,
     ) -> None:
-        self.bases, self.prints, self.ordered = bases, prints, ordered
-        self.values: Words = np.empty((layout.cells(bases), len(prints)), np.uint64)
+        self.bases, self.prints, self.ordered = bases, prints, False
+        cells, start = layout.cells(layout.twin if twin else bases), bases[Buffer.IN]
+        self.values: Words = np.empty((cells, len(prints)), np.uint64)
+        stop = start + layout.lines * layout.size
+        self._fill(layout, self.values[start:stop])
         for lane, fingerprint in enumerate(prints):
-            self.values[:, lane] = fingerprint.unwritten
-        inputs = self.values[bases[Buffer.IN] :]
-        if like is not None:
-            cells = layout.lines * layout.size
-            inputs[:cells, 0] = like.lane(0)[like.bases[Buffer.IN] :][:cells]
-        else:
-            self._fill(layout, inputs)
+            self.values[:start, lane] = fingerprint.unwritten
+            self.values[stop:, lane] = fingerprint.unwritten
         if len(prints) == 1:
             self.values = self.values.reshape(-1)
+
+    def ordered_twin(self, layout: Layout) -> Memory:
+        """Return a memory that combines by a function that tells operand order apart, instead of by adding.
+
+        It shares this one's inputs, which no row can write.
+        """
+        twin = copy(self)
+        twin.bases, twin.ordered = layout.twin, True
+        return twin
 
     def _fill(self, layout: Layout, inputs: Words) -> None:
         lines, size = layout.lines, layout.size
@@ -118,7 +125,7 @@ class Memory:
             of_slot[: len(fingerprint.of_slot)] = fingerprint.of_slot
             # Line after line, the slots of ranks 0, 1, ... are consecutive.
             slots = sliding_window_view(np.resize(of_slot, lines + size), size)[:lines]
-            target = inputs[: lines * size, lane].reshape(lines, size)
+            target = inputs[:, lane].reshape(lines, size)
             np.multiply(slots, fingerprint.of_rank, out=target)
 
     def lane(self, which: int) -> Words:

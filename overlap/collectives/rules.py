@@ -17,6 +17,9 @@ __all__ = ["Routable", "check_header", "check_routes", "check_rows", "phases"]
 Flags: TypeAlias = NDArray[np.bool_]
 Routable: TypeAlias = NDArray[np.bool_] | Callable[[int, int], bool]
 
+# Rows looked at together where the whole table is gone through: they stay in the second-level cache.
+_SCAN_ROWS = 1 << 16
+
 _LOCAL, _REMOTE = True, False
 _REDUCING = {
     (Op.MOVE, _LOCAL): {("IN", "SCRATCH"), ("SCRATCH", "SCRATCH"), ("SCRATCH", "OUT")},
@@ -60,13 +63,19 @@ def phases(schedule: Schedule) -> NDArray[np.intp]:
     Raises:
         ScheduleError: If rows are not in order of steps, local rows first.
     """
-    step, remote = schedule.step, schedule.src != schedule.dst
-    late = (step[1:] < step[:-1]) | ((step[1:] == step[:-1]) & (remote[1:] < remote[:-1]))
-    _refuse(schedule, 1, late, "a place in the table that is not in order of steps, or a negative step")
-    _refuse(schedule, 0, step[:1] < 0, "a negative step")
-    # Two phases of one step differ in kind, two of one kind in step.
-    changes = np.flatnonzero((step[1:] != step[:-1]) | (remote[1:] != remote[:-1])) + 1
-    return np.concatenate([[0], changes, [len(step)]])
+    begins = [np.zeros(1, np.intp)]
+    for start in range(0, len(schedule) - 1, _SCAN_ROWS):
+        rows = slice(start, start + _SCAN_ROWS + 1)
+        step, remote = schedule.step[rows], schedule.src[rows] != schedule.dst[rows]
+        # Two phases of one step differ in kind, two of one kind in step.
+        at = np.flatnonzero((step[1:] != step[:-1]) | (remote[1:] != remote[:-1]))
+        late = (step[at + 1] < step[at]) | ((step[at + 1] == step[at]) & remote[at])
+        if late.any():
+            what = "a place in the table that is not in order of steps, or a negative step"
+            _refuse(schedule, start + 1 + int(at[late.argmax()]), late[late], what)
+        begins.append(at + start + 1)
+    _refuse(schedule, 0, schedule.step[:1] < 0, "a negative step")
+    return np.concatenate([*begins, [len(schedule)]])
 
 
 def check_rows(schedule: Schedule, start: int, stop: int) -> None:
