@@ -52,9 +52,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
-    parser.add_argument("--steps", type=int, default=14, metavar="N", help="training steps of each model (default: 14)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
-    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    parser.add_argument(
+        "--width", type=int, metavar="N", help="columns of the drawing, at least 40; default: the terminal's"
+    )
     parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
     parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
     parser.set_defaults(main=main)

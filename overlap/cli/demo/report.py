@@ -11,7 +11,7 @@ from ...data import Digits
 from ...timeline import Breakdown, Timeline, TimelineView, breakdowns
 from ...units import format_ns
 from .model import windows
-from .training import ALGORITHM, Lesson, Run
+from .training import ALGORITHM, COMM_PER_COMPUTE, Lesson, Run
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -115,7 +115,7 @@ def _step(index: int, rows: list[Breakdown]) -> Step:
 
 def introduction(lesson: Lesson, *, ranks: int, bandwidth_bytes_per_s: float, chosen: bool) -> str:
     """Say what is going to happen, in lines of at most 79 characters."""
-    why = ", which suits the speed of this machine" if chosen else ""
+    why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
     said = (
         f"{ranks} ranks learn {len(lesson.labels)} images of handwritten digits with {lesson.weights:,} weights. "
         f"Links: {bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks{why}. "
@@ -130,6 +130,7 @@ def summary(found: Figures) -> str:
     """Write the figures as lines of at most 79 characters."""
     share = "n/a" if found.share is None else f"{found.share:.0%}"
     before, after = found.without, found.overlapped
+    saved, possible = map(format_ns, (before.wall_ns - after.wall_ns, before.wall_ns - before.ideal_wall_ns))
     times = [
         (f"step (median of {found.counted})", before.wall_ns, after.wall_ns),
         ("  compute", before.compute_ns, after.compute_ns),
@@ -142,7 +143,7 @@ def summary(found: Figures) -> str:
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
             "",
             f"speed-up           {found.speed_up:.2f}x",
-            f"possible gain      {share} reached; all of it would be {format_ns(before.ideal_wall_ns)} a step",
+            f"possible gain      {share}: {saved} of the {possible} that ideal overlap saves",
             f"test accuracy      {found.accuracy:.1%} of {found.tests} images",
             f"identical weights  {'yes, bit by bit' if found.identical else 'NO'}; SHA-256 of all weights:",
             *(f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}" for rank, (a, b) in enumerate(found.digests)),

@@ -1,0 +1,264 @@
+import argparse
+import io
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from overlap import UsageError
+from overlap.cli import demo
+from overlap.cli.demo.progress import Bar
+from overlap.cli.demo.report import Figures, Step, figures, introduction, median, summary
+from overlap.cli.demo.training import Lesson, compare, fitting_bandwidth
+from overlap.data import digits
+from overlap.timeline import Recorder, Timeline, breakdowns, read_trace
+
+SMALL = ((9, 4), (4, 2), (128, 10))
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Return a function that runs `overlap demo ...` with a tiny model and returns its code and what it printed."""
+    monkeypatch.setattr(demo, "WIDTHS", SMALL)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    parser = argparse.ArgumentParser(prog="overlap")
+    demo.add_parser(parser.add_subparsers())
+
+    def run(*argv):
+        args = parser.parse_args(["demo", *argv])
+        code = args.main(args)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def lesson(*, steps, widths=SMALL):
+    data = digits()
+    images = demo.windows(data.images[:32])
+    return Lesson(images=images, labels=data.labels[:32], steps=steps, widths=widths, progress=lambda loss: None)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_report(command):
+    code, shown = command("--ranks", "3", "--steps", "4", "--bandwidth", "1GB", "--ascii")
+    assert code == 0
+    assert shown.isascii()
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert shown.startswith("3 ranks learn 1438 images of handwritten digits with 1,340 weights. Links: 1000")
+    assert re.findall(r"^step (\d) of 8, loss \d\.\d{3}$", shown, re.M) == ["2", "4", "6", "8"]
+    assert re.search(r"^step \(median of 3\) +[\d.]+ \w+ +[\d.]+ \w+$", shown, re.M)
+    assert re.search(r"^speed-up +\d+\.\d\dx$", shown, re.M)
+    assert re.search(r"^possible gain +-?\d+%: ", shown, re.M)
+    assert re.search(r"^test accuracy +\d+\.\d% of 359 images$", shown, re.M)
+    assert re.search(r"^without overlap, step [123]: 3 of 3 ranks$", shown, re.M)
+    assert re.search(r"^with overlap, step [567]: 3 of 3 ranks$", shown, re.M)
+    assert shown.count("0 compute |") == 2
+
+
+def test_the_proof_of_identical_weights(command):
+    _, shown = command("--ranks", "2", "--steps", "3", "--bandwidth", "1GB")
+    assert re.search(r"^identical weights  yes, bit by bit; SHA-256 of all weights:$", shown, re.M)
+    digests = re.findall(r"^  rank (\d) +([0-9a-f]{16})    ([0-9a-f]{16})$", shown, re.M)
+    assert [rank for rank, *_ in digests] == ["0", "1"]
+    assert len({digest for _, *pair in digests for digest in pair}) == 1
+
+
+def test_a_difference_fails_the_command(command, monkeypatch):
+    monkeypatch.setattr(demo.model.Classifier, "digest", lambda model: f"{id(model):064x}")
+    code, shown = command("--ranks", "2", "--steps", "1", "--bandwidth", "1GB")
+    assert code == 1
+    assert "identical weights  NO" in shown
+
+
+def test_a_drawing_with_blocks_and_no_colour_in_a_pipe(command):
+    _, shown = command("--ranks", "2", "--steps", "1", "--bandwidth", "1GB", "--width", "100")
+    assert "█ compute" in shown
+    assert "\x1b" not in shown
+    assert max(len(line) for line in shown.splitlines()) == 100
+
+
+def test_the_trace_file_holds_both_trainings(command, tmp_path):
+    path = tmp_path / "demo.trace.json"
+    _, shown = command("--ranks", "2", "--steps", "2", "--bandwidth", "1GB", "--trace", str(path))
+    assert f"wrote {path}" in shown
+    timeline = read_trace(path)
+    assert (timeline.world_size, timeline.steps()) == (2, [0, 1, 2, 3])
+    assert timeline.meta == {"script": "overlap demo"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--ranks", "1"], "--ranks: 1 is not from 2 to 64"),
+        (["--ranks", "65"], "--ranks: 65 is not from 2 to 64"),
+        (["--steps", "0"], "--steps: 0 is not at least 1"),
+        (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
+        (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
+        (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a size"),
+        (["--trace", "no/such/place.json"], "--trace: there is no directory no/such"),
+    ],
+)
+def test_options_that_cannot_be_meant(command, argv, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        command(*argv)
+
+
+# -- the two trainings -------------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_and_both_loops_end_with_the_same_weights():
+    run = compare(lesson(steps=3), ranks=4, bandwidth_bytes_per_s=1e9)
+    assert len({model.digest() for one in run.outcomes for model in one.models}) == 1
+
+
+def test_every_step_computes_and_communicates_the_same():
+    run = compare(lesson(steps=2), ranks=2, bandwidth_bytes_per_s=1e9)
+    for step in run.timeline.steps():
+        for rank in range(2):
+            assert names_in(run.timeline, rank, step) == {"forward": 1, "backward": 3, "update": 3, "all_reduce": 3}
+
+
+def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
+    run = compare(lesson(steps=2), ranks=2, bandwidth_bytes_per_s=1e9)
+    for step, order in ((0, "computes first"), (1, "computes first"), (2, "issues early"), (3, "issues early")):
+        spans = within(run.timeline, 0, step)
+        last_backward = max(span.start_ns for span in spans if span.name == "backward")
+        first_issue = min(span.info.issued_ns for span in spans if span.kind == "comm")
+        assert ("computes first" if first_issue > last_backward else "issues early") == order
+
+
+def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
+    probe = compare(lesson(steps=2), ranks=4, bandwidth_bytes_per_s=math.inf)
+    monkeypatch.setattr(demo.training, "compare", lambda *args, **kwargs: probe)
+    compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
+    rounds, nbytes = 4, 4 * 1340  # up the tree of four ranks and down again
+    bandwidth_bytes_per_s = fitting_bandwidth(lesson(steps=9), ranks=4)
+    assert bandwidth_bytes_per_s == float(
+        f"{rounds * nbytes / (demo.training.COMM_PER_COMPUTE * min(compute_ns) / 1e9):.2g}"
+    )
+
+
+def within(timeline, rank, step):
+    start_ns, end_ns = next((s.start_ns, s.end_ns) for s in timeline.for_rank(rank) if s.step == step)
+    return [s for s in timeline.for_rank(rank) if s.kind != "step" and start_ns <= s.start_ns < end_ns]
+
+
+def names_in(timeline, rank, step):
+    names = [span.name for span in within(timeline, rank, step)]
+    return {name: names.count(name) for name in names}
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_run_with_one_step_do_without_a_warm_up():
+    run = compare(lesson(steps=1), ranks=2, bandwidth_bytes_per_s=1e9)
+    found = figures(run, test=digits().split()[1])
+    assert (found.counted, found.without.index, found.overlapped.index) == (1, 0, 1)
+    assert (found.tests, len(found.digests), found.identical) == (359, 2, True)
+
+
+def test_the_median_step_is_measured_by_its_longest_rank():
+    recorders = [Recorder(0), Recorder(1)]
+    for step, (first_ns, second_ns) in enumerate([(10, 90), (70, 60), (50, 40), (20, 30)]):
+        start_ns = 1000 * step
+        for recorder, wall_ns in zip(recorders, (first_ns, second_ns), strict=True):
+            recorder.append(("step", "step", "step", start_ns, start_ns + wall_ns, step))
+            recorder.append(("compute", "compute", "work", start_ns, start_ns + 10, None))
+            recorder.append(("comm", "comm", "all_reduce", start_ns + 5, start_ns + 20, None))
+    timeline = Timeline.collect(recorders, world_size=2)
+    assert median(timeline, range(4)) == Step(
+        index=2, wall_ns=50, ideal_wall_ns=45, compute_ns=10, comm_ns=15, overlapped_ns=5
+    )
+
+
+def found(**changes):
+    step = {"ideal_wall_ns": 60_000_000, "compute_ns": 55_000_000, "comm_ns": 40_000_000, "overlapped_ns": 0}
+    values = {
+        "accuracy": 0.975,
+        "tests": 359,
+        "digests": [("ab" * 32, "ab" * 32)] * 2,
+        "without": Step(index=3, wall_ns=100_000_000, **step),
+        "overlapped": Step(index=9, wall_ns=65_000_000, **{**step, "overlapped_ns": 36_000_000}),
+        "counted": 5,
+    }
+    return Figures(**{**values, **changes})
+
+
+SUMMARY = """\
+                             without overlap    with overlap
+step (median of 5)                    100 ms           65 ms
+  compute                              55 ms           55 ms
+  communication                        40 ms           40 ms
+    hidden under compute                0 ns           36 ms
+
+speed-up           1.54x
+possible gain      88%: 35 ms of the 40 ms that ideal overlap saves
+test accuracy      97.5% of 359 images
+identical weights  yes, bit by bit; SHA-256 of all weights:
+  rank 0            abababababababab    abababababababab
+  rank 1            abababababababab    abababababababab"""
+
+
+def test_the_summary():
+    assert summary(found()) == SUMMARY
+
+
+def test_one_other_bit_on_one_rank_shows():
+    other = found(digests=[("ab" * 32, "ab" * 32), ("ab" * 32, "ab" * 31 + "ac")])
+    assert not other.identical
+    assert "identical weights  NO;" in summary(other)
+
+
+def test_without_anything_to_gain_there_is_no_share():
+    step = Step(index=0, wall_ns=10, ideal_wall_ns=10, compute_ns=10, comm_ns=0, overlapped_ns=0)
+    nothing = found(without=step, overlapped=step)
+    assert (nothing.share, nothing.speed_up) == (None, 1.0)
+    assert "possible gain      n/a" in summary(nothing)
+
+
+def test_the_introduction_says_who_chose_the_speed():
+    said = introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=True)
+    assert " ".join(said.split()) == (
+        "2 ranks learn 32 images of handwritten digits with 1,340 weights. Links: 42 MB/s each way between any two "
+        f"ranks (chosen to make communication take {demo.training.COMM_PER_COMPUTE} of compute here). All-reduce: binomial, mean, float32. Two "
+        "equal models take turns for 3 steps each: the first communicates after its backward pass, the second under it."
+    )
+    assert "chosen" not in introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=False)
+
+
+# -- the bar -----------------------------------------------------------------------------------------------------------
+
+
+def console(**options):
+    return Console(file=io.StringIO(), width=80, color_system=None, **options)
+
+
+def test_a_log_gets_four_lines():
+    out = console()
+    with Bar(out, steps=8, ascii=False) as bar:
+        for step in range(8):
+            bar.advance(step / 2)
+    lines = ["step 2 of 8, loss 0.500", "step 4 of 8, loss 1.500", "step 6 of 8, loss 2.500", "step 8 of 8, loss 3.500"]
+    assert out.file.getvalue().splitlines() == lines
+
+
+@pytest.mark.parametrize(("ascii", "bar_text"), [(True, "#" * 12 + "." * 12), (False, "█" * 12 + "░" * 12)])
+def test_a_terminal_gets_a_bar_that_goes_away(ascii, bar_text):
+    out = console(force_terminal=True, _environ={"TERM": "xterm"})
+    with Bar(out, steps=2, ascii=ascii) as bar:
+        bar.advance(0.25)
+        assert f"{bar_text} step 1 of 2, loss 0.250" in out.file.getvalue()
+    assert out.file.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+def test_a_dumb_terminal_is_a_log():
+    out = console(force_terminal=True, _environ={"TERM": "dumb"})
+    with Bar(out, steps=1, ascii=False) as bar:
+        bar.advance(0.25)
+    assert out.file.getvalue() == "step 1 of 1, loss 0.250\n"
