@@ -224,9 +224,10 @@ def test_without_anything_to_gain_there_is_no_share():
 
 def test_the_introduction_says_who_chose_the_speed():
     said = introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=True)
+    part = demo.training.COMM_PER_COMPUTE
     assert " ".join(said.split()) == (
         "2 ranks learn 32 images of handwritten digits with 1,340 weights. Links: 42 MB/s each way between any two "
-        f"ranks (chosen to make communication take {demo.training.COMM_PER_COMPUTE} of compute here). All-reduce: binomial, mean, float32. Two "
+        f"ranks (chosen to make communication take {part} of compute here). All-reduce: binomial, mean, float32. Two "
         "equal models take turns for 3 steps each: the first communicates after its backward pass, the second under it."
     )
     assert "chosen" not in introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=False)
