@@ -11,12 +11,16 @@
 #   meeting     where the ranks of a group find each other's operations, and disagreement is noticed
 #   engine      turns a met operation into moved bytes:
 #     direct      the short cut when ranks share memory
+#     compiler    chooses an algorithm by cost, proves its table, cuts out each rank's program; keeps it all
+#     programs    operations that run as programs, each rank's part in a task of that rank
 #     cc_core     a CC-core: runs a rank's program of sends and receives over transport endpoints
 #     workers     threads for the large reductions
 #   collectives schedules as data, the programs made from them, and the arithmetic; pure
 #   timeline    spans, metrics, trace files, drawing
 #   cli         the `overlap` command
-#   loans, future, errors, units   small things the others stand on
+#   loans       arrays in flight are read-only;  blame: from an error to its culprit
+#   settings    what a launcher says;  process: what a world changes in the interpreter and puts back
+#   future, errors, units   small things the others stand on
 
 from .collectives.reduce import OPS
 from .compute import ComputeFuture
