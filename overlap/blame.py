@@ -7,7 +7,7 @@ from traceback import extract_tb
 
 from .errors import PeerError, PeerFailedError
 
-__all__ = ["only", "origin", "where"]
+__all__ = ["first", "only", "origin", "where"]
 
 
 def only(group: BaseException) -> BaseException:
@@ -18,6 +18,14 @@ def only(group: BaseException) -> BaseException:
         if len(own) > 1:
             return error
         error = own[0]
+    return error
+
+
+def first(group: BaseException) -> BaseException:
+    """Take one error out of a group whose errors have one cause, such as both directions of a link that was cut."""
+    error = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
     return error
 
 

@@ -130,7 +130,7 @@ class CollectiveFuture(Future[T_co]):
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}") from error
             self.source = x if x.flags.c_contiguous else x.copy(order="C")
-        if self.out is not None:
+        if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
             if x is not None and not self._in_place(self.out, x) and np.may_share_memory(self.out, x):
                 raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
@@ -149,8 +149,6 @@ class CollectiveFuture(Future[T_co]):
 
     def _in_place(self, out: Array, x: Array) -> bool:
         """Whether `x` lies in `out` just where the operation writes only after it has read."""
-        if x is out and self.kind in _ELEMENTWISE:
-            return True
         traits = self.kind.traits
         if not x.flags.c_contiguous or traits.scatters or self.kind is Collective.PERMUTE:
             return x.nbytes == 0

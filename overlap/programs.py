@@ -10,7 +10,7 @@ import trio
 
 from transports import Transport
 
-from .blame import only
+from .blame import first
 from .cc_core import Buffers, execute
 from .collectives.call import Call
 from .collectives.kinds import Collective
@@ -51,7 +51,7 @@ class Programs:
             with operation.scope:
                 await self._travel(channel, operation, cast("Call", meeting.pattern))
         except* Exception as group:
-            failure = Failure(only(group))
+            failure = Failure(first(group))
         finally:
             operation.stopped()
         if failure is not None and not operation.done:
