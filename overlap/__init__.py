@@ -9,6 +9,7 @@
 #   operation   CollectiveFuture: one collective on one rank, from the call to its end
 #   stream      Stream: FIFO lanes with a window;  compute: the lane of plain functions, in a thread
 #   meeting     where the ranks of a group find each other's operations, and disagreement is noticed
+#   far         channels whose ranks live in several processes;  neighbours: what those processes tell each other
 #   engine      turns a met operation into moved bytes:
 #     direct      the short cut when ranks share memory
 #     compiler    chooses an algorithm by cost, proves its table, cuts out each rank's program; keeps it all
@@ -29,8 +30,10 @@ from .errors import (
     OverlapError,
     PeerError,
     PeerFailedError,
+    PeerLostError,
     RankFailedError,
     RankLeftError,
+    RemoteError,
     ScheduleError,
     StallError,
     UsageError,
@@ -54,9 +57,11 @@ __all__ = [
     "OverlapError",
     "PeerError",
     "PeerFailedError",
+    "PeerLostError",
     "Rank",
     "RankFailedError",
     "RankLeftError",
+    "RemoteError",
     "ScheduleError",
     "StallError",
     "Stream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from traceback import extract_tb
 
-from .errors import PeerError, PeerFailedError
+from .errors import PeerError, PeerFailedError, RemoteError
 
 __all__ = ["first", "only", "origin", "where"]
 
@@ -38,6 +38,8 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 
 def where(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame outside this package."""
+    if isinstance(error, RemoteError):
+        return error.place
     here = os.path.dirname(__file__)
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(here)]
     return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -56,7 +56,11 @@ class Engine:
             self._run_direct(meeting, operation)
             return
         operation.lend()
-        if meeting.count == channel.size or (meeting.pattern is not None and meeting.pattern.dtype is not None):
+        self.start(channel, meeting)
+
+    def start(self, channel: Channel, meeting: Meeting) -> None:
+        """Start the programs of the ranks that are here, once anybody has said what travels."""
+        if meeting.pattern is not None and meeting.pattern.settled:
             self._programs.start(channel, meeting)
 
     async def aclose(self) -> None:

@@ -8,6 +8,8 @@
      +- PeerError                another rank is the culprit (`culprit` says which)
      |   +- PeerFailedError      it raised
      |   +- RankLeftError        it finished while others still wait for it
+     |   +- PeerLostError        its process is gone or silent
+     +- RemoteError              what a rank of another process raised, as text
      +- RankFailedError          what `overlap.run` raises: the first culprit, its error, and what it was doing
      +- StallError               nothing moved for `timeout_s`; says who waits for whom
      +- ScheduleError            a schedule that does not compute its collective; it is never run
@@ -25,11 +27,14 @@ __all__ = [
     "OverlapError",
     "PeerError",
     "PeerFailedError",
+    "PeerLostError",
     "RankFailedError",
     "RankLeftError",
+    "RemoteError",
     "ScheduleError",
     "StallError",
     "UsageError",
+    "in_one_line",
 ]
 
 
@@ -97,6 +102,34 @@ class RankLeftError(PeerError):
     """A rank finished its program while others still wait for it in an operation."""
 
 
+class PeerLostError(PeerError):
+    """The process of another rank is gone without a goodbye, or silent for too long."""
+
+
+class RemoteError(OverlapError):
+    """What a rank of another process raised: nothing but text ever crosses from process to process.
+
+    Attributes:
+        type_name: Name of the error's class there.
+        trace: Its traceback there, as text; may be empty.
+        place: Where it was raised, such as " at train.py:41"; may be empty.
+    """
+
+    def __init__(self, type_name: str, text: str, *, trace: str = "", place: str = "") -> None:
+        self.type_name, self.trace, self.place = type_name, trace, place
+        super().__init__(text)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return "Type: text" of an error, whichever process it comes from.
+
+    >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no"))
+    ('ValueError: no', 'ValueError: no')
+    """
+    name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
+    return f"{name}: {error}"
+
+
 class RankFailedError(OverlapError):
     """A rank ended the world: what `overlap.run` raises.
 
@@ -124,7 +157,7 @@ class RankFailedError(OverlapError):
         rest = f"; also failed: rank {', '.join(map(str, sorted(self.others)))}" if self.others else ""
         ended = world_size - 1 - len(self.others)
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
-        super().__init__(f"rank {rank} failed{where}: {type(cause).__name__}: {cause}{busy}{rest}{stopped}")
+        super().__init__(f"rank {rank} failed{where}: {in_one_line(cause)}{busy}{rest}{stopped}")
 
 
 class StallError(OverlapError):

@@ -121,6 +121,7 @@ class Group(Calls):
     def _p2p_port(self, argument: str, peer: int, tag: int, stream: Stream | str | None, *, sending: bool) -> Port:
         """The lane of one (source, destination, tag): strict FIFO, and no part of its stream's window."""
         self._check_rank(argument, peer)
+        peer = int(peer)  # a numpy integer would name another channel in another process
         if not isinstance(tag, int) or not 0 <= tag < _TAGS:
             raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
         port = self._ports.get((peer, tag, sending))

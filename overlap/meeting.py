@@ -56,13 +56,14 @@ class Channel:
         name: Of the group, for messages.
         members: World ranks in group order.
         size: How many they are.
+        here: How many of them live in this process; all of them, unless it is a `FarChannel`.
         direct: Whether their operations take the short cut through shared memory.
         tag_base: Where this channel's transport tags begin; 40 bits of a hash of `key`, 24 bits free.
     """
 
     def __init__(self, world: World, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
-        self.size = len(members)
+        self.size = self.here = len(members)
         self.direct = world.engine.direct or len(set(members)) == 1  # a rank with itself needs no wire
         self.tag_base = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=5).digest(), "big") << 24
         self._world, self._engine = world, world.engine
@@ -125,8 +126,19 @@ class Channel:
         """Drop a meeting that will not take place."""
         self._meetings.pop(seq, None)
 
+    def tag(self, pattern: Call, seq: int) -> int:
+        """Return the first of the transport tags of operation `seq`; its channels count on from there."""
+        return self.tag_base + ((seq & 0xFFFF) << 8)
+
+    def ended(self, meeting: Meeting, operation: Operation) -> None:
+        """Take note that one rank's end of a met operation is over."""
+
+    def _gone(self, seq: int) -> set[int]:
+        """World ranks that have finished their program without coming to operation `seq`, which nobody here has."""
+        return self._world.left.intersection(self.members)
+
     def _check_left(self, meeting: Meeting, operation: Operation) -> None:
-        gone = self._world.left.intersection(self.members)
+        gone = self._gone(operation.seq)
         if gone:
             meeting.arrived[operation.port.position] = operation
             meeting.error = self._left_error(min(gone), meeting)

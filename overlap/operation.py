@@ -98,7 +98,12 @@ class CollectiveFuture(Future[T_co]):
     @property
     def call_site(self) -> str:
         """Where it was issued, as "file:line"."""
-        return call_site(self._code, self._instruction)
+        return call_site(*self.place)
+
+    @property
+    def place(self) -> tuple[CodeType, int]:
+        """Where it was issued: finding the line takes longer."""
+        return self._code, self._instruction
 
     def _label(self) -> str:
         return f"{self.name} #{self.seq} on group '{self.group.name}'"

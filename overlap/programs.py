@@ -59,6 +59,7 @@ class Programs:
         elif not operation.done:
             met_ns = max(end.started_ns for end in meeting.arrived if end is not None)
             operation.finish(perf_counter_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
+        channel.ended(meeting, operation)
 
     async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:
         schedule, program = self._compiler.compile(pattern, channel.members, operation.port.position)
@@ -68,7 +69,7 @@ class Programs:
             _buffers(schedule, operation),
             self._transport.endpoint(channel.members[operation.port.position]),
             members=channel.members,
-            tag=channel.tag_base + ((operation.seq & 0xFFFF) << 8),
+            tag=channel.tag(pattern, operation.seq),
             priority=operation.urgency,
             workers=self._workers,
         )

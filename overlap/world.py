@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from transports import NeuronLink, Transport
+from transports import NeuronLink, Transport, TransportError
 
 from .blame import only, origin, where
 from .engine import Engine
-from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError
+from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError, in_one_line
+from .far import FarChannel
 from .meeting import Channel
 from .process import BlasLimit, tuned
 from .rank import Rank
@@ -26,6 +28,7 @@ from .timeline.spans import Timeline
 if TYPE_CHECKING:
     import topology
 
+    from .neighbours import Neighbours
     from .operation import CollectiveFuture
 
 T = TypeVar("T")
@@ -154,19 +157,31 @@ class World:
 
     Attributes:
         size: Ranks in the world.
+        local: Those of this process.
         left: World ranks that have finished their program.
         engine: Runs their operations.
         token: Of the event loop.
     """
 
-    def __init__(self, size: int, cluster: topology.Cluster, transport: Transport, *, algorithm: str | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        cluster: topology.Cluster,
+        transport: Transport,
+        *,
+        algorithm: str | None,
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self.size, self.left = size, set[int]()
+        self.local = frozenset(transport.ranks)
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
         self.engine = Engine(transport, cluster, self.token, algorithm=algorithm)
         self._cluster = cluster
         self._scope = trio.CancelScope()
         self._channels: dict[tuple[object, ...], Channel] = {}
+        self._far: dict[int, FarChannel] = {}  # those that reach into other processes, by id
+        self._neighbours = neighbours
         self._callbacks: deque[Callable[[], None]] = deque()
         self._calling = False
         self._doing: list[str] = []
@@ -182,6 +197,23 @@ class World:
     ) -> list[T]:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
+        async with self._neighbours.attached(self) if self._neighbours else nullcontext():
+            await self._live(main, args, timeout_s, results)
+            if self._neighbours and self._scope.cancelled_caught and self.failure is None:
+                self._stalled = await self._neighbours.reports(self._stalled)
+        if self.failure is not None:
+            raise self._rank_failed() from self.failure[1]
+        if self._scope.cancelled_caught:
+            raise StallError(timeout_s or 0.0, self._stalled)
+        return [results[rank.rank] for rank in self._ranks]
+
+    async def _live(
+        self,
+        main: Callable[..., Awaitable[T]],
+        args: tuple[object, ...],
+        timeout_s: float | None,
+        results: dict[int, T],
+    ) -> None:
         if timeout_s is not None:
             self._scope.deadline = trio.current_time() + timeout_s
         with tuned(), self._scope:
@@ -189,13 +221,10 @@ class World:
                 async with trio.open_nursery() as nursery:
                     for rank in self._ranks:
                         nursery.start_soon(self._live_rank, rank, main, args, results)
+                if self._neighbours:
+                    await self._neighbours.part()
             finally:
                 await self._end()
-        if self.failure is not None:
-            raise self._rank_failed() from self.failure[1]
-        if self._scope.cancelled_caught:
-            raise StallError(timeout_s or 0.0, self._stalled)
-        return [results[rank.rank] for rank in self._ranks]
 
     async def _live_rank(
         self, rank: Rank, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
@@ -210,15 +239,24 @@ class World:
                         self._stalled = self._stalled or self.report()
                     rank._abandon(self.ended)
         except* (Exception, SystemExit) as group:
-            self.fail(rank, only(group))
+            error = only(group)
+            if self._neighbours and self._may_be_blamed(error):
+                await self._neighbours.verdict()
+            self.fail(rank, error)
         else:
             self._leave(rank)
 
     def _leave(self, rank: Rank) -> None:
-        self.left.add(rank.rank)
-        for channel in self._channels.values():
-            if rank.rank in channel.members:
-                channel.rank_left(rank.rank)
+        if self._neighbours:
+            issued = {c.id: c.issued[rank.rank] for c in self._far.values() if rank.rank in c.issued}
+            self._neighbours.tell_left(rank.rank, issued)
+        self._left(rank.rank)
+
+    def _left(self, rank: int) -> None:
+        self.left.add(rank)
+        for channel in list(self._channels.values()):
+            if rank in channel.members:
+                channel.rank_left(rank)
 
     async def _end(self) -> None:
         """Settle what is unfinished and join every thread; bounded by the compute that runs."""
@@ -239,12 +277,27 @@ class World:
             if not isinstance(error, PeerError) and culprit != self.failure[0]:
                 self._others[culprit] = cause
             return
-        self.failure = (culprit, cause)
-        self._doing = [line for r in self._ranks if r.rank == culprit for line in r._doing or r._unfinished_lines()]
-        for other in self._ranks:
-            if other is not rank:
-                other._abandon(self.peer_failed)
-        self._scope.cancel(reason=f"rank {culprit} failed: {type(cause).__name__}: {cause}")
+        doing = [line for r in self._ranks if r.rank == culprit for line in r._doing or r._unfinished_lines()]
+        if self._neighbours:
+            self._neighbours.tell_failure(culprit, cause, doing)
+        self._end_because(culprit, cause, doing, spared=rank)
+
+    def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
+        """Take note that a rank of another process ended the world."""
+        if self.failure is None:
+            self._end_because(culprit, cause, doing)
+
+    def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: Rank | None = None) -> None:
+        self.failure, self._doing = (culprit, cause), doing
+        for rank in self._ranks:
+            if rank is not spared:
+                rank._abandon(self.peer_failed)
+        self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
+
+    def _may_be_blamed(self, error: BaseException) -> bool:
+        """Whether the error looks like the consequence of one in another process, which is about to be told."""
+        elsewhere = isinstance(error, PeerFailedError) and error.culprit not in self.local
+        return elsewhere or isinstance(error, TransportError)
 
     def ended(self) -> PeerFailedError:
         """Return the error of operations that the end of the world overtakes."""
@@ -256,9 +309,7 @@ class World:
         """Return the error that operations get once the world has failed."""
         assert self.failure is not None
         culprit, cause = self.failure
-        return PeerFailedError.caused_by(
-            cause, f"rank {culprit} failed: {type(cause).__name__}: {cause}", culprit=culprit
-        )
+        return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
     def _rank_failed(self) -> RankFailedError:
         assert self.failure is not None
@@ -286,14 +337,39 @@ class World:
         missing = operation.port.channel.missing(operation.seq)
         return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
 
+    # -- what its neighbours ask of it -----------------------------------------------------------------------------
+
+    def far_channels(self) -> Iterable[FarChannel]:
+        """Return the channels that reach into other processes."""
+        return self._far.values()
+
+    def far_channel(self, channel_id: int) -> FarChannel | None:
+        """Return the one of that id, if a rank here has opened it."""
+        return self._far.get(channel_id)
+
+    def left_elsewhere(self, rank: int) -> None:
+        """Take note that a rank of another process has finished its program."""
+        self._left(rank)
+
+    def stalled_elsewhere(self) -> None:
+        """End the world because another process has waited long enough."""
+        self._scope.cancel(reason="another process gave up")
+
     # -- what ranks ask of it ------------------------------------------------------------------------------------
 
     def channel(self, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> Channel:
         """Return the channel of that key, the same for all ranks of this process."""
         found = self._channels.get(key)
         if found is None:
-            found = self._channels[key] = Channel(self, key, name, members)
+            found = self._channels[key] = self._new_channel(key, name, members)
         return found
+
+    def _new_channel(self, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> Channel:
+        if self._neighbours is None or self.local.issuperset(members):
+            return Channel(self, key, name, members)
+        channel = FarChannel(self, key, name, members, self._neighbours)
+        self._far[channel.id] = channel
+        return channel
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call `callback` now, or after the one that is running: chains of operations must not recurse."""

@@ -4,6 +4,7 @@
 #
 #   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
 #   neuronlink   ranks of one process, in memory, zero-copy
+#   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks
 #   faulty       drops, delays, corrupts and cuts, by seed
@@ -27,6 +28,7 @@ from transports.base import (
 from transports.faulty import Fault, Faulty
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
+from transports.router import Router
 from transports.wrappers import Recording, Sent
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "NeuronLink",
     "Paced",
     "Recording",
+    "Router",
     "Sent",
     "Statistics",
     "Transport",

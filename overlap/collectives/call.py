@@ -47,6 +47,11 @@ class Call:
     result_shape: Shape
     nbytes: int
 
+    @property
+    def settled(self) -> bool:
+        """Whether it says all that a program needs to start."""
+        return self.dtype is not None or self.kind is Collective.BARRIER
+
     def agrees(self, other: Call) -> bool:
         """Whether two ranks mean the same; a rank that has not said dtype and shape agrees with any."""
         if (self.kind, self.root, self.pairs) != (other.kind, other.root, other.pairs):

@@ -1,0 +1,54 @@
+"""Calls as plain lists of numbers and names, to be told to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from .collectives.call import Call, Pairs, call
+from .collectives.kinds import Collective
+from .errors import OverlapError
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(asked: Call) -> list[object]:
+    """Return the list that `unpack` makes an equal call of."""
+    dtype = None if asked.dtype is None else str(asked.dtype)
+    shape = None if asked.shape is None else list(asked.shape)
+    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, [list(pair) for pair in asked.pairs]]
+
+
+def unpack(told: Sequence[object]) -> Call:
+    """Return the call that a list stands for.
+
+    Raises:
+        OverlapError: If it stands for none.
+    """
+    try:
+        kind, op, dtype, shape, size, root, pairs = told
+        return call(
+            Collective(kind).value,
+            cast("str | None", op),
+            None if dtype is None else _dtype(str(dtype)),
+            None if shape is None else tuple(int(length) for length in cast("list[int]", shape)),
+            int(cast(int, size)),
+            int(cast(int, root)),
+            _pairs(cast("list[list[int]]", pairs)),
+        )
+    except (TypeError, ValueError, OverlapError) as error:
+        raise OverlapError(f"a process told of a call that cannot be meant: {error}") from error
+
+
+def _pairs(told: list[list[int]]) -> Pairs:
+    return tuple((int(src), int(dst)) for src, dst in told)
+
+
+def _dtype(name: str) -> np.dtype[np.generic]:
+    if name.startswith(("bfloat", "float8", "float6", "float4", "int2", "int4", "uint2", "uint4")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name, None) or name)
+    return np.dtype(name)

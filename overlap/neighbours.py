@@ -1,0 +1,252 @@
+"""The other processes of a world: what is said between them beside the data.
+
+The bytes of collectives travel over the transport. This is the rest: which rank failed or has finished, what waits for
+long, what a broadcast carries. Each process says it to all others through its `Membership`; what comes in is checked
+field by field before it is believed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from time import perf_counter_ns
+from traceback import format_exception
+from typing import TYPE_CHECKING, Any, Protocol
+
+import trio
+
+from . import calltext
+from .blame import where
+from .errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
+from .far import FarChannel, Said
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["Company", "Neighbours"]
+
+# How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
+# disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
+_WATCH_S = 0.025
+_LONG_NS = 50_000_000
+# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
+_VERDICT_S = 0.5
+_TRACE_CHARS = 8_000
+_MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
+
+
+class Company(Protocol):
+    """What a world needs of its membership among processes; `overlap.launch.Membership` is one."""
+
+    member: int
+    members: int
+
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Queue a message to every other process."""
+
+    def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
+        """Yield (member, message, ""), or (member, None, reason) once for a member that is lost."""
+
+    async def barrier(self, name: str) -> None:
+        """Wait for every other process to come here."""
+
+
+class Neighbours:
+    """Speaks for the ranks of this process, and listens.
+
+    Args:
+        company: The way to the other processes.
+        placement: World ranks of each process.
+    """
+
+    def __init__(self, company: Company, placement: Sequence[Sequence[int]]) -> None:
+        self._company, self._placement = company, placement
+        self._world: World
+        self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
+        self._issued: dict[int, dict[int, int]] = {}
+        self._reports: dict[int, list[str]] = {}
+        self._news = trio.Event()
+
+    @asynccontextmanager
+    async def attached(self, world: World) -> AsyncIterator[None]:
+        """Listen and watch for the length of an ``async with``."""
+        self._world = world
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen)
+            nursery.start_soon(self._watch)
+            yield
+            nursery.cancel_scope.cancel(reason="the world has ended")
+
+    async def part(self) -> None:
+        """Wait until the ranks of all processes have finished."""
+        await self._company.barrier("end")
+
+    async def verdict(self) -> None:
+        """Give the others a moment to say who is at fault."""
+        with trio.move_on_after(_VERDICT_S, shield=True):
+            while self._world.failure is None:
+                await self._next_news()
+
+    async def reports(self, mine: list[str]) -> list[str]:
+        """Exchange the reports of a world that made no end of it, and return them all."""
+        self._tell("stalled", lines=mine)
+        with trio.move_on_after(_VERDICT_S, shield=True):
+            while len(self._reports) < len(self._placement) - 1:
+                await self._next_news()
+        told = {self._company.member: mine, **self._reports}
+        return [line for member in sorted(told) for line in told[member]]
+
+    async def _next_news(self) -> None:
+        self._news = trio.Event()
+        await self._news.wait()
+
+    # -- what we say -----------------------------------------------------------------------------------------------
+
+    def _tell(self, what: str, **fields: object) -> None:
+        self._company.tell({"what": what, **fields})
+
+    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
+        """Say that a rank here has ended the world."""
+        trace = "".join(format_exception(error))[-_TRACE_CHARS:]
+        self._tell(
+            "failed", culprit=rank, type=type(error).__name__, text=str(error)[:_TRACE_CHARS], trace=trace,
+            place=where(error), doing=doing,
+        )  # fmt: skip
+
+    def tell_left(self, rank: int, issued: Mapping[int, int]) -> None:
+        """Say that a rank here has finished its program, and how many operations it issued on each channel."""
+        pairs = list(issued.items())
+        for start in range(0, len(pairs), 1000):
+            self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
+        self._tell("left", rank=rank)
+
+    def tell_call(self, channel: FarChannel, seq: int, said: Said) -> None:
+        """Say what a rank here has called."""
+        self._tell(
+            "call", channel=channel.id, seq=seq, rank=said.rank, call=calltext.pack(said.call), site=said.call_site
+        )
+
+    def tell_difference(self, channel: FarChannel, seq: int, error: CollectiveMismatchError) -> None:
+        """Say that two ranks mean different operations."""
+        self._tell(
+            "differ", channel=channel.id, seq=seq, group=error.group, ranks=list(error.ranks), calls=list(error.calls),
+            sites=list(error.call_sites),
+        )  # fmt: skip
+
+    def tell_failed_end(self, channel: FarChannel, seq: int, rank: int, error: BaseException) -> None:
+        """Say that a rank here cannot take part in an operation."""
+        self._tell("end failed", channel=channel.id, seq=seq, rank=rank, text=str(error)[:_TRACE_CHARS])
+
+    # -- what we know ----------------------------------------------------------------------------------------------
+
+    def said_before(self, channel: int, seq: int) -> list[Said]:
+        """Return, once, what the others called in an operation before any rank here came to it."""
+        return self._said.pop((channel, seq), []) if self._said else []
+
+    def issued_by(self, rank: int, channel: int) -> int:
+        """Return how many operations a rank elsewhere, which has finished, issued on a channel."""
+        return self._issued.get(rank, {}).get(channel, 0)
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(_WATCH_S)
+            before_ns = perf_counter_ns() - _LONG_NS
+            for channel in self._world.far_channels():
+                for seq, said in channel.waiting(before_ns):
+                    self.tell_call(channel, seq, said)
+
+    async def _listen(self) -> None:
+        async for member, message, reason in self._company.messages():
+            if message is None:
+                self._lost(member, reason)
+            else:
+                self._hear(member, message)
+            self._news.set()
+
+    def _lost(self, member: int, reason: str) -> None:
+        ranks = self._placement[member]
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        error = PeerLostError(f"process {member} ({who}) is lost: {reason}", culprit=ranks[0])
+        self._world.fail_elsewhere(ranks[0], error, [])
+
+    def _hear(self, member: int, message: Mapping[str, object]) -> None:
+        what = message.get("what")
+        handler, fields = _HANDLERS.get(what if isinstance(what, str) else "", (None, {}))
+        values = {name: message.get(name) for name in fields}
+        if handler is None or any(not isinstance(values[name], kind) for name, kind in fields.items()):
+            raise OverlapError(f"process {member} said {what!r}, which this version does not understand")
+        rank = values.get("rank")
+        if rank is not None and rank not in self._placement[member]:
+            raise OverlapError(f"process {member} speaks of rank {rank}, which is not one of its own")
+        handler(self, member, **values)
+
+    def _hear_failed(
+        self, _: int, *, culprit: int, type: str, text: str, trace: str, place: str, doing: list[object]
+    ) -> None:
+        error = RemoteError(type, text, trace=trace, place=place)
+        self._world.fail_elsewhere(culprit, error, [str(line) for line in doing])
+
+    def _hear_issued(self, _: int, *, rank: int, issued: list[list[int]]) -> None:
+        self._issued.setdefault(rank, {}).update({int(channel): int(count) for channel, count in issued})
+
+    def _hear_left(self, _: int, *, rank: int) -> None:
+        self._world.left_elsewhere(rank)
+
+    def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
+        said = Said(rank=rank, call=calltext.unpack(call), call_site=site)
+        known = self._world.far_channel(channel)
+        if known is None or not known.hear(seq, said):
+            self._said.setdefault((channel, seq), []).append(said)
+            if len(self._said) > _MOST_SAID:
+                self._said.popitem(last=False)
+
+    def _hear_differ(
+        self, _: int, *, channel: int, seq: int, group: str, ranks: list[int], calls: list[str], sites: list[str]
+    ) -> None:
+        known = self._world.far_channel(channel)
+        if known is not None and len(ranks) == len(calls) == len(sites) == 2:
+            known.fail_here(seq, _mismatch(group, seq, ranks, calls, sites))
+
+    def _hear_end_failed(self, _: int, *, channel: int, seq: int, rank: int, text: str) -> None:
+        known = self._world.far_channel(channel)
+        if known is not None:
+            known.hear_failed_end(seq, rank, text)
+
+    def _hear_stalled(self, member: int, *, lines: list[object]) -> None:
+        self._reports[member] = [str(line) for line in lines]
+        self._world.stalled_elsewhere()
+
+
+def _mismatch(
+    group: str, seq: int, ranks: list[int], calls: list[str], sites: list[str]
+) -> Callable[[], CollectiveMismatchError]:
+    return partial(
+        CollectiveMismatchError,
+        group=group,
+        seq=seq,
+        ranks=(int(ranks[0]), int(ranks[1])),
+        calls=(str(calls[0]), str(calls[1])),
+        call_sites=(str(sites[0]), str(sites[1])),
+    )
+
+
+_HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
+    "failed": (
+        Neighbours._hear_failed,
+        {"culprit": int, "type": str, "text": str, "trace": str, "place": str, "doing": list},
+    ),
+    "issued": (Neighbours._hear_issued, {"rank": int, "issued": list}),
+    "left": (Neighbours._hear_left, {"rank": int}),
+    "call": (Neighbours._hear_call, {"channel": int, "seq": int, "rank": int, "call": list, "site": str}),
+    "differ": (
+        Neighbours._hear_differ,
+        {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
+    ),
+    "end failed": (Neighbours._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
+    "stalled": (Neighbours._hear_stalled, {"lines": list}),
+}
+"""What may be said: who handles it, and the type of each field."""

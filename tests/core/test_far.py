@@ -1,0 +1,244 @@
+"""Worlds of several processes: the same results, and the same errors, as in one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+
+from .cases import KINDS, Case, cases, differs
+from .companies import LAYOUTS, Company, run_far
+from .reference import Results
+
+MATRIX = [(kind, layout) for kind in KINDS for layout in LAYOUTS]
+
+
+def failures(outcomes: list[object]) -> list[overlap.RankFailedError]:
+    """All processes must have failed; return their errors."""
+    assert all(isinstance(outcome, overlap.RankFailedError) for outcome in outcomes), outcomes
+    return outcomes  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("kind", "layout"), MATRIX, ids=lambda value: str(value))
+def test_every_collective(kind: str, layout: tuple[int, int]) -> None:
+    size = layout[0] * layout[1]
+    todo = list(cases(kind, size))
+
+    async def main(rank: overlap.Rank) -> Results:
+        issued = [case.issue(rank.world, case.input(rank.rank)) for case in todo]
+        return [await future for future in issued]
+
+    got = run_far(main, *layout)
+    for index, case in enumerate(todo):
+        for rank, want in enumerate(case.expected(size)):
+            problem = differs(got[rank][index], want)
+            assert problem is None, f"{case} on rank {rank} of {layout}: {problem}"
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter"])
+@pytest.mark.parametrize("late", [True, False], ids=["root last", "root first"])
+def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> None:
+    case = Case(kind=kind, shape=(4, 3), kwargs={"root": 3})
+    there = [trio.Event(), trio.Event()]
+
+    async def main(rank: overlap.Rank) -> np.ndarray | None:
+        is_root = rank.rank == 3
+        if is_root == late:
+            await there[is_root].wait()
+        future = case.issue(rank.world, case.input(3) if is_root else None)
+        there[not is_root].set()
+        return await future
+
+    for rank, (got, want) in enumerate(zip(run_far(main, 2, 2), case.expected(4), strict=True)):
+        assert differs(got, want) is None, rank
+
+
+def test_point_to_point_and_groups() -> None:
+    async def main(rank: overlap.Rank) -> list[float]:
+        mesh = rank.mesh(dp=2, tp=2)
+        total = await mesh["dp"].all_reduce(np.array([float(rank.rank)]))
+        other = np.int64((rank.rank + 2) % 4)  # in the other process, whatever type its number has
+        sent = rank.send(np.array([10.0 + rank.rank]), other, tag=7)
+        got = await rank.recv(((1,), "float64"), int(other), tag=7)
+        await sent
+        half = await rank.split(rank.rank % 2)
+        assert half is not None
+        return [float(total[0]), float(got[0]), float((await half.all_gather(got)).sum())]
+
+    assert run_far(main, 2, 2) == [[2.0, 12.0, 22.0], [4.0, 13.0, 24.0], [2.0, 10.0, 22.0], [4.0, 11.0, 24.0]]
+
+
+def one_differs(first: str, second: str, **kwargs: object) -> list[overlap.RankFailedError]:
+    async def main(rank: overlap.Rank) -> None:
+        kind, dtype = (second if rank.rank >= 2 else first).split()
+        await getattr(rank, kind)(np.zeros(4, dtype), **kwargs)
+
+    return failures(run_far(main, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("all_reduce float32", "all_reduce float64"),
+        ("all_reduce float32", "all_reduce int32"),
+        ("all_reduce float32", "all_gather float32"),
+        ("broadcast float32", "all_reduce float32"),
+        ("broadcast float32", "broadcast float64"),
+    ],
+)
+def test_a_different_call_fails_every_process_with_both_calls(first: str, second: str) -> None:
+    for error in one_differs(first, second):
+        cause = error.cause
+        if isinstance(cause, overlap.CollectiveMismatchError):
+            assert {call.split("(")[0] for call in cause.calls} == {first.split()[0], second.split()[0]}
+            assert len({rank // 2 for rank in cause.ranks}) == 2
+            assert all(
+                site.startswith("tests/core/test_far.py:") or "test_far.py:" in site for site in cause.call_sites
+            )
+        else:
+            assert isinstance(cause, overlap.RemoteError)
+            assert cause.type_name == "CollectiveMismatchError"
+        assert str(error).count(" called ") == 2
+
+
+def test_another_operator_is_never_a_wrong_number() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await rank.all_reduce(np.ones(2), op="max" if rank.rank == 2 else "sum")
+
+    for error in failures(run_far(main, 4, 1)):
+        assert "rank 2 called all_reduce(float64 (2,), op='max')" in str(error)
+        assert "called all_reduce(float64 (2,), op='sum')" in str(error)
+
+
+def test_a_sender_that_has_gone_on_is_told_that_it_differed() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 0:
+            await rank.permute(np.zeros(1), [])  # no wire: over at once
+            await rank.barrier()
+        else:
+            await rank.all_reduce(np.zeros(1))
+
+    for error in failures(run_far(main, 2, 1)):
+        assert "operation #0 on group 'world' differs between ranks" in str(error)
+
+
+def test_a_failure_names_the_rank_in_the_other_process() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 3:
+            raise ValueError("no such batch")
+        await rank.barrier()
+
+    far, _, near, _ = failures(run_far(main, 2, 2))
+    assert (far.rank, near.rank) == (3, 3)
+    assert isinstance(near.cause, ValueError)
+    assert isinstance(far.cause, overlap.RemoteError)
+    assert "raise ValueError" in far.cause.trace
+    assert str(far).startswith("rank 3 failed at test_far.py:")
+    assert "ValueError: no such batch" in str(far)
+
+
+def test_a_failed_input_fails_the_operation_in_every_process() -> None:
+    def broken() -> np.ndarray:
+        raise ZeroDivisionError("lost the gradient")
+
+    async def main(rank: overlap.Rank) -> None:
+        x = rank.compute(broken) if rank.rank == 1 else np.zeros(2)
+        await rank.all_reduce(x)
+
+    for error in failures(run_far(main, 2, 2)):
+        assert error.rank == 1
+        assert "ZeroDivisionError: lost the gradient" in str(error)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the others come", "while the others wait"])
+def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
+    waiting = trio.Event()
+
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 3:
+            if not first:
+                await waiting.wait()
+            return
+        if first:
+            await rank._world._neighbours._next_news()
+        future = rank.all_reduce(np.zeros(2))
+        waiting.set()
+        await future
+
+    for error in failures(run_far(main, 4, 1)):
+        assert error.rank == 3
+        assert "rank 3 finished its program while rank" in str(error)
+
+
+def test_a_rank_may_leave_while_its_message_is_under_way() -> None:
+    async def main(rank: overlap.Rank) -> float:
+        if rank.rank == 0:
+            rank.send(np.array([4.0]), 1)
+            return 0.0
+        await rank._world._neighbours._next_news()  # rank 0 has said something: that it has finished
+        return float((await rank.recv(((1,), "float64"), 0))[0])
+
+    assert run_far(main, 2, 1) == [0.0, 4.0]
+
+
+def test_a_stall_reports_the_ranks_of_every_process() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 3:
+            await rank.recv(((2,), "float32"), 0)
+        else:
+            await rank.barrier()
+
+    for outcome in run_far(main, 2, 2, timeout_s=0.4):
+        assert isinstance(outcome, overlap.StallError)
+        assert [line.split(" (")[0] for line in outcome.report] == [
+            "rank 0: barrier #0 on group 'world'",
+            "rank 1: barrier #0 on group 'world'",
+            "rank 2: barrier #0 on group 'world'",
+            "rank 3: recv #0 on group 'world'",
+        ]
+        assert outcome.report[0].endswith("; waits for rank 3")
+
+
+def test_a_lost_process_ends_the_world() -> None:
+    began = trio.Event()
+
+    async def main(rank: overlap.Rank) -> None:
+        began.set()
+        if rank.rank < 2:
+            await rank.all_reduce(np.zeros(1))
+        await trio.sleep_forever()
+
+    async def nemesis(everybody: list[Company]) -> None:
+        await began.wait()
+        everybody[0].lose(1, "the connection ended")
+        everybody[1].lose(0, "the connection ended")
+
+    near, _, far, _ = failures(run_far(main, 2, 2, nemesis=nemesis))
+    assert isinstance(near.cause, overlap.PeerLostError)
+    assert str(near).startswith("rank 2 failed: PeerLostError: process 1 (ranks 2-3) is lost: the connection ended")
+    assert far.rank == 0
+
+
+def test_what_is_not_understood_is_refused() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await trio.sleep_forever()
+
+    async def nemesis(everybody: list[Company]) -> None:
+        for message in ({"what": "left", "rank": 0}, {"what": "left", "rank": "3"}, {"what": "jump"}, {}):
+            with pytest.raises(overlap.OverlapError, match=r"^process 1 s(aid|peaks)"):
+                everybody_neighbours(everybody[0], message)
+        everybody[1].tell(
+            {"what": "failed", "culprit": 2, "type": "X", "text": "", "trace": "", "place": "", "doing": []}
+        )
+        everybody[0].tell(
+            {"what": "failed", "culprit": 2, "type": "X", "text": "", "trace": "", "place": "", "doing": []}
+        )
+
+    def everybody_neighbours(company: Company, message: dict[str, object]) -> None:
+        from overlap.neighbours import Neighbours
+
+        Neighbours(company, [(0, 1), (2, 3)])._hear(1, message)
+
+    assert {error.rank for error in failures(run_far(main, 2, 2, nemesis=nemesis))} == {2}

@@ -1,0 +1,94 @@
+"""The router: one transport made of several, each rank reached by the first that can reach it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Self
+
+from transports.base import ArgumentError, Buffer, Delivery, Endpoint, Statistics, Transport, describe_ranks
+
+
+class Router(Transport):
+    """Sends every message over the first of its parts that joins the two ranks.
+
+    So the order says what is preferred: memory inside a process, then sockets between processes. It adds one look-up
+    to a message.
+
+    Args:
+        parts: Transports of the same local ranks.
+
+    Raises:
+        ArgumentError: No parts, or parts with other local ranks.
+    """
+
+    def __init__(self, parts: Sequence[Transport]) -> None:
+        if not parts or any(part.ranks != parts[0].ranks for part in parts):
+            raise ArgumentError(f"parts is {list(parts)!r}; name transports of the same local ranks")
+        self.parts = tuple(parts)
+        self.ranks = parts[0].ranks
+        self.peers = tuple(sorted({peer for part in parts for peer in part.peers}))
+        self.shares_memory = self._part(self.ranks[0], self.ranks[-1]).shares_memory
+        self._endpoints = {rank: _RouterEndpoint(self, rank) for rank in self.ranks}
+
+    def _part(self, rank: int, peer: int) -> Transport:
+        for part in self.parts:
+            if peer in part.peers:
+                return part
+        raise ArgumentError(f"rank {rank} cannot reach rank {peer}; this router reaches {describe_ranks(self.peers)}")
+
+    def endpoint(self, rank: int) -> Endpoint:
+        """Return the endpoint of a local rank.
+
+        Raises:
+            ArgumentError: The rank does not live here.
+        """
+        if rank not in self._endpoints:
+            raise ArgumentError(f"there is no rank {rank} here; this router serves {describe_ranks(self.ranks)}")
+        return self._endpoints[rank]
+
+    def statistics(self) -> Statistics:
+        """Return what waits in any part."""
+        each = [part.statistics() for part in self.parts]
+        return Statistics(
+            unmatched_sends=tuple(envelope for part in each for envelope in part.unmatched_sends),
+            unmatched_receives=tuple(envelope for part in each for envelope in part.unmatched_receives),
+        )
+
+    def open(self) -> AbstractAsyncContextManager[Self]:
+        """Keep all parts open."""
+        return self._open_parts()
+
+    @asynccontextmanager
+    async def _open_parts(self) -> AsyncIterator[Self]:
+        async with AsyncExitStack() as stack:
+            for part in self.parts:
+                await stack.enter_async_context(part.open())
+            yield self
+
+    async def aclose(self) -> None:
+        """Close all parts."""
+        for part in self.parts:
+            await part.aclose()
+
+
+class _RouterEndpoint(Endpoint):
+    def __init__(self, router: Router, rank: int) -> None:
+        self.rank = rank
+        self._router = router
+        self._routes: dict[int, Endpoint] = {}
+
+    def _to(self, peer: int) -> Endpoint:
+        route = self._routes.get(peer)
+        if route is None:
+            route = self._routes[peer] = self._router._part(self.rank, peer).endpoint(self.rank)
+        return route
+
+    async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
+        await self._to(dst).send(dst, tag, data, priority=priority)
+
+    async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
+        await self._to(src).recv_into(src, tag, out)
+
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        return await self._to(src).recv(src, tag, nbytes)
