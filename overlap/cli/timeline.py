@@ -1,4 +1,4 @@
-"""`overlap timeline FILE`: draw a trace file in the terminal, or print its figures."""
+"""`overlap timeline FILE ...`: draw a trace file in the terminal, or print its figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..timeline.lateness import arrivals
+from ..timeline.merge import merged
 from ..timeline.metrics import Breakdown, breakdowns, median_step
 from ..timeline.ranklist import listed, unlisted
 from ..timeline.spans import Timeline
@@ -37,6 +38,7 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
+  overlap timeline run.json run-process1.json    of several processes that could not write one file together
 
 The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """
@@ -51,7 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", help="trace file, .json or .json.gz")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
@@ -67,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If the file cannot be read or understood, or an option does not fit it.
     """
-    timeline = read_trace(args.file)
+    timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     if args.json:

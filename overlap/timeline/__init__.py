@@ -2,7 +2,7 @@
 
 In the order data flows: `spans` records; `intervals` and `metrics` measure, `lateness` finds stragglers; `lanes`,
 `axis`, `table`, `legend` are what `draw` draws with; `events` and `tracefile` store it, `foreign` reads what others
-stored.
+stored, `merge` makes one timeline of those of several processes.
 
 All of it is pure. Importing this loads the recording only: every program pays for that, few look at a timeline.
 """
@@ -15,6 +15,7 @@ from .spans import CollectiveInfo, Recorder, Span, Timeline
 if TYPE_CHECKING:
     from .draw import TimelineView, render_text
     from .lateness import Arrivals, arrivals, straggler
+    from .merge import merged
     from .metrics import Breakdown, breakdowns, median_step
     from .tracefile import read_trace, write_trace
 
@@ -29,6 +30,7 @@ __all__ = [
     "arrivals",
     "breakdowns",
     "median_step",
+    "merged",
     "read_trace",
     "render_text",
     "straggler",
@@ -42,6 +44,7 @@ _LOADED_WHEN_USED = {
     "arrivals": "lateness",
     "breakdowns": "metrics",
     "median_step": "metrics",
+    "merged": "merge",
     "read_trace": "tracefile",
     "render_text": "draw",
     "straggler": "lateness",

@@ -59,6 +59,33 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
 
 
+def pack_trace(timeline: Timeline) -> bytes:
+    """Return the bytes of a compressed trace file, to be sent to another process."""
+    return _compressed(_encode(timeline))
+
+
+def unpack_trace(data: bytes, *, limit_bytes: int = 1 << 30) -> Timeline:
+    """Return the timeline in the bytes of a compressed trace file.
+
+    Args:
+        data: From `pack_trace`.
+        limit_bytes: What it may take when it is unpacked.
+
+    Raises:
+        UsageError: If it is none, or takes more.
+    """
+    try:
+        unpacker = zlib.decompressobj(wbits=31)  # gzip
+        text = unpacker.decompress(data, limit_bytes)
+        if unpacker.unconsumed_tail:
+            raise UsageError(f"a trace of more than {limit_bytes} bytes")
+        if not unpacker.eof:
+            raise UsageError("damaged trace: cut off")
+        return _timeline(json.loads(text))
+    except (ValueError, OverflowError, RecursionError, zlib.error) as error:
+        raise UsageError(f"damaged trace: {error}") from error
+
+
 def _timeline(document: Json) -> Timeline:
     if isinstance(document, list):
         document = {"traceEvents": document}
