@@ -75,12 +75,7 @@ async def execute(
         workers: Where large reductions run.
     """
     core = _Core(program, buffers, endpoint, members, tag, priority, workers)
-    if len(program.queues) == 1:
-        await core.drive(0)
-        return
-    async with trio.open_nursery() as nursery:
-        for index in range(len(program.queues)):
-            nursery.start_soon(core.drive, index)
+    await core.execute()
 
 
 class _Core:
@@ -99,14 +94,64 @@ class _Core:
         self._finished = [0] * len(program.queues)
         self._progress = ParkingLot()
 
-    async def drive(self, index: int) -> None:
-        """Run one queue in order."""
-        for step in self._program.queues[index]:
-            while any(self._finished[queue] < count for queue, count in step.waits):
-                await self._progress.park()
-            await self._run(step)
+    async def execute(self) -> None:
+        """Run all queues; in this very task as long as messages leave without waiting."""
+        left = self._advance_all()
+        if not left:
+            await trio.lowlevel.checkpoint()
+        while len(left) > 0 and (alone := self._alone(left)) is not None:
+            await self._next(alone)
+            left = self._advance_all()
+        if left:
+            await self._drive_all(left)
+
+    def _advance_all(self) -> list[int]:
+        """Send whatever leaves without waiting; return the queues that are not finished."""
+        return [index for index in range(len(self._finished)) if not self._advance(index)]
+
+    def _advance(self, index: int) -> bool:
+        """Send from one queue what leaves without waiting; True if that was all of it."""
+        steps = self._program.queues[index]
+        while (at := self._finished[index]) < len(steps):
+            step = steps[at]
+            if step.kind is not Kind.SEND or self._must_wait(step) or not self._try_send(step):
+                return False
             self._finished[index] += 1
+        return True
+
+    def _alone(self, left: Sequence[int]) -> int | None:
+        """Return the one queue that can go on, if all others wait for it."""
+        able = [index for index in left if not self._must_wait(self._program.queues[index][self._finished[index]])]
+        return able[0] if len(able) == 1 else None
+
+    def _must_wait(self, step: Step) -> bool:
+        return any(self._finished[queue] < count for queue, count in step.waits)
+
+    async def _drive_all(self, left: Sequence[int]) -> None:
+        async with trio.open_nursery() as nursery:
+            for index in left[1:]:
+                nursery.start_soon(self._drive, index)
+            await self._drive(left[0])
+
+    async def _drive(self, index: int) -> None:
+        """Run one queue in order, beside the others."""
+        steps = self._program.queues[index]
+        while self._finished[index] < len(steps):
+            while self._must_wait(steps[self._finished[index]]):
+                await self._progress.park()
+            await self._next(index)
             self._progress.unpark_all()
+
+    async def _next(self, index: int) -> None:
+        """Run the next step of a queue."""
+        await self._run(self._program.queues[index][self._finished[index]])
+        self._finished[index] += 1
+
+    def _try_send(self, step: Step) -> bool:
+        assert step.src is not None
+        data = self._buffers.view(step.src)
+        peer = self._members[step.peer]
+        return self._endpoint.try_send(peer, self._tag + step.channel, data, priority=self._priority)
 
     async def _run(self, step: Step) -> None:
         if step.kind is Kind.SEND:

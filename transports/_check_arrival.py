@@ -44,6 +44,27 @@ async def order_of_receives(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             await a.send(b.rank, 7, message)
 
 
+async def sends_without_waiting(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """`try_send` takes a message whole, in order and with its bytes as they are now, or not at all."""
+    messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, 0, 70_000, 9, 100))]
+    async with trio.open_nursery() as nursery:
+        for first in ("the receiver", "the sender"):
+            if first == "the receiver":
+                for i, message in enumerate(messages):
+                    nursery.start_soon(expect, b, a, 9, message, f"message {i}, which {first} was first to name")
+                    await wait_all_tasks_blocked()
+            for message in messages:
+                lent = bytearray(message)
+                if a.try_send(b.rank, 9, lent, priority=2):
+                    lent[:] = bytes(len(lent))  # the buffer is ours again
+                else:
+                    nursery.start_soon(a.send, b.rank, 9, message)
+                await wait_all_tasks_blocked()
+            if first == "the sender":
+                for i, message in enumerate(messages):
+                    await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
+
+
 async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:
     """A message that nobody receives yet, large or small, does not hold up other tags."""
     large, small, urgent = message_of(max(scale.sizes)), message_of(8, 1), message_of(8, 2)

@@ -208,6 +208,29 @@ class Endpoint(ABC):
             TransportClosedError: This end is closed.
         """
 
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        """Send the bytes of ``data`` if that needs no waiting at all; the buffer is the caller's again.
+
+        A plain function: it saves a small message the task that a `send` would need beside a receive. This default
+        never can.
+
+        Args:
+            dst: Receiving rank.
+            tag: ``0 <= tag < 2**64``.
+            data: C-contiguous buffer.
+            priority: As for `send`.
+
+        Returns:
+            Whether it was sent. If not, nothing has happened; call `send`.
+
+        Raises:
+            ArgumentError: For an unknown rank, a bad tag or a bad buffer.
+            LengthMismatchError: The receiver asked for another length.
+            LinkLostError: The wire is cut or the peer is gone.
+            TransportClosedError: This end is closed.
+        """
+        return False
+
     @abstractmethod
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         """Receive the next message of (src, tag) into ``out``, which must have exactly its length.

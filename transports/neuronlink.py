@@ -215,6 +215,21 @@ class _NeuronLinkEndpoint(Endpoint):
             reschedule(receiver.task, outcome.Value(sender))
             await sender.wait_for_release()
 
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        view = as_bytes(data)
+        box = self._meet(self.rank, dst, dst, tag)
+        key = (self.rank, tag)
+        waiting = box.receives.get(key)
+        if waiting is None or waiting[0].nbytes != view.nbytes or view.nbytes >= self._link._thread_copy_bytes:
+            return False
+        if waiting[0].view is None:  # it wants to read our memory, and we would have to wait until it has
+            return False
+        receiver = _pop(box.receives, key)
+        assert receiver.view is not None
+        receiver.view[:] = view
+        receiver.wake()
+        return True
+
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         view = as_bytes(out, name="out", writable=True)
         box = self._meet(src, self.rank, src, tag)

@@ -87,6 +87,9 @@ class _RouterEndpoint(Endpoint):
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
         await self._to(dst).send(dst, tag, data, priority=priority)
 
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        return self._to(dst).try_send(dst, tag, data, priority=priority)
+
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         await self._to(src).recv_into(src, tag, out)
 

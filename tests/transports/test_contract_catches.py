@@ -54,6 +54,18 @@ class LosesLastByte(Honest):
             as_bytes(out)[-1] ^= 1
 
 
+class ReadsTheBufferLater(Honest):
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        self.nursery.start_soon(self.inner.send, dst, tag, data)
+        return True
+
+
+class SendsAndSaysNo(Honest):
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        self.nursery.start_soon(self.inner.send, dst, tag, bytes(as_bytes(data)))
+        return False
+
+
 class LosesLentByte(Honest):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         with await super().recv(src, tag, nbytes) as delivery:
@@ -271,6 +283,8 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("zero_bytes", SkipsEmpty),
     ("order_of_sends", MostUrgentFirst),
     ("order_of_receives", LastReceiveFirst),
+    ("sends_without_waiting", ReadsTheBufferLater),
+    ("sends_without_waiting", SendsAndSaysNo),
     ("tags_are_independent", OneAtATime),
     ("many_tags", FewAtATime),
     ("extreme_tags", ShortTags),
