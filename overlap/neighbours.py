@@ -117,7 +117,7 @@ class Neighbours:
 
     def tell_left(self, rank: int, issued: Mapping[int, int]) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each channel."""
-        pairs = list(issued.items())
+        pairs = [list(pair) for pair in issued.items()]
         for start in range(0, len(pairs), 1000):
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
         self._tell("left", rank=rank)

@@ -10,9 +10,11 @@ import msgpack
 import trio
 
 import topology
+from overlap.launch.messages import check_body
 from overlap.neighbours import Neighbours
 from overlap.world import World
-from transports import Endpoint, NeuronLink, Statistics, Transport
+from transports import Endpoint, NeuronLink, Router, Statistics, Transport
+from transports.efa import Efa
 
 T = TypeVar("T")
 
@@ -48,6 +50,8 @@ class Company:
         self.member, self._everybody = member, everybody
         self._send, self._receive = trio.open_memory_channel[tuple[int, bytes | None, str]](float("inf"))
         self._parted = trio.Event()
+        self._given: dict[str, bytes] = {}
+        self._asked: dict[str, trio.Event] = {}
         everybody.append(self)
 
     @property
@@ -55,6 +59,7 @@ class Company:
         return len(self._everybody)
 
     def tell(self, message: Mapping[str, object]) -> None:
+        check_body(dict(message))
         for other in self._everybody:
             if other is not self:
                 other._send.send_nowait((self.member, msgpack.packb(message), ""))
@@ -66,6 +71,13 @@ class Company:
         async for member, message, reason in self._receive:
             yield member, None if message is None else msgpack.unpackb(message), reason
 
+    async def exchange(self, name: str, mine: bytes) -> list[bytes]:
+        self._given[name] = mine
+        self._asked.setdefault(name, trio.Event()).set()
+        for other in self._everybody:
+            await other._asked.setdefault(name, trio.Event()).wait()
+        return [other._given[name] for other in self._everybody]
+
     async def barrier(self, name: str) -> None:
         self._parted.set()
         for other in self._everybody:
@@ -73,22 +85,56 @@ class Company:
 
 
 @asynccontextmanager
-async def opened(processes: int, each: int) -> AsyncIterator[tuple[list[World], list[Company]]]:
+async def in_memory(companies: list[Company], placement: Sequence[range]) -> AsyncIterator[list[Transport]]:
+    """Join the processes by one wire that all ranks share."""
+    async with NeuronLink(placement[-1].stop).open() as link:
+        yield [Part(link, ranks) for ranks in placement]
+
+
+@asynccontextmanager
+async def by_sockets(
+    companies: list[Company], placement: Sequence[range], **options: Any
+) -> AsyncIterator[list[Transport]]:
+    """Join the processes as real ones are: by memory inside, by sockets between."""
+    routers = []
+    for company, ranks in zip(companies, placement, strict=True):
+        between = Efa(
+            member=company.member, placement=placement, secret=b"of this test", exchange=company.exchange, **options
+        )
+        routers.append(Router([NeuronLink(list(ranks)), between]))
+    over = trio.Event()
+
+    async def keep_open(router: Router, *, task_status: trio.TaskStatus[None]) -> None:
+        async with router.open():
+            task_status.started()
+            await over.wait()
+
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as opening:  # each waits for the others
+            for router in routers:
+                opening.start_soon(nursery.start, keep_open, router)
+        try:
+            yield list(routers)
+        finally:
+            over.set()
+
+
+Wires = Callable[[list[Company], Sequence[range]], AbstractAsyncContextManager[list[Transport]]]
+
+
+@asynccontextmanager
+async def opened(processes: int, each: int, wires: Wires) -> AsyncIterator[tuple[list[World], list[Company]]]:
     """Open the worlds of `processes` processes with `each` ranks."""
     size = processes * each
     placement = [range(start, start + each) for start in range(0, size, each)]
     cluster = topology.cluster("local", nodes=processes, ranks=size)
     everybody: list[Company] = []
-    async with NeuronLink(size).open() as link:
+    for member in range(processes):
+        Company(member, everybody)
+    async with wires(everybody, placement) as transports:
         worlds = [
-            World(
-                size,
-                cluster,
-                Part(link, ranks),
-                algorithm=None,
-                neighbours=Neighbours(Company(member, everybody), placement),
-            )
-            for member, ranks in enumerate(placement)
+            World(size, cluster, transport, algorithm=None, neighbours=Neighbours(company, placement))
+            for company, transport in zip(everybody, transports, strict=True)
         ]
         yield worlds, everybody
 
@@ -100,6 +146,7 @@ def run_far(
     *args: object,
     timeout_s: float = TIMEOUT_S,
     nemesis: Callable[[list[Company]], Awaitable[None]] | None = None,
+    wires: Wires = in_memory,
 ) -> list[T | BaseException]:
     """Run `main` in a world of several processes; return each rank's result, or its process's error."""
     outcomes: dict[int, list[T] | BaseException] = {}
@@ -111,7 +158,7 @@ def run_far(
             outcomes[member] = error
 
     async def all_of_them() -> None:
-        async with opened(processes, each) as (worlds, everybody), trio.open_nursery() as nursery:
+        async with opened(processes, each, wires) as (worlds, everybody), trio.open_nursery() as nursery:
             for member, world in enumerate(worlds):
                 nursery.start_soon(one, member, world)
             if nemesis is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import trio
@@ -9,10 +11,17 @@ import trio
 import overlap
 
 from .cases import KINDS, Case, cases, differs
-from .companies import LAYOUTS, Company, run_far
+from .companies import LAYOUTS, Company, Wires, by_sockets, in_memory, run_far
 from .reference import Results
 
 MATRIX = [(kind, layout) for kind in KINDS for layout in LAYOUTS]
+
+WIRES: dict[str, Wires] = {
+    "memory": in_memory,
+    "Unix sockets": by_sockets,
+    "TCP, 4 rails": partial(by_sockets, unix=False, rails=4),
+    "TCP, staged": partial(by_sockets, unix=False, peer_direct=False),
+}
 
 
 def failures(outcomes: list[object]) -> list[overlap.RankFailedError]:
@@ -22,7 +31,8 @@ def failures(outcomes: list[object]) -> list[overlap.RankFailedError]:
 
 
 @pytest.mark.parametrize(("kind", "layout"), MATRIX, ids=lambda value: str(value))
-def test_every_collective(kind: str, layout: tuple[int, int]) -> None:
+@pytest.mark.parametrize("wires", WIRES)
+def test_every_collective(kind: str, layout: tuple[int, int], wires: str) -> None:
     size = layout[0] * layout[1]
     todo = list(cases(kind, size))
 
@@ -30,11 +40,25 @@ def test_every_collective(kind: str, layout: tuple[int, int]) -> None:
         issued = [case.issue(rank.world, case.input(rank.rank)) for case in todo]
         return [await future for future in issued]
 
-    got = run_far(main, *layout)
+    got = run_far(main, *layout, wires=WIRES[wires])
     for index, case in enumerate(todo):
         for rank, want in enumerate(case.expected(size)):
             problem = differs(got[rank][index], want)
             assert problem is None, f"{case} on rank {rank} of {layout}: {problem}"
+
+
+@pytest.mark.parametrize("wires", WIRES)
+def test_large_arrays_cross_in_many_chunks(wires: str) -> None:
+    async def main(rank: overlap.Rank) -> list[bool]:
+        x = np.arange(3 << 18, dtype=np.float32) + rank.rank  # 3 MiB: more than one chunk in every message
+        total = np.arange(3 << 18, dtype=np.float32) * 4 + 6
+        checks = [bool((await rank.all_reduce(x) == total).all())]
+        checks.append(bool((await rank.broadcast(x, root=3) == x - rank.rank + 3).all()))
+        halves = await rank.all_to_all(x)
+        checks.append(bool((halves[: x.size // 4] == x[rank.rank * x.size // 4 :][: x.size // 4] - rank.rank).all()))
+        return checks
+
+    assert run_far(main, 2, 2, wires=WIRES[wires]) == [[True] * 3] * 4
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
