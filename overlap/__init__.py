@@ -2,7 +2,8 @@
 
 # The map of the building, in the order data flows:
 #
-#   world       run(): starts the ranks, ends them together, names the culprit
+#   entry       run(): the front door; opens what a world stands on
+#   world       World: starts the ranks, ends them together, names the culprit
 #   rank        Rank: what main() is given
 #   group       Group: an ordered set of ranks;  mesh: a grid of them with named axes
 #   calls       the collectives as users call them: plain functions that return futures at once
@@ -25,6 +26,7 @@
 
 from .collectives.reduce import OPS
 from .compute import ComputeFuture
+from .entry import run, run_async
 from .errors import (
     CollectiveMismatchError,
     OverlapError,
@@ -44,7 +46,6 @@ from .mesh import Mesh
 from .operation import CollectiveFuture
 from .rank import Rank
 from .stream import Stream
-from .world import run, run_async
 
 __all__ = [
     "OPS",

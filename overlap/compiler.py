@@ -7,6 +7,7 @@ class, so a training loop compiles in its first step only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from .collectives.call import Call, Pairs
@@ -16,6 +17,7 @@ from .collectives.program import Program, project
 from .collectives.proof import verify
 from .collectives.schedule import Schedule
 from .collectives.select import plan, size_class
+from .errors import ScheduleError
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -53,19 +55,27 @@ class Compiler:
         if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it
             return _named("permute", "mesh", 2, 0, ((0, 1),))
         collective = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
-        insisted = self.algorithm
-        if insisted in GENERATORS[collective] and fits(insisted, len(members)):
-            return _named(collective, insisted, len(members), call.root, call.pairs)
-        dtype = "uint8" if call.dtype is None else str(call.dtype)
-        chosen = plan(
+        choose = partial(
+            plan,
             collective,
             size_class(call.nbytes),
             self.cluster,
             members,
-            dtype=dtype,
+            dtype="uint8" if call.dtype is None else str(call.dtype),
             root=call.root,
             pairs=call.pairs if call.kind is Collective.PERMUTE else None,
+            programs_only=True,  # who compiles has decided against the short cut
         )
+        insisted = self.algorithm
+        if insisted not in GENERATORS[collective]:
+            return choose().schedule()
+        try:
+            chosen = choose(algorithm=insisted)
+        except ScheduleError:
+            # It does not fit these wires; in its plain form it may still take this number of ranks.
+            if fits(insisted, len(members)):
+                return _named(collective, insisted, len(members), call.root, call.pairs)
+            chosen = choose()
         return chosen.schedule()
 
 

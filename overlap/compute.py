@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter_ns
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["ComputeFuture", "ComputeStream"]
+__all__ = ["ComputeFuture", "ComputeStream", "ThreadedCompute"]
 
 
 class ComputeFuture(Future[T_co]):
@@ -28,9 +29,10 @@ class ComputeFuture(Future[T_co]):
 
     Attributes:
         name: As given, or the function's name.
+        cost: Nanoseconds that it takes and what limits it, on the virtual clock.
     """
 
-    __slots__ = ("_code", "_instruction", "args", "function", "name")
+    __slots__ = ("_code", "_instruction", "args", "cost", "function", "name")
 
     lent = ()  # no arrays are lent to computes
 
@@ -38,6 +40,7 @@ class ComputeFuture(Future[T_co]):
         super().__init__()
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
+        self.cost: tuple[int, str] | None = None
         self._code, self._instruction = frame.f_code, frame.f_lasti
 
     @property
@@ -49,11 +52,48 @@ class ComputeFuture(Future[T_co]):
         return f"compute '{self.name}'"
 
 
-class ComputeStream:
-    """A FIFO of functions and the one thread that runs them; the thread starts with the first function."""
+class ComputeStream(ABC):
+    """A FIFO of functions of one rank."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def price(
+        self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
+    ) -> tuple[int, str] | None:
+        """Return what a function takes in nanoseconds, and what limits it; None where only the clock can tell."""
+        return None
+
+    @abstractmethod
+    def submit(self, operation: ComputeFuture[object]) -> None:
+        """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
+
+    def abandon(self, operation: ComputeFuture[object], error: BaseException) -> None:
+        """Fail an operation that has not run because the world has failed; the loop's thread only."""
+        if not operation.done:
+            operation._settle(None, Failure(error, seen=True))
+        self._ended(operation)
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let the function that is running finish, and no other start; any thread."""
+
+    @abstractmethod
+    async def ended(self) -> None:
+        """Wait until nothing runs any more; `stop` first."""
+
+    def _ended(self, operation: ComputeFuture[object]) -> None:
+        if self._rank._unfinished.pop(operation, operation) is None:
+            self._rank._note_end(operation)
+        operation._tell()
+
+
+class ThreadedCompute(ComputeStream):
+    """The stream in real time: one thread runs the functions; it starts with the first of them."""
 
     def __init__(self, rank: Rank, token: TrioToken) -> None:
-        self._rank, self._token = rank, token
+        super().__init__(rank)
+        self._token = token
         self._queue: SimpleQueue[ComputeFuture[object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._exited = trio.Event()
@@ -66,12 +106,6 @@ class ComputeStream:
             self._thread = threading.Thread(target=self._work, name=f"overlap-rank-{self._rank.rank}", daemon=True)
             self._thread.start()
         self._queue.put(operation)
-
-    def abandon(self, operation: ComputeFuture[object], error: BaseException) -> None:
-        """Fail an operation that has not run because the world has failed; the loop's thread only."""
-        if not operation.done:
-            operation._settle(None, Failure(error, seen=True))
-        self._ended(operation)
 
     def stop(self) -> None:
         """Let the function that is running finish, and no other start; any thread."""
@@ -115,8 +149,3 @@ class ComputeStream:
             return function(*cast("tuple[object, ...]", args)), None
         finally:
             self._rank.record(("compute", "compute", operation.name, started_ns, perf_counter_ns(), None))
-
-    def _ended(self, operation: ComputeFuture[object]) -> None:
-        if self._rank._unfinished.pop(operation, operation) is None:
-            self._rank._note_end(operation)
-        operation._tell()

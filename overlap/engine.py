@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextvars import copy_context
 from functools import cached_property, partial
 from time import perf_counter_ns
@@ -27,15 +28,33 @@ if TYPE_CHECKING:
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 
-__all__ = ["Engine"]
+__all__ = ["BaseEngine", "Engine"]
 
 
-class Engine:
+class BaseEngine(ABC):
     """Runs the operations of one process's ranks.
 
     Attributes:
-        direct: Whether ranks read each other's memory, without a program.
+        direct: Whether an operation starts only when all its ranks have met, as those do that need no program.
     """
+
+    direct: bool
+
+    @abstractmethod
+    def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+        """Start what can start, now that one more rank has come to a meeting."""
+
+    @abstractmethod
+    def start(self, channel: Channel, meeting: Meeting) -> None:
+        """Start the programs of the ranks that are here, once anybody has said what travels."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Wait for the work at hand and end all threads."""
+
+
+class Engine(BaseEngine):
+    """Moves bytes: through shared memory, or as programs over a transport."""
 
     def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
         self.direct = algorithm == "direct" or (algorithm is None and transport.shares_memory)

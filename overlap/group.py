@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -48,6 +47,7 @@ class Group(Calls):
         self._ports: dict[object, Port] = {}
         self._comm = self
         self._world = owner._world
+        self._now_ns = owner._world.now_ns
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -108,7 +108,7 @@ class Group(Calls):
         operation.priority = priority + lane.priority
         operation.name = name or kind._value_
         operation._code, operation._instruction = frame.f_code, frame.f_lasti
-        operation.issued_ns = operation.started_ns = perf_counter_ns()
+        operation.issued_ns = operation.started_ns = self._now_ns()
         lane.enqueue(operation)
         return operation
 

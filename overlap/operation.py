@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
@@ -173,7 +172,7 @@ class CollectiveFuture(Future[T_co]):
 
     def activate_late(self) -> None:
         """Activate an operation that had to wait for room."""
-        self.started_ns = perf_counter_ns()
+        self.started_ns = self.group._now_ns()
         self.activate()
 
     def _input_settled_soon(self) -> None:
@@ -191,7 +190,7 @@ class CollectiveFuture(Future[T_co]):
         if failure is not None:
             self.port.channel.withdraw(self, failure)
             return
-        self.started_ns = perf_counter_ns()
+        self.started_ns = self.group._now_ns()
         self.port.channel.arrive(self)
 
     def lend(self) -> None:

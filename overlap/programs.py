@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -58,7 +57,7 @@ class Programs:
             channel.fail_one(meeting, operation, failure)
         elif not operation.done:
             met_ns = max(end.started_ns for end in meeting.arrived if end is not None)
-            operation.finish(perf_counter_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
+            operation.finish(operation.group._now_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
         channel.ended(meeting, operation)
 
     async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:

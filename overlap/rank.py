@@ -6,13 +6,12 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from sys import _getframe
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import trio
 
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStream
+from .compute import ComputeFuture
 from .errors import UsageError
 from .future import Failure, Future
 from .group import Group
@@ -61,7 +60,7 @@ class Rank(Calls):
         self._unseen: list[Issued] = []
         self._streams: dict[str, Stream] = {}
         self._groups: dict[tuple[int, ...], int] = {}
-        self._compute = ComputeStream(self, world.token)
+        self._compute = world.clock.compute_stream(self, world.token)
         self._default = self.stream("comm")
         self._nursery: trio.Nursery
         self.world = self._comm = self._new_group(tuple(range(world.size)), "world")
@@ -94,7 +93,8 @@ class Rank(Calls):
             bytes_moved: The same as bytes of memory traffic.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function.
+            UsageError: At the call, if `fn` is not a plain function; on the virtual clock also if nothing says what
+                it costs, or a cost cannot be meant.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
@@ -104,6 +104,7 @@ class Rank(Calls):
             raise self._world.peer_failed()
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
         operation: ComputeFuture[T] = ComputeFuture(fn, args, label, _getframe(1))
+        operation.cost = self._compute.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         self._unfinished[operation] = None
         self._compute.submit(operation)
         return operation
@@ -150,11 +151,11 @@ class Rank(Calls):
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
         """Mark everything inside the `with` as step `index` of the timeline."""
-        started_ns = perf_counter_ns()
+        started_ns = self._world.now_ns()
         try:
             yield
         finally:
-            self.record(("step", "step", f"step {index}", started_ns, perf_counter_ns(), index))
+            self.record(("step", "step", f"step {index}", started_ns, self._world.now_ns(), index))
 
     # -- for the streams and the world -----------------------------------------------------------------------------
 

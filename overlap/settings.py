@@ -1,14 +1,22 @@
 """Settings that win over the arguments of `run`: what a launcher says, in environment variables.
 
-==================  ===========================================================
-variable            meaning
-==================  ===========================================================
-OVERLAP_RANKS       how many ranks
-OVERLAP_TRACE       where to write the trace file
-OVERLAP_CLUSTER     name of the cluster, such as "trn2.48xlarge x4"
-OVERLAP_TIMEOUT_S   give up after that many seconds
-OVERLAP_ALGORITHM   use this algorithm wherever it exists
-==================  ===========================================================
+======================  =======================================================================================
+variable                meaning
+======================  =======================================================================================
+OVERLAP_RANKS           how many ranks, in all processes together
+OVERLAP_TRACE           where to write the trace file
+OVERLAP_CLUSTER         name of the cluster, such as "trn2.48xlarge x4"
+OVERLAP_TIMEOUT_S       give up after that many seconds
+OVERLAP_ALGORITHM       use this algorithm wherever it exists
+OVERLAP_TRANSPORT       what joins processes: "efa" (sockets), "mpi", or "auto"
+OVERLAP_RAILS           connections for each pair of processes: how many, or interfaces such as "eth0,eth1"
+OVERLAP_PEER_DIRECT     1: sockets read and write the arrays themselves; 0: through a bounce buffer on the host
+OVERLAP_UNIX            1: Unix sockets between processes of one host; 0: TCP there too
+OVERLAP_TLS_CERT        file with this process's certificate; with the next two, connections are encrypted
+OVERLAP_TLS_KEY         file with its private key
+OVERLAP_TLS_CA          file with the certificates that are trusted to sign those of others
+OVERLAP_JOIN_TIMEOUT_S  give up if not all processes have met after that many seconds
+======================  =======================================================================================
 
 A variable that is empty counts as unset.
 """
@@ -17,16 +25,20 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .errors import UsageError
 
-__all__ = ["Settings", "from_environment", "imposed", "next_trace_path", "written_traces"]
+__all__ = ["TRANSPORTS", "Settings", "from_environment", "imposed", "next_trace_path", "parse_rails", "written_traces"]
 
-_VARIABLES = ("OVERLAP_RANKS", "OVERLAP_TRACE", "OVERLAP_CLUSTER", "OVERLAP_TIMEOUT_S", "OVERLAP_ALGORITHM")
+TRANSPORTS = ("auto", "efa", "mpi")
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _TRACE_ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
 _given: dict[str, list[Path]] = {}  # what next_trace_path has handed out, by what it was asked for
@@ -42,6 +54,14 @@ class Settings:
         cluster: Name of the cluster.
         timeout_s: Seconds after which a run gives up.
         algorithm: Name of an algorithm.
+        transport: What joins processes, one of `TRANSPORTS`.
+        rails: Connections for each pair of processes: how many, or the names of the interfaces.
+        peer_direct: Whether sockets read and write the arrays themselves.
+        unix: Whether processes of one host use Unix sockets.
+        tls_cert: File with the certificate of this process.
+        tls_key: File with its private key.
+        tls_ca: File with the certificates that are trusted to sign those of others.
+        join_timeout_s: Seconds within which all processes must have met.
     """
 
     ranks: int | None = None
@@ -49,11 +69,22 @@ class Settings:
     cluster: str | None = None
     timeout_s: float | None = None
     algorithm: str | None = None
+    transport: str | None = None
+    rails: int | tuple[str, ...] | None = None
+    peer_direct: bool | None = None
+    unix: bool | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    join_timeout_s: float | None = None
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say the same; what is None has none."""
-        values = (self.ranks, self.trace, self.cluster, self.timeout_s, self.algorithm)
-        return {name: str(value) for name, value in zip(_VARIABLES, values, strict=True) if value is not None}
+        values = {variable: getattr(self, field) for field, variable in _VARIABLES.items()}
+        return {variable: _text(value) for variable, value in values.items() if value is not None}
+
+
+_VARIABLES = {field.name: f"OVERLAP_{field.name.upper()}" for field in fields(Settings)}
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -68,13 +99,21 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         cluster=environ.get("OVERLAP_CLUSTER") or None,
         timeout_s=_positive_float(environ, "OVERLAP_TIMEOUT_S"),
         algorithm=environ.get("OVERLAP_ALGORITHM") or None,
+        transport=_one_of(environ, "OVERLAP_TRANSPORT", TRANSPORTS),
+        rails=_rails(environ, "OVERLAP_RAILS"),
+        peer_direct=_yes_or_no(environ, "OVERLAP_PEER_DIRECT"),
+        unix=_yes_or_no(environ, "OVERLAP_UNIX"),
+        tls_cert=environ.get("OVERLAP_TLS_CERT") or None,
+        tls_key=environ.get("OVERLAP_TLS_KEY") or None,
+        tls_ca=environ.get("OVERLAP_TLS_CA") or None,
+        join_timeout_s=_positive_float(environ, "OVERLAP_JOIN_TIMEOUT_S"),
     )
 
 
 @contextmanager
 def imposed(settings: Settings) -> Iterator[None]:
     """Make the environment say exactly `settings` for the block, and number its traces from the start."""
-    before = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    before = {name: os.environ[name] for name in _VARIABLES.values() if name in os.environ}
     _say(settings.variables())
     _given.clear()
     try:
@@ -98,6 +137,20 @@ def written_traces(path: str) -> list[Path]:
     return [file for file in _given.get(path, ()) if file.exists()]
 
 
+def parse_rails(text: str) -> int | tuple[str, ...]:
+    """Read "4" as a number of connections and "eth0,eth1" as interfaces.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if text.strip().isdecimal() and int(text) > 0:
+        return int(text)
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names) or any(_NUMBER.fullmatch(name) for name in names):
+        raise UsageError(f"expected a positive number, or different interfaces such as eth0,eth1, got {text!r}")
+    return names
+
+
 def _numbered(path: str, number: int) -> Path:
     if number == 1:
         return Path(path)
@@ -107,7 +160,7 @@ def _numbered(path: str, number: int) -> Path:
 
 
 def _say(variables: Mapping[str, str]) -> None:
-    for name in _VARIABLES:
+    for name in _VARIABLES.values():
         if name in variables:
             os.environ[name] = variables[name]
         else:
@@ -134,3 +187,35 @@ def _positive_float(environ: Mapping[str, str], name: str) -> float | None:
     if not 0 < value < math.inf:
         raise UsageError(f"{name}: expected a positive number of seconds, got {text!r}")
     return value
+
+
+def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str | None:
+    text = environ.get(name)
+    if text and text not in known:
+        raise UsageError(f"{name}: {text!r} is unknown; known are {', '.join(known)}")
+    return text or None
+
+
+def _rails(environ: Mapping[str, str], name: str) -> int | tuple[str, ...] | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        return parse_rails(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _yes_or_no(environ: Mapping[str, str], name: str) -> bool | None:
+    text = environ.get(name)
+    if not text:
+        return None
+    if text.lower() not in _YES + _NO:
+        raise UsageError(f"{name}: expected 1 or 0, got {text!r}")
+    return text.lower() in _YES
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return ",".join(value) if isinstance(value, tuple) else str(value)

@@ -6,23 +6,19 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from transports import NeuronLink, Transport, TransportError
+from transports import Transport, TransportError
 
 from .blame import only, origin, where
-from .engine import Engine
-from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError, in_one_line
+from .clock import Clock, RealClock
+from .errors import PeerError, PeerFailedError, RankFailedError, StallError, in_one_line
 from .far import FarChannel
 from .meeting import Channel
 from .process import BlasLimit, tuned
 from .rank import Rank
-from .settings import from_environment, next_trace_path
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -33,123 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["run", "run_async"]
-
-DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
-
-
-def run(
-    main: Callable[..., Awaitable[T]],
-    *args: object,
-    ranks: int | None = None,
-    cluster: str | topology.Cluster = "local",
-    clock: str = "real",
-    trace: str | PathLike[str] | None = None,
-    timeout_s: float | None = None,
-    transport: Transport | None = None,
-    algorithm: str | None = None,
-) -> list[T]:
-    """Run `main(rank, *args)` on every rank and return their results in rank order.
-
-    Args:
-        main: An async function; its first argument is the rank.
-        args: Further arguments, the same objects on every rank of this process.
-        ranks: How many ranks; by default those of the cluster, or 2 on the local machine.
-        cluster: A cluster or its name, such as "trn2.48xlarge x4"; "local" has no rules.
-        clock: "real".
-        trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
-        timeout_s: Give up after that many seconds and say who waits for whom.
-        transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process.
-        algorithm: Use this algorithm wherever it exists, such as "ring"; by default the fastest.
-
-    Raises:
-        UsageError: At once, for arguments that cannot be meant.
-        RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
-        StallError: When `timeout_s` is over.
-    """
-    entry = partial(
-        run_async,
-        main,
-        *args,
-        ranks=ranks,
-        cluster=cluster,
-        clock=clock,
-        trace=trace,
-        timeout_s=timeout_s,
-        transport=transport,
-        algorithm=algorithm,
-    )
-    try:
-        return trio.run(entry)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from None
-        raise
-
-
-async def run_async(
-    main: Callable[..., Awaitable[T]],
-    *args: object,
-    ranks: int | None = None,
-    cluster: str | topology.Cluster = "local",
-    clock: str = "real",
-    trace: str | PathLike[str] | None = None,
-    timeout_s: float | None = None,
-    transport: Transport | None = None,
-    algorithm: str | None = None,
-) -> list[T]:
-    """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
-
-    What a launcher has put in the environment (see `overlap.settings`) wins over the arguments.
-    """
-    told = from_environment()
-    ranks, timeout_s, algorithm = told.ranks or ranks, told.timeout_s or timeout_s, told.algorithm or algorithm
-    cluster, trace = told.cluster or cluster, next_trace_path(told.trace) if told.trace else trace
-    if clock != "real":
-        raise UsageError(f"clock: {clock!r} is unknown; known are real")
-    _check_run(main, ranks, timeout_s, trace)
-    if ranks is None and transport is not None:
-        ranks = len(transport.ranks)
-    placed = _cluster(cluster, ranks)
-    size = ranks or placed.world_size
-    transport = transport or NeuronLink(size)
-    if transport.ranks != tuple(range(size)):
-        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
-    if algorithm is not None:
-        from .collectives.select import check_algorithm  # and with it the generators
-
-        check_algorithm(algorithm)
-    world = World(size, placed, transport, algorithm=algorithm)
-    try:
-        async with transport.open():
-            return await world.live(main, args, timeout_s)
-    finally:
-        if trace is not None:
-            from .timeline.tracefile import write_trace
-
-            write_trace(world.timeline(), trace)
-
-
-def _check_run(main: object, ranks: object, timeout_s: float | None, trace: str | PathLike[str] | None) -> None:
-    if not callable(main):
-        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
-    if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1):
-        raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise UsageError(f"timeout_s: expected a positive number of seconds, got {timeout_s!r}")
-    if trace is not None and not Path(trace).parent.is_dir():
-        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
-
-
-def _cluster(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:
-    import topology  # here, because a program that only imports us should not pay for the machines
-
-    if cluster == "local":
-        return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
-    placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
-    if ranks is not None and ranks > placed.world_size:
-        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}")
-    return placed
+__all__ = ["World"]
 
 
 class World:
@@ -158,6 +38,8 @@ class World:
     Attributes:
         size: Ranks in the world.
         local: Those of this process.
+        clock: What time it is, and who works in it.
+        now_ns: Its present instant.
         left: World ranks that have finished their program.
         engine: Runs their operations.
         token: Of the event loop.
@@ -171,12 +53,15 @@ class World:
         *,
         algorithm: str | None,
         neighbours: Neighbours | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or RealClock()
+        self.now_ns = self.clock.now_ns
         self.size, self.left = size, set[int]()
         self.local = frozenset(transport.ranks)
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
-        self.engine = Engine(transport, cluster, self.token, algorithm=algorithm)
+        self.engine = self.clock.engine(transport, cluster, self.token, algorithm=algorithm)
         self._cluster = cluster
         self._scope = trio.CancelScope()
         self._channels: dict[tuple[object, ...], Channel] = {}
@@ -398,4 +283,6 @@ class World:
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""
         meta = {"script": sys.argv[0]}
-        return Timeline.collect([rank.recorder for rank in self._ranks], world_size=self.size, meta=meta)
+        return Timeline.collect(
+            [rank.recorder for rank in self._ranks], world_size=self.size, clock=self.clock.name, meta=meta
+        )

@@ -4,6 +4,9 @@
 #
 #   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
 #   neuronlink   ranks of one process, in memory, zero-copy
+#   frame        what travels between processes, and how hostile bytes are told from it
+#   handshake    how two processes prove to each other that they belong together; tls: encrypted
+#   efa          sockets between processes, several to each
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks
@@ -11,6 +14,9 @@
 #   testing      the contract suite, for our transports and for anybody's (imported on its own)
 #
 # Nothing here knows a collective, a group or a topology.
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from transports.base import (
     ArgumentError,
@@ -31,10 +37,14 @@ from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
 from transports.wrappers import Recording, Sent
 
+if TYPE_CHECKING:
+    from transports.efa import Efa
+
 __all__ = [
     "ArgumentError",
     "Buffer",
     "Delivery",
+    "Efa",
     "Endpoint",
     "Envelope",
     "Fault",
@@ -53,3 +63,12 @@ __all__ = [
     "TransportError",
     "by_kind",
 ]
+
+# One process needs no sockets: what joins several loads when it is asked for.
+_HOMES = {"Efa": "transports.efa"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

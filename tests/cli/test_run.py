@@ -72,6 +72,87 @@ def test_the_programs_exit_is_honoured(overlap, script, body, code, err):
     assert overlap("run", script(f"import sys; sys.exit({body})")) == (code, "", err)
 
 
+# -- nodes -------------------------------------------------------------------------------------------------------
+
+PLACE = """
+import os
+from overlap.launch.environment import find_place
+print(find_place() and (find_place().ranks, find_place().node), os.environ.get("OVERLAP_RANKS"))
+"""
+
+
+@pytest.mark.parametrize("options", [("--nnodes", "1"), ("--nnodes=1", "--node_rank=0", "--rdzv-endpoint=a:1")])
+def test_one_node_is_this_process(overlap, script, options):
+    assert overlap("run", *options, "--nproc-per-node", "3", script(PLACE)) == (0, "None 3\n", "")
+
+
+def test_under_another_launcher_its_processes_are_the_nodes(overlap, script, monkeypatch):
+    for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert overlap("run", script(PLACE)) == (0, "(range(3, 4), 0) None\n", "")
+    assert overlap("run", "--ranks", "8", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
+    assert overlap("run", "--nproc-per-node", "2", script(PLACE)) == (0, "(range(6, 8), 0) 8\n", "")
+    assert overlap("run", "--nnodes", "4", "--nproc-per-node", "2", script(PLACE)) == (0, "(range(6, 8), 3) 8\n", "")
+    assert "OVERLAP_NNODES" not in os.environ
+    assert overlap("run", "--nnodes", "2", script(PLACE)) == (2, "", (
+        "overlap: --nnodes 2: MPICH has started this process as number 3 of 4; leave out the options, or the launcher\n"
+    ))  # fmt: skip
+
+
+def test_mpiexec_starts_the_nodes_of_an_mpi_library(overlap, script, monkeypatch):
+    class Replaced(Exception):
+        pass
+
+    def replace(path, argv, environ):
+        raise Replaced(path, argv, environ)
+
+    monkeypatch.setattr("overlap.cli.nodes.find_spec", lambda name: name)
+    monkeypatch.setattr("overlap.cli.nodes.shutil.which", lambda name, path: f"{path.split(os.pathsep)[0]}/{name}")
+    monkeypatch.setattr("overlap.cli.nodes.os.execve", replace)
+    caught = []
+    monkeypatch.setattr("overlap.cli.report", lambda error: caught.append(error) or 0)
+    overlap(
+        "run", "--transport", "mpi", "--nnodes", "2", "--nproc-per-node", "4", "--trace", "t.json", script(PLACE), "a"
+    )
+    path, argv, environ = caught[0].args
+    assert path == os.path.join(os.path.dirname(sys.executable), "mpiexec")
+    assert argv[:4] == [path, "-n", "2", sys.executable]
+    assert argv[-3:] == ["run", "train.py", "a"]
+    told = {name: environ.get(f"OVERLAP_{name}") for name in ("RANKS", "NNODES", "TRANSPORT", "TRACE")}
+    assert told == {"RANKS": "8", "NNODES": "2", "TRANSPORT": "mpi", "TRACE": os.path.abspath("t.json")}
+
+
+BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--nnodes", "0"), "run: argument --nnodes: expected a positive integer, got '0'"),
+        (("--node-rank", "0"), "--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes"),
+        ((*BY_HAND, "a:1", "--node-rank", "2"), "--node-rank 2: nodes are numbered from 0, and --nnodes is 2"),
+        ((*BY_HAND, "a:1", "--node-rank", "1"), "--node-rank: whoever reaches a:1 could join the job; give "),
+        ((*BY_HAND, "a:0", "--node-rank", "1"), "--rdzv-endpoint: the nodes that are started elsewhere must "),
+        (("--nnodes", "2", "--rdzv-endpoint", "a"), "--rdzv-endpoint: endpoint: expected HOST:PORT"),
+        (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --nproc-per-node"),
+        (("--nnodes", "2", "--ranks", "4", "--nproc-per-node=4"), "--ranks 4 are not --nproc-per-node 4 on --nnodes 2"),
+        (("--nnodes", "3", "--cluster", "trn2.48xlarge x4"), "256 ranks cannot be divided among --nnodes 3; "),
+        (("--nnodes", "2", "--job-id", "x" * 65), "--job-id: expected at most 64 printable characters, got 'xxx"),
+        (("--nnodes", "2", "--log-dir", "x.py"), "--log-dir: x.py: File exists"),
+        (("--nnodes", "2", "--rails", "eth0,"), "run: argument --rails: expected a positive number, or"),
+        (("--tls-cert", "x.py"), "TLS needs three files: --tls-cert, --tls-key, --tls-ca"),
+        (("--tls-cert", "x.py", "--tls-key", "none", "--tls-ca", "x.py"), "--tls-key: none: there is no such"),
+        (("--nnodes", "2", "--transport", "mpi"), "--transport mpi: mpi4py is not installed: pip install "),
+    ],
+)  # fmt: skip
+def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv, message):
+    monkeypatch.setattr("overlap.cli.nodes.find_spec", lambda name: None)
+    code, out, err = overlap("run", *argv, script("print('ran')", "x.py"))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"overlap: {message}")
+    assert err.count("\n") == 1
+
+
 # -- traces ------------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,21 @@ import pytest
 from overlap import UsageError
 from overlap.settings import Settings, from_environment, imposed, next_trace_path, written_traces
 
-FULL = Settings(ranks=4, trace="run.json", cluster="trn2.48xlarge x4", timeout_s=2.5, algorithm="ring")
+FULL = Settings(
+    ranks=4,
+    trace="run.json",
+    cluster="trn2.48xlarge x4",
+    timeout_s=2.5,
+    algorithm="ring",
+    transport="efa",
+    rails=("eth0", "10.0.0.1"),
+    peer_direct=False,
+    unix=True,
+    tls_cert="c.pem",
+    tls_key="k.pem",
+    tls_ca="a.pem",
+    join_timeout_s=60.0,
+)
 
 
 def test_what_is_written_is_read_back():
@@ -25,6 +39,38 @@ def test_a_bad_number_of_ranks_is_named(value):
     with pytest.raises(UsageError) as caught:
         from_environment({"OVERLAP_RANKS": value})
     assert str(caught.value) == f"OVERLAP_RANKS: expected a positive integer, got {value!r}"
+
+
+@pytest.mark.parametrize(("text", "rails"), [("2", 2), ("eth0", ("eth0",)), ("eth0, eth1", ("eth0", "eth1"))])
+def test_rails_are_a_number_or_interfaces(text, rails):
+    assert from_environment({"OVERLAP_RAILS": text}).rails == rails
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "eth0,", "eth0,eth0", "eth0,2", " "])
+def test_bad_rails_are_named(value):
+    with pytest.raises(UsageError) as caught:
+        from_environment({"OVERLAP_RAILS": value})
+    assert str(caught.value).startswith("OVERLAP_RAILS: expected a positive number, or different interfaces such as ")
+    assert str(caught.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(("text", "answer"), [("1", True), ("0", False), ("Yes", True), ("off", False)])
+def test_yes_and_no(text, answer):
+    assert from_environment({"OVERLAP_UNIX": text}).unix is answer
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("OVERLAP_PEER_DIRECT", "2", "OVERLAP_PEER_DIRECT: expected 1 or 0, got '2'"),
+        ("OVERLAP_TRANSPORT", "tcp", "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, mpi"),
+        ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
+    ],
+)
+def test_a_bad_setting_is_named(name, value, message):
+    with pytest.raises(UsageError) as caught:
+        from_environment({name: value})
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])

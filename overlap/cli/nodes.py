@@ -1,0 +1,258 @@
+"""`overlap run --nnodes N`: from the options to the processes of the nodes, and from their ends to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import trio
+
+from ..errors import UsageError
+from ..launch.environment import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
+from ..launch.foreign import is_loopback
+from ..launch.memory import oom_kills
+from ..launch.processes import Launch, Outcome, launch
+from ..launch.secret import ADVICE, generate, given_secret, user_secret
+from ..launch.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from ..launch.verdict import card, culprit, exit_code
+from ..settings import Settings
+
+__all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
+
+_SIGNALS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "ended by SIGTERM",
+    signal.SIGHUP: "the terminal is gone",
+}
+
+# Finds this very package whatever the folder holds in which the user stands, unlike `python -m`.
+_BOOT = "import sys; sys.path.insert(0, {root!r}); from overlap.cli import main; sys.path.pop(0); sys.exit(main())"
+
+
+def fitted(args: argparse.Namespace, wanted: Settings) -> Settings:
+    """Return the settings with the ranks of the whole world, and check what the options say of nodes.
+
+    Raises:
+        UsageError: If they contradict each other or the launcher that has started this process.
+    """
+    _check(args)
+    place, nodes, each = find_place(), args.nnodes, args.nproc_per_node
+    if place is not None:
+        _check_launcher(args, place)
+    if nodes is None:
+        nodes = place.processes if place and each else 1
+    if each is None and nodes > 1:
+        each = _share(wanted, nodes)
+    if each is None:
+        return wanted
+    if wanted.ranks not in (None, nodes * each):
+        raise UsageError(f"--ranks {wanted.ranks} are not --nproc-per-node {each} on --nnodes {nodes}")
+    return replace(wanted, ranks=nodes * each)
+
+
+def _check_launcher(args: argparse.Namespace, place: Place) -> None:
+    nodes, node = args.nnodes, args.node_rank
+    if nodes not in (None, place.processes) or node not in (None, place.process):
+        asked = f"--nnodes {nodes}" + ("" if node is None else f" --node-rank {node}")
+        raise UsageError(
+            f"{asked}: {place.source} has started this process as number {place.process} of {place.processes}; "
+            "leave out the options, or the launcher"
+        )
+
+
+def starts_nodes(args: argparse.Namespace) -> bool:
+    """Whether the program is to run in processes that are still to be started."""
+    return args.nnodes is not None and args.nnodes > 1 and find_place() is None
+
+
+@contextmanager
+def among_nodes(args: argparse.Namespace) -> Iterator[None]:
+    """Let the processes of another launcher be as many nodes as `--nnodes` says, for the block."""
+    if args.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
+        yield
+        return
+    os.environ["OVERLAP_NNODES"] = str(args.nnodes)
+    try:
+        yield
+    finally:
+        del os.environ["OVERLAP_NNODES"]
+
+
+def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]) -> int:
+    """Run the program on every node that belongs here, tell of the first failure, and return the exit code.
+
+    Args:
+        args: The options.
+        wanted: Settings of the whole world.
+        program: The script or `-m` and the module, and its arguments.
+
+    Raises:
+        UsageError: If it cannot start as asked for; nothing has run then.
+    """
+    assert wanted.ranks
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _boot(), "run", *program]
+    environ = {**without_membership(os.environ), **wanted.variables()}
+    if wanted.transport == "mpi":
+        _become_mpiexec(args.nnodes, command, environ)
+    environ.pop("OVERLAP_RANKS")
+    endpoint = _endpoint(args)
+    secret = _secret(args, endpoint)
+    here = range(args.nnodes) if args.node_rank is None else [args.node_rank]
+    if args.log_dir is not None:
+        _make_folder(args.log_dir)
+    killed = oom_kills()
+    with _listening(endpoint, here=0 in here) as (listener, bound):
+        what = Launch(
+            command=command,
+            environ=environ,
+            nodes=args.nnodes,
+            here=here,
+            ranks_per_node=wanted.ranks // args.nnodes,
+            endpoint=bound,
+            listener=listener,
+            job=_job(args),
+            secret=secret,
+            prefix=args.prefix is not False,
+            colour=_colour(os.environ),
+            log_dir=args.log_dir,
+            grace_s=args.grace,
+            report=_say,
+        )
+        outcome = trio.run(launch, what)
+    return _end(outcome, oom_kills() - killed)
+
+
+def _end(outcome: Outcome, killed: int) -> int:
+    if outcome.asked is not None:
+        _say(_SIGNALS[outcome.asked])
+        return 128 + outcome.asked
+    guilty = culprit(outcome.endings)
+    if guilty is None:
+        return 0
+    print(*card(guilty, oom_kills=killed), sep="\n", file=sys.stderr)
+    return exit_code(guilty.returncode)
+
+
+def _say(text: str) -> None:
+    print(f"overlap: {text}", file=sys.stderr, flush=True)
+
+
+# -- options -----------------------------------------------------------------------------------------------------
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.node_rank is None:
+        return
+    if args.nnodes is None or args.rdzv_endpoint is None:
+        raise UsageError("--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes")
+    if args.node_rank >= args.nnodes:
+        raise UsageError(f"--node-rank {args.node_rank}: nodes are numbered from 0, and --nnodes is {args.nnodes}")
+    if args.transport == "mpi":
+        raise UsageError("--node-rank: with --transport mpi it is mpiexec that starts the nodes")
+
+
+def _share(wanted: Settings, nodes: int) -> int:
+    """Return the ranks of each node when only those of the world are known."""
+    ranks = wanted.ranks
+    if ranks is None and wanted.cluster not in (None, "local"):
+        from topology import cluster
+
+        ranks = cluster(wanted.cluster).world_size
+    if ranks is None:
+        return 1
+    if ranks % nodes:
+        raise UsageError(f"{ranks} ranks cannot be divided among --nnodes {nodes}; say --nproc-per-node")
+    return ranks // nodes
+
+
+def _endpoint(args: argparse.Namespace) -> Endpoint:
+    if args.rdzv_endpoint is None:
+        return "127.0.0.1", 0
+    try:
+        host, port = parse_endpoint(args.rdzv_endpoint)
+    except UsageError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    if port == 0 and args.node_rank is not None:
+        raise UsageError("--rdzv-endpoint: the nodes that are started elsewhere must know the port")
+    return host, port
+
+
+def _secret(args: argparse.Namespace, endpoint: Endpoint) -> bytes:
+    given = given_secret(os.environ)
+    if given is not None or args.node_rank is None:
+        return given or generate()
+    if not is_loopback(endpoint[0]):
+        raise UsageError(f"--node-rank: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    return user_secret()
+
+
+def _job(args: argparse.Namespace) -> str:
+    """A name nobody else has, if all nodes are started here; by hand, one that all agree on."""
+    name: str = args.job_id or (DEFAULT_JOB if args.node_rank is not None else secrets.token_hex(8))
+    if len(name) > LONGEST_JOB or not name.isprintable():
+        raise UsageError(f"--job-id: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
+    return name
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--log-dir: {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir: cannot write into {path}")
+
+
+def _colour(environ: Mapping[str, str]) -> bool:
+    return not environ.get("NO_COLOR") and (sys.stdout.isatty() or bool(environ.get("FORCE_COLOR")))
+
+
+# -- starting ----------------------------------------------------------------------------------------------------
+
+
+def _boot() -> str:
+    return _BOOT.format(root=str(Path(__file__).parents[2]))
+
+
+@contextmanager
+def _listening(endpoint: Endpoint, *, here: bool) -> Iterator[tuple[int | None, Endpoint]]:
+    """Listen for node 0 before it runs, so that a port in use is known at once: (descriptor, where it is)."""
+    if not here:
+        yield None, endpoint
+        return
+    try:
+        listener = trio.run(_listener, endpoint)
+    except ListenError as error:
+        raise UsageError(f"--rdzv-endpoint: {error}") from None
+    with listener:
+        yield listener.fileno(), (endpoint[0], listener.getsockname()[1])
+
+
+async def _listener(endpoint: Endpoint) -> socket.socket:
+    async with await listen(endpoint) as listening:
+        return socket.socket(fileno=os.dup(listening.socket.fileno()))
+
+
+def _become_mpiexec(nodes: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    if find_spec("mpi4py") is None:
+        raise UsageError("--transport mpi: mpi4py is not installed: pip install 'overlap[mpi]'")
+    # The one beside this Python first: it belongs to the library that mpi4py here uses.
+    where = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    mpiexec = shutil.which("mpiexec", path=where)
+    if mpiexec is None:
+        raise UsageError("--transport mpi: there is no mpiexec: pip install 'overlap[mpi]'")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(mpiexec, [mpiexec, "-n", str(nodes), *command], {**environ, "OVERLAP_NNODES": str(nodes)})

@@ -1,0 +1,61 @@
+"""The clock of a world: what time it is, and who computes and moves bytes in that time.
+
+`RealClock` is here; the virtual one is in `overlap.virtual`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from trio.lowlevel import TrioToken
+
+from .compute import ComputeStream, ThreadedCompute
+from .engine import BaseEngine, Engine
+
+if TYPE_CHECKING:
+    from topology import Cluster
+    from transports import Transport
+
+    from .rank import Rank
+    from .timeline.spans import Clock as ClockName
+
+__all__ = ["Clock", "RealClock"]
+
+
+class Clock(ABC):
+    """What differs between real and virtual time.
+
+    Attributes:
+        name: As the timeline calls it.
+    """
+
+    name: ClockName
+
+    @abstractmethod
+    def now_ns(self) -> int:
+        """Return the present instant."""
+
+    @abstractmethod
+    def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
+        """Return what runs the functions of a rank."""
+
+    @abstractmethod
+    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
+        """Return what runs the operations of a process's ranks."""
+
+
+class RealClock(Clock):
+    """Threads compute, bytes move, and it takes as long as it takes."""
+
+    name = "real"
+    now_ns = staticmethod(perf_counter_ns)
+
+    def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
+        """Return a stream with a thread of its own."""
+        return ThreadedCompute(rank, token)
+
+    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
+        """Return the engine that moves bytes."""
+        return Engine(transport, cluster, token, algorithm=algorithm)

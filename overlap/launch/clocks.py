@@ -1,0 +1,84 @@
+"""How far this process's clock is from that of member 0, and how sure that is.
+
+A question leaves here at `sent_ns`, is answered with the hub's `hub_ns`, and is back at `back_ns`. The answer was
+written somewhere between, so hub time minus local time lies in ``hub_ns - back_ns ... hub_ns - sent_ns``: the middle is
+off by at most half the round trip, whatever the network did. Pure: the caller sends, receives and reads the clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["DRIFT_PPM", "ClockOffset", "ClockSample", "HubClock"]
+
+#: How fast two clocks may drift apart. Crystal oscillators of computers keep within 50 parts per million of the truth;
+#: there are two of them.
+DRIFT_PPM = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """What to add to local time for hub time.
+
+    Attributes:
+        offset_ns: Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
+        error_ns: give or take this much.
+    """
+
+    offset_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSample:
+    """One question for the time, and its answer.
+
+    Attributes:
+        sent_ns: Local time when the question left.
+        hub_ns: Hub time when it was answered.
+        back_ns: Local time when the answer was there.
+    """
+
+    sent_ns: int
+    hub_ns: int
+    back_ns: int
+
+    def offset(self, now_ns: int) -> ClockOffset:
+        """Return what it says at local time `now_ns`; the older, the less sure.
+
+        >>> ClockSample(sent_ns=1000, hub_ns=5010, back_ns=1020).offset(1020)
+        ClockOffset(offset_ns=4000, error_ns=10)
+        """
+        drift_ns = -(-max(0, now_ns - self.back_ns) * DRIFT_PPM // 1_000_000)
+        return ClockOffset(
+            offset_ns=self.hub_ns - (self.sent_ns + self.back_ns) // 2,
+            error_ns=(self.back_ns - self.sent_ns + 1) // 2 + drift_ns,
+        )
+
+
+class HubClock:
+    """The most trustworthy of the last samples.
+
+    A round trip that waited in a queue is longer than one that did not, so the shortest one tells most.
+    """
+
+    __slots__ = ("_samples",)
+
+    def __init__(self, *, keep: int = 128) -> None:
+        self._samples: deque[ClockSample] = deque(maxlen=keep)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, sample: ClockSample) -> None:
+        """Take in a sample, and drop the oldest one if there are too many."""
+        self._samples.append(sample)
+
+    def offset(self, now_ns: int) -> ClockOffset:
+        """Return the best estimate at local time `now_ns`.
+
+        Raises:
+            ValueError: There is no sample yet.
+        """
+        return min((sample.offset(now_ns) for sample in self._samples), key=lambda offset: offset.error_ns)

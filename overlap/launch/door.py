@@ -1,0 +1,182 @@
+"""The hub's door: who is let in, who is turned away, and that neither disturbs those who are inside."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from transports.handshake import HandshakeError, Hello, welcome
+from transports.tls import Tls
+
+from .hub import Hub, RefusedError
+from .links import Link, OutboxFullError
+from .messages import Message, Refused
+from .sockets import format_endpoint, tune
+
+__all__ = ["Door"]
+
+#: Of what the hub may owe to one member.
+_OUTBOX_LIMIT_BYTES = 64 * 2**20
+#: How long a refusal may take to leave, and how long to wait when the system has no descriptor left for a connection.
+_LAST_WORDS_S, _BREATH_S = 1.0, 0.1
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+#: Different refusals that are reported; the rest is only counted.
+_REPORTED_LIMIT = 8
+
+
+class Door:
+    """Accepts connections, shakes hands, and lets the hub handle what members say.
+
+    Attributes:
+        links: Of the members that are inside.
+        turned_away: How many connections were not let in.
+    """
+
+    def __init__(
+        self,
+        listener: trio.SocketListener,
+        hub: Hub,
+        mine: Hello,
+        *,
+        secret: bytes,
+        tls: Tls | None,
+        report: Callable[[str], None],
+    ) -> None:
+        self.links: dict[int, Link] = {}
+        self.turned_away = 0
+        self._listener, self._hub, self._mine, self._secret, self._tls = listener, hub, mine, secret, tls
+        self._report = report
+        self._reported: set[str] = set()
+        self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
+        self._pending_limit = 2 * mine.members + 8
+
+    async def attend(self) -> None:
+        """Let in and turn away, for ever; run it as a task."""
+        async with self._listener, trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await self._listener.accept()
+                except OSError as error:
+                    if error.errno not in _EXHAUSTED:
+                        raise
+                    await trio.sleep(_BREATH_S)
+                else:
+                    nursery.start_soon(self._meet, stream)
+
+    def lose(self, member: int, reason: str) -> None:
+        """End the connection of a member, which is told why."""
+        self.links[member].cut(reason)
+
+    async def hang_up(self) -> None:
+        """Wait until members have everything that was queued for them, and have hung up."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links.values():
+                nursery.start_soon(link.hang_up)
+
+    async def _meet(self, connection: trio.SocketStream) -> None:
+        """See one connection through from its first byte to its last."""
+        address = _address(connection)
+        stream = connection if self._tls is None else self._tls.wrap(connection, serving=True)
+        try:
+            async with stream:
+                tune(connection)
+                hello = await self._shake_hands(stream)
+                if hello.epoch == self._mine.epoch:
+                    await self._serve(stream, address, hello.member)
+        except HandshakeError as error:
+            self._turn_away(address, error)
+        except (OSError, trio.BrokenResourceError):  # it was gone before anything could be said to it
+            self.turned_away += 1
+
+    async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
+        """Make room by giving up the oldest handshake: members take milliseconds, and try again."""
+        if len(self._pending) >= self._pending_limit:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.cancel()
+        with trio.CancelScope() as scope:
+            self._pending[scope] = None
+            try:
+                return await welcome(stream, self._secret, self._judge)
+            finally:
+                self._pending.pop(scope, None)
+        raise HandshakeError("it said nothing while too many others knocked", why="silent")
+
+    def _judge(self, theirs: Hello) -> Hello | str:
+        """Say who is here, or why not to come in; whoever is early for the next epoch hears of this one, and waits."""
+        mine = self._mine
+        if (theirs.role, theirs.job) != (mine.role, mine.job):
+            return f"job '{theirs.job}' refused, this is job '{mine.job}'"
+        if theirs.epoch < mine.epoch:
+            return f"epoch {theirs.epoch} refused, current is {mine.epoch}"
+        if theirs.epoch == mine.epoch and theirs.members != mine.members:
+            return f"expected {mine.members} processes, this one was started with {theirs.members}"
+        if theirs.epoch == mine.epoch and self._hub.is_here(theirs.member):
+            return f"process {theirs.member} has already joined"
+        return mine
+
+    async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
+        """Let the hub handle what a member says, and tell it why if this side ends it."""
+        link = Link(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write)
+            reason = await self._converse(link, address, member)
+            link.send(Refused(reason=reason))
+            with trio.move_on_after(_LAST_WORDS_S):
+                await link.flush()
+            nursery.cancel_scope.cancel()
+
+    async def _converse(self, link: Link, address: str, member: int) -> str:
+        def handle(message: Message) -> None:
+            try:
+                self._hub.handle(member, message)
+            except RefusedError as error:
+                self._refuse(address, str(error))
+                link.cut(str(error))
+
+        try:
+            self._hub.attach(member, partial(_send, link))
+        except RefusedError as error:
+            self._refuse(address, str(error))
+            return str(error)
+        self.links[member] = link
+        try:
+            reason = await link.read(handle)
+        finally:
+            self.links.pop(member, None)
+        self._hub.detach(member, reason)
+        return reason
+
+    def _turn_away(self, address: str, error: HandshakeError) -> None:
+        if error.why == "refused":
+            self._refuse(address, str(error))
+        elif error.why != "left":  # those are members that gave up, and try again
+            self.turned_away += 1
+            self._report_once(error.why, f"turned away {address}: {error} (others like it are only counted)")
+
+    def _refuse(self, address: str, reason: str) -> None:
+        self.turned_away += 1
+        self._report_once(reason, f"refused {address}: {reason}")
+
+    def _report_once(self, key: str, line: str) -> None:
+        if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
+            self._reported.add(key)
+            self._report(line)
+
+
+def _send(link: Link, message: Message) -> None:
+    """Send to a member; one that does not read is lost, rather than all memory."""
+    try:
+        link.send(message)
+    except OutboxFullError as error:
+        link.cut(f"it does not read what it is sent: {error}")
+
+
+def _address(connection: trio.SocketStream) -> str:
+    try:
+        return format_endpoint(connection.socket.getpeername()[:2])
+    except OSError:
+        return "somebody who has gone"

@@ -1,0 +1,192 @@
+"""What other launchers say in the environment of the processes they start: one row for each, in order."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from .hostlist import first_host
+from .sockets import parse_endpoint
+
+__all__ = ["ROWS", "Row", "endpoint_of", "is_loopback", "number"]
+
+# Slurm gives no port. These are above the well-known ones and below those that systems hand out by themselves
+# (from 32768 on Linux), and jobs that follow each other get different ones.
+SLURM_FIRST_PORT, SLURM_PORTS = 15_000, 15_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one launcher says; None is what it leaves open.
+
+    Attributes:
+        source: The launcher.
+        process: Index of this process.
+        processes: How many.
+        node: Index of its machine.
+        nodes: How many machines.
+        ranks_per_process: Ranks of each process.
+        host: Where process 0 runs.
+        port: Where it can listen there.
+        job: What tells this start from others.
+    """
+
+    source: str
+    process: int
+    processes: int
+    node: int | None = None
+    nodes: int | None = None
+    ranks_per_process: int | None = None
+    host: str | None = None
+    port: int | None = None
+    job: str | None = None
+
+
+def _torchrun(environ: Mapping[str, str]) -> Row | None:
+    """A restart of torchrun is another job, so that what is left of the first attempt cannot join the second."""
+    job = ".".join(filter(None, (environ.get("TORCHELASTIC_RUN_ID"), environ.get("TORCHELASTIC_RESTART_COUNT"))))
+    local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    return _row("torchrun", environ, ("RANK", "WORLD_SIZE"), local, job=job)
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Row | None:
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    local = ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", None)
+    return _row("Open MPI", environ, names, local, job=environ.get("PMIX_NAMESPACE"))
+
+
+def _mpich(environ: Mapping[str, str]) -> Row | None:
+    return _row("MPICH", environ, ("PMI_RANK", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS", None))
+
+
+def _slurm(environ: Mapping[str, str]) -> Row | None:
+    """Only a step of `srun` counts: a batch script sees its job's variables too, and is one process."""
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    if not step:
+        return None
+    size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    row = _pair("Slurm", environ, "SLURM_PROCID", size)
+    if row is None:
+        return None
+    process, processes = row
+    nodes = "SLURM_STEP_NUM_NODES" if environ.get("SLURM_STEP_NUM_NODES") else "SLURM_NNODES"
+    hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
+    count, node = number(environ, nodes, at_least=1), number(environ, "SLURM_NODEID")
+    if count is not None and node is not None:
+        _check_blocks("Slurm", process, processes, node=node, nodes=count)
+    job = number(environ, "SLURM_JOB_ID") or 0
+    attempt = environ.get("SLURM_RESTART_COUNT") or "0"
+    return Row(
+        source="Slurm",
+        process=process,
+        processes=processes,
+        node=node,
+        nodes=count,
+        host=first_host(environ[hosts], name=hosts) if environ.get(hosts) else None,
+        port=SLURM_FIRST_PORT + (31 * job + int(step if step.isdecimal() else 0)) % SLURM_PORTS,
+        job=f"slurm-{job}.{step}.{attempt}",
+    )
+
+
+ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_torchrun, _open_mpi, _mpich, _slurm)
+"""From the launcher that stands nearest to the script to the farthest."""
+
+
+def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
+    """Return where process 0 listens.
+
+    Raises:
+        UsageError: For an address that is no address.
+    """
+    if text := environ.get("OVERLAP_RDZV_ENDPOINT"):
+        return _endpoint("OVERLAP_RDZV_ENDPOINT", text)
+    host, port = row.host, row.port
+    if address := environ.get("MASTER_ADDR"):
+        host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
+        if port is None:
+            raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host")
+        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            port += 1 if port < 65535 else -1
+    if host is None or port is None:
+        return None
+    return ("127.0.0.1" if row.nodes == 1 else host), port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach that address; a name other than "localhost" may mean anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def number(environ: Mapping[str, str], name: str, *, at_least: int = 0, at_most: int = 2**31 - 1) -> int | None:
+    """Return a whole number from the environment, or None if there is none.
+
+    Raises:
+        UsageError: If it is something else; names the variable and the value.
+    """
+    text = environ.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or not at_least <= int(text) <= at_most:
+        raise UsageError(f"{name}: expected a whole number from {at_least} to {at_most}, got {text!r}")
+    return int(text)
+
+
+def _row(
+    source: str,
+    environ: Mapping[str, str],
+    names: tuple[str, str],
+    local: tuple[str, str, str | None],
+    *,
+    job: str | None = None,
+) -> Row | None:
+    """Read index and number of processes, and those on this machine."""
+    if (pair := _pair(source, environ, *names)) is None:
+        return None
+    process, processes = pair
+    index, size, node = (number(environ, name) if name else None for name in local)
+    if size is None:
+        return Row(source=source, process=process, processes=processes, job=job)
+    if size < 1 or processes % size or (index is not None and process % size != index):
+        raise UsageError(
+            f"{source}: nodes must have equally many processes, in order; this is process {process} of {processes}, "
+            f"{local[0]}={index}, {local[1]}={size}"
+        )
+    nodes = processes // size
+    if node is not None:
+        _check_blocks(source, process, processes, node=node, nodes=nodes)
+    return Row(source=source, process=process, processes=processes, node=process // size, nodes=nodes, job=job)
+
+
+def _pair(source: str, environ: Mapping[str, str], index: str, size: str) -> tuple[int, int] | None:
+    process, processes = number(environ, index), number(environ, size, at_least=1)
+    if process is None and processes is None:
+        return None
+    if process is None or processes is None:
+        given, missing = (index, size) if processes is None else (size, index)
+        raise UsageError(f"{given}={environ[given]} ({source}) needs {missing}, which is not set")
+    if process >= processes:
+        raise UsageError(f"{index}={process}: ranks are numbered from 0, and {size}={processes}")
+    return process, processes
+
+
+def _check_blocks(source: str, process: int, processes: int, *, node: int, nodes: int) -> None:
+    if processes % nodes or process // (processes // nodes) != node:
+        raise UsageError(
+            f"{source}: nodes must have equally many processes, in order; process {process} of {processes} is on "
+            f"node {node} of {nodes}"
+        )
+
+
+def _endpoint(name: str, text: str) -> tuple[str, int]:
+    try:
+        host, port = parse_endpoint(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if port == 0:
+        raise UsageError(f"{name}: {text!r} has no port where others could look for it")
+    return host, port

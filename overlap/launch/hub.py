@@ -1,0 +1,281 @@
+"""Member 0's side of the control connections: what it does with each message. Plain functions, no waiting.
+
+Every member has one connection, to the hub, and the hub lives in the process of member 0. What it sends to one member
+arrives in the order in which it was sent; from this follows what members conclude: whoever hears that another is gone
+will hear no result that was complete before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from ..errors import OverlapError
+from .messages import (
+    BLOB_LIMIT_BYTES,
+    Bye,
+    Gathered,
+    Give,
+    Given,
+    Goodbye,
+    Join,
+    MemberLeft,
+    MemberLost,
+    Message,
+    MessageError,
+    Offer,
+    Piece,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Tell,
+    Told,
+    Verdict,
+    Waiting,
+)
+
+__all__ = ["GATHER_LIMIT_BYTES", "Hub", "RefusedError"]
+
+#: Of one gather, all members together: member 0 keeps it in memory.
+GATHER_LIMIT_BYTES = 2**30
+#: Exchanges and gathers that have begun and to which not all have come.
+_UNFINISHED_LIMIT = 4096
+#: What one part of an exchange takes in a frame besides its bytes.
+_PART_OVERHEAD_BYTES = 16
+
+_Key: TypeAlias = tuple[str, int]
+T = TypeVar("T")
+
+
+class RefusedError(OverlapError):
+    """A process that knows the secret cannot become a member; `str()` is what it is told."""
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """One gather: what was offered, and what has come."""
+
+    offers: dict[int, int] = field(default_factory=dict)
+    data: dict[int, bytearray] = field(default_factory=dict)
+    accepted: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return all(len(self.data[member]) == nbytes for member, nbytes in self.offers.items())
+
+
+class Hub:
+    """Who is there, and what they have said that others wait for.
+
+    Attributes:
+        members: How many there are to be.
+        detail: What must be the same on all of them.
+        joined: Members that have, those that left or were lost afterwards included.
+        gone: Of these, members that left or were lost.
+        changed: Set, and made anew, whenever somebody comes or goes.
+        gathered: What gathers brought, by name and turn, until member 0 takes it.
+    """
+
+    def __init__(self, *, members: int, detail: str, report: Callable[[str], None]) -> None:
+        self.members, self.detail = members, detail
+        self.joined: set[int] = set()
+        self.gone: set[int] = set()
+        self.changed = trio.Event()
+        self.gathered: dict[_Key, list[bytes]] = {}
+        self._report = report
+        self._senders: dict[int, Callable[[Message], None]] = {}
+        self._exchanges: dict[_Key, dict[int, bytes]] = {}
+        self._gathers: dict[_Key, _Gathering] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        """Members that have not joined."""
+        return [member for member in range(self.members) if member not in self.joined]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have joined."""
+        return len(self.joined) == self.members
+
+    def is_here(self, member: int) -> bool:
+        """Return whether somebody has come as this member."""
+        return member in self._senders or member in self.gone
+
+    def attach(self, member: int, send: Callable[[Message], None]) -> None:
+        """Take note of a connection. It may ask for the time, and has yet to join.
+
+        Raises:
+            RefusedError: There is one already.
+        """
+        if self.is_here(member):
+            raise RefusedError(f"process {member} has already joined")
+        self._senders[member] = send
+
+    def detach(self, member: int, reason: str) -> None:
+        """Take note that a connection is over. Before the world is complete, another may take its place."""
+        del self._senders[member]
+        if self.complete and member in self.joined:
+            if member not in self.gone:
+                self._go(member)
+                self._send_others(member, MemberLost(member=member, reason=reason))
+            self._check_last()
+        elif member in self.joined:
+            self.joined.discard(member)
+            self._report(f"process {member} went away before all had joined: {reason}")
+            self._wake()
+
+    def refuse_all(self, reason: str) -> None:
+        """Tell everybody that nothing will come of it."""
+        self._send_others(0, Refused(reason=reason))
+
+    def tell_who_is_missing(self) -> None:
+        """Let those who wait know for whom."""
+        self._send_others(0, Waiting(missing=self.missing))
+
+    def handle(self, member: int, message: Message) -> None:
+        """Do what a message asks for.
+
+        Raises:
+            MessageError: The member has no business to send that now.
+            RefusedError: It cannot join.
+        """
+        if member in self.gone:
+            return
+        match message:
+            case Ping():
+                self._send(member, Pong(sent_ns=message.sent_ns, hub_ns=perf_counter_ns()))
+            case Join() if member not in self.joined:
+                self._join(member, message.detail)
+            case Tell() if self.complete:
+                self._send_others(member, Told(member=member, body=message.body))
+            case Give() if self.complete:
+                self._give(member, message)
+            case Offer() if self.complete:
+                self._offer(member, message)
+            case Piece() if self.complete:
+                self._piece(member, message)
+            case Bye() if self.complete:
+                self._leave(member)
+            case _:
+                raise MessageError(f"a {type(message).__name__}, which is not its turn")
+
+    def _join(self, member: int, detail: str) -> None:
+        if detail != self.detail:
+            raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
+        self.joined.add(member)
+        if self.complete:
+            self._send_all(Ready())
+        else:
+            self._send(member, Waiting(missing=self.missing))
+        self._wake()
+
+    def _give(self, member: int, part: Give) -> None:
+        key = part.name, part.turn
+        parts = _begun(self._exchanges, key, dict)
+        if member in parts or len(part.blob) > BLOB_LIMIT_BYTES:
+            raise MessageError(f"a part of exchange '{part.name}' which is too long, or its second one")
+        parts[member] = part.blob
+        if len(parts) == self.members:
+            del self._exchanges[key]
+            for some in _fitting(parts):
+                self._send_all(Given(name=part.name, turn=part.turn, parts=some))
+
+    def _offer(self, member: int, offer: Offer) -> None:
+        key = offer.name, offer.turn
+        gathering = _begun(self._gathers, key, _Gathering)
+        if member in gathering.offers or offer.nbytes < 0:
+            raise MessageError(f"an offer for gather '{offer.name}' which is negative, or its second one")
+        gathering.offers[member] = offer.nbytes
+        if len(gathering.offers) == self.members:
+            gathering.data = {each: bytearray() for each in range(self.members)}
+            gathering.accepted = sum(gathering.offers.values()) <= GATHER_LIMIT_BYTES
+            self._send_all(Verdict(name=offer.name, turn=offer.turn, refusal=_refusal(offer.name, gathering)))
+            if gathering.accepted:
+                self._check_gathered(key, gathering)
+            else:
+                del self._gathers[key]
+
+    def _piece(self, member: int, piece: Piece) -> None:
+        key = piece.name, piece.turn
+        gathering = self._gathers.get(key)
+        if gathering is None or not gathering.accepted:
+            raise MessageError(f"a piece for gather '{piece.name}', which nobody asked for")
+        if len(gathering.data[member]) + len(piece.blob) > gathering.offers[member]:
+            raise MessageError(f"more for gather '{piece.name}' than the {gathering.offers[member]} bytes it offered")
+        gathering.data[member] += piece.blob
+        self._check_gathered(key, gathering)
+
+    def _check_gathered(self, key: _Key, gathering: _Gathering) -> None:
+        if gathering.complete and key in self._gathers:
+            del self._gathers[key]
+            self.gathered[key] = [bytes(gathering.data.pop(member)) for member in range(self.members)]
+            self._send_all(Gathered(name=key[0], turn=key[1]))
+
+    def _leave(self, member: int) -> None:
+        self._go(member)
+        self._send_others(member, MemberLeft(member=member))
+        if member != 0:
+            self._send(member, Goodbye())
+        self._check_last()
+
+    def _go(self, member: int) -> None:
+        self.gone.add(member)
+        self._wake()
+
+    def _check_last(self) -> None:
+        """Let member 0 go when all have gone and hung up: until then it carries their messages."""
+        if len(self.gone) == self.members and len(self._senders) == 1:
+            self._send(0, Goodbye())
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _send(self, member: int, message: Message) -> None:
+        self._senders[member](message)
+
+    def _send_all(self, message: Message) -> None:
+        self._send_others(None, message)
+
+    def _send_others(self, member: int | None, message: Message) -> None:
+        for other in list(self._senders):
+            if other != member and other not in self.gone:
+                self._send(other, message)
+
+
+def _begun(table: dict[_Key, T], key: _Key, make: Callable[[], T]) -> T:
+    """Return what has begun under this key, or begin it."""
+    if key not in table:
+        if len(table) >= _UNFINISHED_LIMIT:
+            raise MessageError(f"the beginning of '{key[0]}', while {len(table)} others are unfinished")
+        table[key] = make()
+    return table[key]
+
+
+def _refusal(name: str, gathering: _Gathering) -> str:
+    if gathering.accepted:
+        return ""
+    offered_bytes, most = sum(gathering.offers.values()), max(gathering.offers, key=lambda m: gathering.offers[m])
+    return (
+        f"gather '{name}': {offered_bytes} bytes in all, the limit is {GATHER_LIMIT_BYTES}; "
+        f"process {most} has most of it, {gathering.offers[most]} bytes"
+    )
+
+
+def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Cut the parts of an exchange into lists that fit into a frame each."""
+    some: list[tuple[int, bytes]] = []
+    used_bytes = 0
+    for part in sorted(parts.items()):
+        part_bytes = len(part[1]) + _PART_OVERHEAD_BYTES
+        if some and used_bytes + part_bytes > BLOB_LIMIT_BYTES + _PART_OVERHEAD_BYTES:
+            yield some
+            some, used_bytes = [], 0
+        some.append(part)
+        used_bytes += part_bytes
+    yield some

@@ -1,0 +1,94 @@
+"""What a process must know to join a world of several, and what happens when that fails."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transports.handshake import Hello
+from transports.tls import Tls
+
+from ..errors import OverlapError, UsageError
+from .links import Patience
+from .sockets import Endpoint
+
+__all__ = ["Invitation", "JoinError", "name_processes"]
+
+#: So that a hello fits into its 256 bytes.
+_JOB_LIMIT_BYTES = 128
+_NAMED_LIMIT = 16
+
+
+class JoinError(OverlapError):
+    """The world did not come together, or not with this process.
+
+    Attributes:
+        missing: Members that had not joined, as far as this process knows.
+    """
+
+    def __init__(self, message: str, *, missing: Sequence[int] = ()) -> None:
+        self.missing = tuple(missing)
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """Where and how to join a world.
+
+    Attributes:
+        job: Name of the world, at most 128 bytes.
+        epoch: Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
+        member: Index of this process; 0 is the host.
+        members: How many processes there are.
+        endpoint: Where the host listens.
+        secret: What only members know.
+        detail: Must be the same on all members: versions, cluster, whatever makes programs fit together.
+        listener: On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes
+            non-blocking.
+        tls: Certificates, if the connections are to be encrypted; all members or none.
+        timeout_s: How long to wait for all to join.
+        progress_s: How often to report who is missing.
+        patience: How long a member may be silent.
+    """
+
+    job: str
+    member: int
+    members: int
+    endpoint: Endpoint
+    secret: bytes = field(repr=False)
+    epoch: int = 0
+    detail: str = ""
+    listener: socket.socket | None = None
+    tls: Tls | None = None
+    timeout_s: float = 60.0
+    progress_s: float = 5.0
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.member < self.members:
+            raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
+        if self.epoch < 0:
+            raise UsageError(f"epoch: must not be negative, got {self.epoch}")
+        if len(self.job.encode()) > _JOB_LIMIT_BYTES:
+            raise UsageError(
+                f"job: at most {_JOB_LIMIT_BYTES} bytes, got {len(self.job.encode())} ('{self.job[:20]}...')"
+            )
+        if not self.secret:
+            raise UsageError("secret: is empty; without one anybody is a member")
+
+    @property
+    def hello(self) -> Hello:
+        """What this process says of itself."""
+        return Hello(role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
+
+
+def name_processes(members: Sequence[int]) -> str:
+    """Name some processes, briefly.
+
+    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
+    ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
+    """
+    named = ", ".join(map(str, members[:_NAMED_LIMIT]))
+    more = f" and {len(members) - _NAMED_LIMIT} more" if len(members) > _NAMED_LIMIT else ""
+    return f"process{'es' if len(members) > 1 else ''} {named}{more}"

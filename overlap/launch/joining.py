@@ -1,0 +1,149 @@
+"""From a place in a world of several processes to what `run` needs there: a transport and the neighbours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import trio
+
+from transports import NeuronLink, Router, Transport
+from transports.tls import Tls
+
+from ..neighbours import Neighbours
+from .by_mpi import introduced
+from .environment import Place
+from .inbox import Lost
+from .membership import MemberLostError, Membership
+from .rendezvous import Invitation, join
+from .secret import user_secret
+
+__all__ = ["Joined", "joined"]
+
+_epochs = count()
+"""A program may run several worlds, one after the other; each process counts them alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What joining gives.
+
+    Attributes:
+        transport: Reaches every rank of the world.
+        neighbours: Speak for the ranks of this process, and listen.
+        membership: The control connection itself.
+    """
+
+    transport: Transport
+    neighbours: Neighbours
+    membership: Membership
+
+
+@asynccontextmanager
+async def joined(place: Place, machine: str, *, transport: Transport | None = None) -> AsyncIterator[Joined]:
+    """Meet the other processes and open the wires to them, for the length of an ``async with``.
+
+    Args:
+        place: Where this process stands.
+        machine: Name of the cluster; all processes must mean the same.
+        transport: One of the caller's own that reaches all ranks, instead of memory inside the process and sockets or
+            MPI between processes.
+
+    Raises:
+        JoinError: If not all came in time, or this process is not one of those expected.
+    """
+    epoch = next(_epochs)
+    each = place.ranks_per_process
+    placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
+    invitation = await _invitation(place, epoch, machine)
+    async with join(invitation, report=report) as membership:
+        wires = transport or Router([NeuronLink(list(place.ranks)), _between(place, placement, invitation, membership)])
+        async with wires.open():
+            neighbours = Neighbours(_Company(membership), placement)
+            yield Joined(transport=wires, neighbours=neighbours, membership=membership)
+
+
+def report(line: str) -> None:
+    """Tell the user something about the processes."""
+    print(f"overlap: {line}", file=sys.stderr, flush=True)
+
+
+async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
+    endpoint, secret, listener = place.endpoint, place.secret, None
+    if endpoint is None:
+        endpoint, secret, listener = await introduced(place)
+    elif place.listener is not None:
+        listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program needs it again
+    return Invitation(
+        job=place.job,
+        epoch=epoch,
+        member=place.process,
+        members=place.processes,
+        endpoint=endpoint,
+        listener=listener,
+        secret=secret or user_secret(),
+        tls=Tls(certificate=place.tls[0], key=place.tls[1], authority=place.tls[2]) if place.tls else None,
+        timeout_s=place.timeout_s,
+        detail=f"{place.ranks_per_process} ranks a process, {machine}",
+    )
+
+
+def _between(
+    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, membership: Membership
+) -> Transport:
+    """Make what joins the processes: MPI where it is wanted or is all there is, else sockets."""
+    if place.transport == "mpi" or (place.transport == "auto" and place.endpoint is None):
+        from transports.mpi import Mpi
+
+        return Mpi(placement=placement, report=report)
+    from transports.efa import Efa
+
+    return Efa(
+        member=place.process,
+        placement=placement,
+        secret=invitation.secret,
+        exchange=membership.exchange,
+        job=invitation.job,
+        epoch=invitation.epoch,
+        rails=1 if place.rails is None else place.rails,
+        host=_local_address(invitation.endpoint),
+        unix=place.unix,
+        peer_direct=place.peer_direct,
+        tls=invitation.tls,
+        report=report,
+    )
+
+
+def _local_address(endpoint: tuple[str, int]) -> str:
+    """Return the address of this machine from which the endpoint is reached: others reach us there."""
+    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing for that
+        return str(probe.getsockname()[0])
+
+
+class _Company:
+    """A membership as `Neighbours` sees it."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.member, self.members = membership.member, membership.members
+        self.tell = membership.tell
+        self._membership = membership
+
+    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
+        async for news in self._membership.messages():
+            if isinstance(news, Lost):
+                yield news.member, None, news.reason
+            else:
+                yield *news, ""
+
+    async def barrier(self, name: str) -> None:
+        try:
+            await self._membership.barrier(name)
+        except MemberLostError:  # the messages say so too, and better
+            await trio.sleep_forever()

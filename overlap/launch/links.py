@@ -1,0 +1,195 @@
+"""One control connection: messages out through a bounded queue, messages in as they come, and its silence watched."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from ..errors import OverlapError
+from .messages import FrameReader, Message, MessageError, encode
+
+__all__ = ["Link", "OutboxFullError", "Patience", "watch"]
+
+#: Of one `receive_some`, and about that of one `send_all`; a frame fits.
+_BITE_BYTES = 64 * 1024
+#: Bulk waits while more than this is queued, so that a short message never queues behind more than that.
+_ROOM_BYTES = 256 * 1024
+
+
+class OutboxFullError(OverlapError):
+    """More would wait to be sent than may: the other side does not read, or this side never lets the loop run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a member may be silent.
+
+    Attributes:
+        beat_s: Every member gives a sign of life this often.
+        suspect_s: A silence this long is reported, once.
+        silence_s: A silence this long is a loss.
+    """
+
+    beat_s: float = 0.5
+    suspect_s: float = 5.0
+    silence_s: float = 15.0
+
+
+class Link:
+    """A control connection to another member. Sending never waits; `write` and `read` run as tasks.
+
+    Attributes:
+        stream: The connection; whoever made the link closes it.
+        heard_s: When something was last heard, in Trio's time.
+        suspected: Whether its present silence has been reported.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
+        self.stream = stream
+        self.heard_s = trio.current_time()
+        self.suspected = False
+        self._limit_bytes = limit_bytes
+        self._outbox: deque[bytes] = deque()
+        self._unsent_bytes = 0  # queued, or on its way into the socket
+        self._filled = trio.Event()
+        self._emptier = trio.lowlevel.ParkingLot()
+        self._reading = trio.CancelScope()
+        self._ended = trio.Event()
+        self._over: str | None = None
+        self._mute = False  # nothing more can be sent
+
+    def send(self, message: Message) -> None:
+        """Queue a message; if the other side has hung up, it goes nowhere.
+
+        Raises:
+            OutboxFullError: Too much is queued.
+            MessageError: It cannot be written.
+        """
+        frame = encode(message)
+        if self._mute:
+            return
+        if self._unsent_bytes + len(frame) > self._limit_bytes:
+            raise OutboxFullError(f"{self._unsent_bytes} bytes wait to be sent, the limit is {self._limit_bytes}")
+        self._outbox.append(frame)
+        self._unsent_bytes += len(frame)
+        self._filled.set()
+
+    def cut(self, reason: str) -> None:
+        """Listen no more: `read` returns this reason. What is queued still leaves."""
+        if self._over is None:
+            self._over = reason
+            self._reading.cancel()
+            self._emptier.unpark_all()
+
+    async def room(self) -> None:
+        """Wait until little is queued, or the connection is over."""
+        while self._unsent_bytes > _ROOM_BYTES and self._over is None:
+            await self._emptier.park()
+        await trio.lowlevel.checkpoint()
+
+    async def flush(self) -> None:
+        """Wait until everything queued has been handed to the system."""
+        while self._unsent_bytes:
+            await self._emptier.park()
+        await trio.lowlevel.checkpoint()
+
+    async def hang_up(self) -> None:
+        """Wait until the other side has everything that was queued, and has hung up.
+
+        Closing a socket that holds unread bytes throws away those on their way out; so this side reads on until then.
+        """
+        self._mute = True
+        await self.flush()
+        if isinstance(self.stream, trio.SocketStream) and not self._ended.is_set():
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.stream.send_eof()
+            await self._ended.wait()
+
+    async def write(self) -> None:
+        """Send what is queued, for as long as the connection lasts."""
+        try:
+            while True:
+                while self._outbox:
+                    await self._send_some()
+                self._filled = trio.Event()
+                await self._filled.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._break(error)
+
+    async def read(self, handle: Callable[[Message], None]) -> str:
+        """Pass on each message that comes, until the connection is over.
+
+        Args:
+            handle: What to do with a message; a `MessageError` that it raises ends the connection.
+
+        Returns:
+            Why it is over.
+        """
+        reader = FrameReader()
+        with self._reading:
+            try:
+                while data := await self.stream.receive_some(_BITE_BYTES):
+                    self.heard_s, self.suspected = trio.current_time(), False
+                    for message in reader.feed(data):
+                        handle(message)
+                self._mute = True
+                self.cut("its connection ended without a goodbye")
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._break(error)
+            except MessageError as error:
+                self.cut(f"it sent {error}")
+            finally:
+                self._ended.set()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        assert self._over is not None, "reading ends only by a cut, or by the caller's cancellation"
+        return self._over
+
+    def _break(self, error: Exception) -> None:
+        self._mute = True
+        self._outbox.clear()
+        self._unsent_bytes = 0
+        self.cut(f"its connection broke ({error.__cause__ or error})")
+        self._emptier.unpark_all()
+
+    async def _send_some(self) -> None:
+        bite = bytearray()
+        while self._outbox and len(bite) < _BITE_BYTES:
+            bite += self._outbox.popleft()
+        await self.stream.send_all(bite)
+        self._unsent_bytes -= len(bite)
+        self._emptier.unpark_all()
+
+
+async def watch(
+    links: Mapping[int, Link], patience: Patience, *, report: Callable[[str], None], lose: Callable[[int, str], None]
+) -> None:
+    """Report members that are silent, and lose those that stay so.
+
+    Time in which this process itself did not run (stopped, swapped out, its loop blocked) is not counted as a silence
+    of others: what they said then waits in the sockets.
+
+    Args:
+        links: By member; read anew on every beat.
+        patience: How long is too long.
+        report: Gets one line for each silence that is suspect.
+        lose: Gets the member, and what to call the reason.
+    """
+    while True:
+        due_s = trio.current_time() + patience.beat_s
+        await trio.sleep_until(due_s)
+        now_s = trio.current_time()
+        for member, link in list(links.items()):
+            link.heard_s += now_s - due_s
+            silent_s = now_s - link.heard_s
+            if silent_s >= patience.silence_s:
+                lose(member, f"no sign of life for {patience.silence_s:g} s")
+            elif silent_s >= patience.suspect_s and not link.suspected:
+                link.suspected = True
+                report(
+                    f"process {member} has been silent for {patience.suspect_s:g} s (stopped, or very busy?); "
+                    f"it counts as lost after {patience.silence_s:g} s"
+                )

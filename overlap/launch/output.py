@@ -1,0 +1,133 @@
+"""What the processes print: read from pipes, written as whole lines, never torn, and never faster than it is read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import trio
+
+from .lines import LineBuffer
+
+__all__ = ["DRAIN_S", "STDERR", "STDOUT", "Log", "Relay", "Screen", "prefix_of"]
+
+STDOUT, STDERR = 1, 2
+
+READ_BYTES = 64 * 1024
+# POSIX lets a pipe that is ready take this much at once, so that writing it does not stop the event loop.
+WRITE_BYTES = 4096
+# How long a relay waits for more when its process is gone: what left the process group may hold the pipe for ever.
+DRAIN_S = 1.0
+DRAIN_BYTES = 1 << 20  # more than a pipe can hold by default: what was written in time is read
+TAIL_LINES = 12
+
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of terminals: cyan, yellow, magenta, green, blue, red
+
+
+def prefix_of(node: int, *, colour: bool) -> bytes:
+    """Return what stands before each line of a node."""
+    text = f"[node {node}]"
+    return (f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
+
+
+class Screen:
+    """The stdout and stderr of this process, for many writers at once: one batch of lines after the other.
+
+    Both streams take turns, for they often end in one terminal.
+    """
+
+    def __init__(self) -> None:
+        self._turn = trio.Lock()
+
+    async def write(self, descriptor: int, lines: Sequence[bytes]) -> None:
+        """Write whole lines; waits as long as nobody reads.
+
+        Raises:
+            OSError: If they cannot be written, as BrokenPipeError when the reader has left.
+        """
+        data = memoryview(b"".join(lines))
+        async with self._turn:
+            while data:
+                await _writable(descriptor)
+                data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
+
+
+async def _writable(descriptor: int) -> None:
+    try:
+        await trio.lowlevel.wait_writable(descriptor)
+    except PermissionError:  # epoll knows no files, which never let one wait
+        await trio.lowlevel.checkpoint()
+
+
+class Log:
+    """A file with all that one node prints, in the order of arrival."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by __exit__
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Add whole lines."""
+        self._file.write(b"".join(lines))
+
+
+class Relay:
+    """Carries one stream of one process to the screen, or to a log if there is one.
+
+    Attributes:
+        tail: The last lines.
+    """
+
+    def __init__(
+        self, source: int, target: int, *, screen: Screen, prefix: bytes = b"", log: Log | None = None
+    ) -> None:
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._source, self._target, self._screen, self._prefix, self._log = source, target, screen, prefix, log
+        self._lines = LineBuffer()
+        self._waiting = trio.CancelScope()
+        self._deadline_s = self._left_bytes = math.inf
+        os.set_blocking(source, False)
+
+    async def run(self) -> None:
+        """Carry on to the end of the stream, which stays its owner's to close."""
+        while data := await self._read():
+            await self._show(self._lines.feed(data, now_s=trio.current_time()))
+        await self._show(self._lines.end())
+
+    def hurry(self) -> None:
+        """Take note that the process is gone: what is in the pipe is carried, and no more."""
+        self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
+        self._waiting.deadline = self._deadline_s
+
+    async def _read(self) -> bytes:
+        """Return the next bytes; none at the end."""
+        while self._left_bytes > 0:
+            try:
+                data = os.read(self._source, READ_BYTES)
+            except BlockingIOError:
+                with trio.CancelScope(deadline=self._deadline_s) as self._waiting:
+                    await trio.lowlevel.wait_readable(self._source)
+                if self._waiting.cancelled_caught:
+                    break
+            else:
+                self._left_bytes -= len(data)
+                return data
+        return b""
+
+    async def _show(self, lines: Sequence[bytes]) -> None:
+        self.tail.extend(lines)
+        if self._log is not None:
+            self._log.write(lines)
+        elif lines:
+            await self._screen.write(self._target, [self._prefix + line for line in lines])
+        await trio.lowlevel.checkpoint()

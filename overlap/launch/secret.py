@@ -1,0 +1,138 @@
+"""The secret that proves membership: where it comes from, and how it is handed over without being seen.
+
+Whoever knows the secret of a job is a member of it, so it is never printed, logged, or put into a `repr`, and it is
+never on a command line. In the order of precedence:
+
+1. `OVERLAP_SECRET_FD`: a descriptor that `overlap run` has passed down; the file behind it has no name.
+2. `OVERLAP_SECRET_FILE`: a file that only its owner may read.
+3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes.
+4. `user_secret`: for processes of one machine that another launcher has started, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import UsageError
+
+__all__ = ["ADVICE", "generate", "given_secret", "hand_over", "user_secret"]
+
+LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
+SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short ones at leisure
+LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path
+
+ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` makes one) or OVERLAP_SECRET_FILE"
+
+
+def generate() -> bytes:
+    """Return a new secret."""
+    return secrets.token_bytes(LENGTH_BYTES)
+
+
+def hand_over(secret: bytes) -> int:
+    """Return a descriptor of a nameless file that holds the secret; children inherit it, and the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("overlap")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.write(descriptor, secret)
+    return descriptor
+
+
+def given_secret(environ: Mapping[str, str]) -> bytes | None:
+    """Return the secret that the environment names, or None.
+
+    Raises:
+        UsageError: If it names one that cannot be read, is too short, or that others can read.
+    """
+    if text := environ.get("OVERLAP_SECRET_FD"):
+        return _inherited(text)
+    if path := environ.get("OVERLAP_SECRET_FILE"):
+        if (secret := _private_file(Path(path))) is None:
+            raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file")
+        return _strong("OVERLAP_SECRET_FILE", _decoded(secret))
+    if text := environ.get("OVERLAP_SECRET"):
+        return _strong("OVERLAP_SECRET", _decoded(text.encode()))
+    return None
+
+
+def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:
+    """Return the secret that all processes of this user share on this machine; the first to ask makes it.
+
+    A script under `torchrun --nproc-per-node 4` needs no settings on one machine, and still nobody else may join: the
+    secret is in a file with mode 0600, in a folder with mode 0700, under `XDG_RUNTIME_DIR` or else the temporary
+    folder. It belongs to the user and not to the job: who may read one such file may read them all and trace the
+    processes too, so a file for each job would protect nothing and leave files behind. That a process joins the right
+    job is the business of the job's name, which the handshake carries.
+
+    Raises:
+        UsageError: If the folder or the file is not this user's alone.
+    """
+    folder = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"overlap-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    _check_private(folder, folder.lstat(), stat.S_ISDIR)
+    path = folder / "secret"
+    if (secret := _private_file(path)) is not None:
+        return _strong(str(path), secret)
+    # Written under a name of its own and linked: nobody ever sees half of it, and of two at once one wins.
+    with tempfile.NamedTemporaryFile(dir=folder) as new:
+        new.write(generate())
+        new.flush()
+        with suppress(FileExistsError):
+            os.link(new.name, path)
+    return _strong(str(path), _private_file(path) or b"")
+
+
+def _inherited(text: str) -> bytes:
+    try:
+        return _strong("OVERLAP_SECRET_FD", os.pread(int(text), LONGEST_BYTES, 0))
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"OVERLAP_SECRET_FD: expected a descriptor from `overlap run`, got {text!r}; unset it, or {ADVICE}"
+        ) from None
+
+
+def _private_file(path: Path) -> bytes | None:
+    """Read a file that must be this user's alone; None if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    try:
+        _check_private(path, os.fstat(descriptor), stat.S_ISREG)
+        return os.read(descriptor, LONGEST_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _check_private(path: Path, found: os.stat_result, is_kind: Callable[[int], bool]) -> None:
+    if not is_kind(found.st_mode):
+        raise UsageError(f"{path}: not what a secret is kept in; {ADVICE}")
+    if found.st_uid != os.getuid():
+        raise UsageError(f"{path}: belongs to user {found.st_uid}, and we are user {os.getuid()}; {ADVICE}")
+    if found.st_mode & 0o077:
+        raise UsageError(f"{path}: others can read it (mode {stat.S_IMODE(found.st_mode):04o}); chmod go= {path}")
+
+
+def _decoded(secret: bytes) -> bytes:
+    secret = secret.strip()
+    if len(secret) >= LENGTH_BYTES:
+        with suppress(ValueError):
+            return bytes.fromhex(secret.decode("ascii"))
+    return secret
+
+
+def _strong(name: str, secret: bytes) -> bytes:
+    if len(secret) < SHORTEST_BYTES:
+        raise UsageError(f"{name}: a secret of {len(secret)} bytes can be guessed; {ADVICE}")
+    return secret

@@ -1,0 +1,90 @@
+"""The status record: how a process tells its launcher why it ends, and whether that is its own fault.
+
+Exit codes cannot say that: a process whose peer has failed ends with an error too, often earlier than the one at fault.
+So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at most one line of JSON into it::
+
+    {"cause": false, "rank": 5, "line": "rank 5 failed at train.py:41: ValueError: no", "text": "Traceback ..."}
+
+`cause` is whether the error began here, `rank` who is at fault as far as is known (or null), `line` the error in one
+line, `text` all that a reader of the terminal should see. A process that ends badly without a record (killed, or
+`os._exit`) counts as a cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from transports import TransportError
+
+from ..errors import PeerError, RankFailedError, RemoteError
+
+__all__ = ["LONGEST_BYTES", "Status", "read_status", "status_of", "tell_launcher"]
+
+# Of a record. A pipe holds 64 KiB, so that writing never waits for the launcher.
+LONGEST_BYTES = 32 * 1024
+LONGEST_TEXT = 4000  # characters, of which JSON makes at most 6 bytes each
+LONGEST_LINE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Why a process ends.
+
+    Attributes:
+        cause: Whether the error began in this process.
+        rank: World rank at fault, if it is known.
+        line: The error in one line.
+        text: What a reader of the terminal should see; may have many lines, and may be empty.
+    """
+
+    cause: bool
+    rank: int | None = None
+    line: str = ""
+    text: str = ""
+
+
+def status_of(error: BaseException, *, local: Container[int], text: str = "") -> Status:
+    """Judge the error that ends this process.
+
+    Args:
+        error: What its program raised.
+        local: The world ranks that it hosts.
+        text: What it would print.
+    """
+    line = str(error).split("\n", 1)[0] or type(error).__name__
+    if isinstance(error, RankFailedError):
+        # A lost connection is how the end of another process is first seen, whoever notices.
+        remote = isinstance(error.cause, (RemoteError, PeerError, TransportError))
+        return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text)
+    if isinstance(error, PeerError):
+        return Status(cause=False, rank=error.culprit if error.culprit >= 0 else None, line=line, text=text)
+    return Status(cause=not isinstance(error, TransportError), line=line, text=text)
+
+
+def tell_launcher(status: Status, environ: Mapping[str, str] = os.environ) -> bool:
+    """Write the record to the launcher; return whether there is one that listens."""
+    record = asdict(status) | {"line": status.line[:LONGEST_LINE], "text": _shortened(status.text)}
+    with suppress(KeyError, ValueError, OSError):
+        return os.write(int(environ["OVERLAP_STATUS_FD"]), json.dumps(record).encode() + b"\n") > 0
+    return False
+
+
+def read_status(data: bytes) -> Status | None:
+    """Return the record that a process has written, or None if it is none."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    match record:
+        case {"cause": bool(cause), "rank": int() | None as rank, "line": str(line), "text": str(text)}:
+            return Status(cause=cause, rank=rank, line=line, text=text)
+    return None
+
+
+def _shortened(text: str) -> str:
+    """Keep the end, where errors are told."""
+    return text if len(text) <= LONGEST_TEXT else "..." + text[-LONGEST_TEXT:]

@@ -1,0 +1,110 @@
+"""Which process ended the job, the exit code that follows, and what is said about it last. Pure.
+
+By cause, not by clock: a process that says that its error began there beats those that ended because of another, and
+these beat the ones that the launcher had to stop. Among equals the first to end counts.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .status import Status
+
+__all__ = ["Ending", "card", "culprit", "exit_code"]
+
+CARD_LINES = 25  # of a failure on the terminal, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the process of one node ended.
+
+    Attributes:
+        node: The node.
+        ranks: Its world ranks.
+        pid: Of the process.
+        returncode: As `subprocess` counts: negative for signals.
+        status: What the process said of it, if it did.
+        stopped: Whether the launcher had told it to end before it had said anything.
+        tail: The last lines that it wrote to stderr.
+        log: Where its output is.
+    """
+
+    node: int
+    ranks: range
+    pid: int
+    returncode: int
+    status: Status | None = None
+    stopped: bool = False
+    tail: Sequence[str] = ()
+    log: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The node and its ranks, for messages."""
+        first, last = self.ranks[0], self.ranks[-1]
+        return f"node {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
+
+
+def culprit(endings: Sequence[Ending]) -> Ending | None:
+    """Return the ending that ended the job, or None if all went well.
+
+    Args:
+        endings: Of all processes, in the order in which they ended.
+    """
+    failed = [ending for ending in endings if ending.returncode != 0]
+    return min(failed, key=_guilt, default=None)
+
+
+def _guilt(ending: Ending) -> int:
+    if ending.stopped:
+        return 2
+    return 0 if ending.status is None or ending.status.cause else 1
+
+
+def exit_code(returncode: int) -> int:
+    """Return the exit code that a shell gives: 128 plus the number of the signal.
+
+    >>> exit_code(3), exit_code(-9)
+    (3, 137)
+    """
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def card(ending: Ending, *, oom_kills: int = 0) -> list[str]:
+    """Return what is said of the culprit, last of all and in at most 25 lines.
+
+    Args:
+        ending: Of the culprit.
+        oom_kills: How many processes the kernel has killed for want of memory while the job ran, where it counts them.
+    """
+    told = ending.status.text.splitlines() if ending.status else list(ending.tail)
+    last = f"overlap: {ending.name} {_how(ending, oom_kills)}"
+    return [*_shortened(told, CARD_LINES - 1), last + (f"; all it printed is in {ending.log}" if ending.log else "")]
+
+
+def _how(ending: Ending, oom_kills: int) -> str:
+    if ending.returncode >= 0:
+        silent = "" if ending.status else ", without saying why"
+        return f"exited with code {ending.returncode}{silent}"
+    try:
+        name = signal.Signals(-ending.returncode).name
+    except ValueError:
+        name = f"signal {-ending.returncode}"
+    return f"was killed by {name}" + (_memory(oom_kills) if -ending.returncode == signal.SIGKILL else "")
+
+
+def _memory(oom_kills: int) -> str:
+    if oom_kills:
+        return f"; the kernel has killed {oom_kills} here for want of memory: use fewer ranks, or smaller batches"
+    return "; nobody here sent it, so memory may have run out (`dmesg` of that machine says)"
+
+
+def _shortened(lines: list[str], most: int) -> list[str]:
+    """Keep the first line and the end, where errors are told."""
+    if len(lines) <= most:
+        return lines
+    left_out = len(lines) - most + 1
+    return [lines[0], f"  ... {left_out} lines left out ...", *lines[2 - most :]]

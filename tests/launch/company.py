@@ -1,0 +1,138 @@
+"""Worlds of several members as tasks of one process, over loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from overlap.launch import Endpoint, Invitation, Membership, Patience, join
+from overlap.launch.messages import FrameReader, Join, Message, encode
+from transports.handshake import Hello, greet
+
+SECRET = b"the secret of these tests"
+#: Nothing here waits on purpose; a test that reaches this hangs.
+TOO_LONG_S = 20.0
+#: A process of the test machine may be busy elsewhere for long; silence is not what most tests are about.
+UNSHAKEN = Patience(beat_s=0.2, suspect_s=60, silence_s=120)
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield listener
+
+
+class Lines(list[str]):
+    """What was reported; one can wait for a line."""
+
+    changed = trio.Event()
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self.changed.set()
+
+    async def until(self, text: str) -> None:
+        while not any(text in line for line in self):
+            self.changed = trio.Event()
+            await self.changed.wait()
+
+
+@dataclass
+class Company:
+    """Makes invitations to one world, and collects what its members report."""
+
+    listener: socket.socket
+    members: int
+    lines: Lines = field(default_factory=Lines)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        host, port = self.listener.getsockname()
+        return host, port
+
+    def invitation(self, member: int, **changes: object) -> Invitation:
+        arguments = {
+            "job": "digits",
+            "member": member,
+            "members": self.members,
+            "endpoint": self.endpoint,
+            "secret": SECRET,
+            "detail": "overlap 0.1.0, local",
+            "listener": None if member else self.listener,
+            "patience": UNSHAKEN,
+            **changes,
+        }
+        return Invitation(**arguments)  # type: ignore[arg-type]
+
+    async def attend(self, member: int, main: Callable[[Membership], Awaitable[None]], **changes: object) -> None:
+        async with join(self.invitation(member, **changes), report=self.lines.append) as membership:
+            await main(membership)
+
+    async def all_attend(self, main: Callable[[Membership], Awaitable[None]]) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in range(self.members):
+                nursery.start_soon(self.attend, member, main)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        with trio.fail_after(TOO_LONG_S):
+            await main()
+
+    trio.run(limited)
+
+
+def meet(members: int, main: Callable[[Membership], Awaitable[None]], *, leave: bool = True) -> list[str]:
+    """Run `main` on every member of a world, and return what was reported."""
+
+    async def body(membership: Membership) -> None:
+        await main(membership)
+        if leave:
+            await membership.leave()
+
+    with listening() as listener:
+        company = Company(listener, members)
+        run(lambda: company.all_attend(body))
+    return company.lines
+
+
+class Puppet:
+    """A member that knows the secret and says only what a test lets it say."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.stream = stream
+        self._reader = FrameReader()
+        self._heard: list[Message] = []
+
+    @classmethod
+    async def enter(cls, company: Company, member: int) -> Puppet:
+        """Shake hands and join; the world may not be complete yet."""
+        stream = await trio.open_tcp_stream(*company.endpoint)
+        await greet(stream, Hello(role="member", job="digits", epoch=0, member=member, members=company.members), SECRET)
+        puppet = cls(stream)
+        await puppet.say(encode(Join(detail="overlap 0.1.0, local")))
+        return puppet
+
+    async def say(self, data: bytes) -> None:
+        await self.stream.send_all(data)
+
+    async def hear(self, kind: type[Message]) -> Message | None:
+        """Return the next message of a kind, or None when the connection is over."""
+        while True:
+            while self._heard:
+                message = self._heard.pop(0)
+                if isinstance(message, kind):
+                    return message
+            try:
+                data = await self.stream.receive_some()
+            except trio.BrokenResourceError:
+                return None
+            if not data:
+                return None
+            self._heard += self._reader.feed(data)

@@ -1,0 +1,165 @@
+import json
+import os
+
+import pytest
+
+from overlap.errors import PeerFailedError, RankFailedError, StallError
+from overlap.launch.memory import oom_kills
+from overlap.launch.status import LONGEST_BYTES, Status, read_status, status_of, tell_launcher
+from overlap.launch.verdict import Ending, card, culprit, exit_code
+from transports import LinkLostError
+
+GUILTY = Status(cause=True, line="bad", text="Traceback\nValueError: bad\n")
+FAILED = "rank {} failed at a.py:1: ValueError: no; the other 7 ranks were stopped"
+VICTIM = Status(cause=False, rank=4, line="rank 4 failed")
+
+
+def ended(node, returncode=1, status=None, **details):
+    return Ending(
+        node=node, ranks=range(4 * node, 4 * node + 4), pid=77, returncode=returncode, status=status, **details
+    )
+
+
+def failed(rank, cause):
+    return RankFailedError(rank=rank, cause=cause, where=" at a.py:1", doing=[], others={}, world_size=8)
+
+
+# -- who is at fault ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endings", "node"),
+    [
+        ([ended(0, 0), ended(1, 0)], None),
+        ([ended(0, 1, VICTIM), ended(1, 1, GUILTY)], 1),
+        ([ended(0, 1, VICTIM), ended(1, -9)], 1),
+        ([ended(0, 1, GUILTY), ended(1, 3, GUILTY)], 0),
+        ([ended(0, -15, stopped=True), ended(1, 1, GUILTY)], 1),
+        ([ended(0, -15, stopped=True), ended(1, 1, VICTIM)], 1),
+        ([ended(0, 0), ended(1, 1, VICTIM)], 1),
+    ],
+)
+def test_the_cause_counts_and_not_the_clock(endings, node):
+    found = culprit(endings)
+    assert (found and found.node) == node
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
+def test_exit_codes_are_those_of_a_shell(returncode, code):
+    assert exit_code(returncode) == code
+
+
+# -- what is told ------------------------------------------------------------------------------------------------
+
+
+def test_the_card_ends_with_the_node():
+    assert card(ended(1, 1, GUILTY)) == [
+        "Traceback",
+        "ValueError: bad",
+        "overlap: node 1 (ranks 4-7, pid 77) exited with code 1",
+    ]
+
+
+def test_the_card_of_a_process_that_said_nothing():
+    assert card(ended(0, 3, tail=["last words"], log="l/node-0.log")) == [
+        "last words",
+        "overlap: node 0 (ranks 0-3, pid 77) exited with code 3, without saying why; all it printed is in l/node-0.log",
+    ]
+
+
+def test_the_card_of_signals():
+    begin = "overlap: node 0 (ranks 0-3, pid 77) was killed by "
+    assert card(ended(0, -11)) == [begin + "SIGSEGV"]
+    assert card(ended(0, -9)) == [
+        begin + "SIGKILL; nobody here sent it, so memory may have run out (`dmesg` of that machine says)"
+    ]
+    assert card(ended(0, -9), oom_kills=1) == [
+        begin + "SIGKILL; the kernel has killed 1 here for want of memory: use fewer ranks, or smaller batches"
+    ]
+
+
+def test_a_long_card_keeps_its_first_line_and_its_end():
+    told = card(ended(0, 1, Status(cause=True, text="\n".join(map(str, range(60))))))
+    assert len(told) == 25
+    assert told[:3] == ["0", "  ... 37 lines left out ...", "38"]
+    assert told[-2] == "59"
+
+
+# -- the record --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("no\nmore"), Status(cause=True, line="no")),
+        (SystemExit(3), Status(cause=True, line="3")),
+        (KeyboardInterrupt(), Status(cause=True, line="KeyboardInterrupt")),
+        (failed(5, ValueError("no")), Status(cause=True, rank=5, line=FAILED.format(5))),
+        (failed(1, ValueError("no")), Status(cause=False, rank=1, line=FAILED.format(1))),
+        (PeerFailedError("rank 1 failed", culprit=1), Status(cause=False, rank=1, line="rank 1 failed")),
+        (PeerFailedError("the world has ended", culprit=-1), Status(cause=False, line="the world has ended")),
+        (StallError(1.0, []), Status(cause=True, line="the world did not finish within timeout_s=1")),
+    ],
+)  # fmt: skip
+def test_an_error_is_judged_by_where_it_began(error, expected):
+    assert status_of(error, local=range(4, 8)) == expected
+
+
+def test_a_lost_link_is_never_the_cause():
+    assert not status_of(LinkLostError("gone"), local=range(4, 8)).cause
+    assert not status_of(failed(5, LinkLostError("gone")), local=range(4, 8)).cause
+
+
+def test_the_record_is_read_back():
+    reading, writing = os.pipe()
+    status = Status(cause=True, rank=3, line="é", text="x\ny\n")
+    assert tell_launcher(status, {"OVERLAP_STATUS_FD": str(writing)})
+    os.close(writing)
+    assert read_status(os.read(reading, LONGEST_BYTES)) == status
+    os.close(reading)
+
+
+def test_a_long_record_keeps_the_end_of_its_text_and_fits():
+    reading, writing = os.pipe()
+    tell_launcher(Status(cause=True, line="ü" * 9999, text="\0" * 9999 + "end"), {"OVERLAP_STATUS_FD": str(writing)})
+    data = os.read(reading, 1 << 20)
+    os.close(reading)
+    os.close(writing)
+    assert len(data) <= LONGEST_BYTES
+    assert read_status(data).text.endswith("end")
+
+
+@pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])
+def test_without_a_launcher_nobody_is_told(environ):
+    assert not tell_launcher(Status(cause=True), environ)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"x", b"\xff", b"[]", b"{}", b'{"cause": 1, "rank": null, "line": "", "text": ""}', b"[" * 9999,
+     json.dumps({"cause": True, "rank": "0", "line": "", "text": ""}).encode()],
+)  # fmt: skip
+def test_what_is_no_record_is_none(record):
+    assert read_status(record) is None
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "text", "count"),
+    [
+        ("0::/a/b", "sys/fs/cgroup/a/b/memory.events", "low 7\noom 2\noom_kill 3\noom_group_kill 0\n", 3),
+        ("4:cpu,memory:/a\n1:name=x:/a", "sys/fs/cgroup/memory/a/memory.oom_control", "under_oom 0\noom_kill 2\n", 2),
+        ("0::/a/b", "sys/fs/cgroup/a/memory.events", "oom_kill 3\n", 0),
+    ],
+)  # fmt: skip
+def test_kills_for_want_of_memory_are_counted(tmp_path, groups, file, text, count):
+    for name, content in (("proc/self/cgroup", groups), (file, text)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(content)
+    assert oom_kills(tmp_path) == count
+
+
+def test_without_control_groups_none_are_counted(tmp_path):
+    assert oom_kills(tmp_path) == 0

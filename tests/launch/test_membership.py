@@ -1,0 +1,372 @@
+"""What members can ask of each other, and what they hear when one goes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import trio
+
+from overlap.errors import UsageError
+from overlap.launch import InboxFullError, Lost, MemberLostError, Membership, OutboxFullError, hub, inbox, join, visitor
+
+from .company import Company, listening, meet, run
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+def test_an_exchange_gives_everybody_everything_in_member_order(members: int) -> None:
+    results = {}
+
+    async def main(membership: Membership) -> None:
+        results[membership.member] = await membership.exchange("name", b"%d" % membership.member)
+
+    assert meet(members, main) == []
+    assert results == {member: [b"%d" % each for each in range(members)] for member in range(members)}
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0), (0, 1, 7), (48 * 1024,) * 3, (1, 48 * 1024, 20_000)])
+def test_parts_of_every_size_come_whole(sizes: tuple[int, ...]) -> None:
+    parts = [bytes([65 + member]) * size for member, size in enumerate(sizes)]
+    results = []
+
+    async def main(membership: Membership) -> None:
+        results.append(await membership.exchange("sizes", parts[membership.member]))
+
+    meet(3, main)
+    assert results == [parts] * 3
+
+
+def test_a_part_that_is_too_long_is_refused_at_the_call() -> None:
+    async def main(membership: Membership) -> None:
+        with pytest.raises(UsageError, match=r"^exchange 'big': mine has 49153 bytes, the limit is 49152$"):
+            await membership.exchange("big", bytes(48 * 1024 + 1))
+
+    meet(2, main)
+
+
+def test_exchanges_of_one_name_are_counted_also_when_one_is_cancelled() -> None:
+    results = []
+
+    async def main(membership: Membership) -> None:
+        if membership.member == 1:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await membership.exchange("again", b"first of 1")
+            assert scope.cancelled_caught
+        else:
+            results.append(await membership.exchange("again", b"first of 0"))
+        results.append(await membership.exchange("again", b"second of %d" % membership.member))
+
+    meet(2, main)
+    second = [b"second of 0", b"second of 1"]
+    assert sorted(results) == sorted([[b"first of 0", b"first of 1"], second, second])
+
+
+def test_nobody_passes_a_barrier_before_the_last_has_come() -> None:
+    order = []
+
+    async def main(membership: Membership) -> None:
+        for turn in range(3):
+            order.append((turn, "comes"))
+            await membership.barrier("step")
+            order.append((turn, "goes"))
+
+    meet(4, main)
+    # one may come to the next barrier before another has gone from the last
+    for turn in range(3):
+        assert max(i for i, what in enumerate(order) if what == (turn, "comes")) < order.index((turn, "goes"))
+    assert len(order) == 4 * 3 * 2
+
+
+@pytest.mark.parametrize("sizes", [(0, 0, 0), (5, 0, 1), (10, 3_000_000, 48 * 1024), (200_000, 1, 0)])
+def test_a_gather_brings_bytes_of_any_size_to_member_0(sizes: tuple[int, ...]) -> None:
+    given = [bytes(range(65, 91)) * (size // 26) + b"." * (size % 26) for size in sizes]
+    results = {}
+
+    async def main(membership: Membership) -> None:
+        results[membership.member] = await membership.gather("trace", given[membership.member])
+
+    meet(3, main)
+    assert results == {0: given, 1: None, 2: None}
+
+
+def test_a_gather_that_is_too_large_fails_everywhere_and_the_world_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "GATHER_LIMIT_BYTES", 1000)
+    results = []
+
+    async def main(membership: Membership) -> None:
+        with pytest.raises(UsageError) as caught:
+            await membership.gather("trace", bytes(400 + membership.member))
+        results.append(str(caught.value))
+        await membership.gather("less", b"x")
+
+    meet(3, main)
+    line = "gather 'trace': 1203 bytes in all, the limit is 1000; process 2 has most of it, 402 bytes"
+    assert results == [line] * 3
+
+
+def test_what_is_told_comes_to_all_others_in_order() -> None:
+    heard: dict[int, list[tuple[int, object]]] = {}
+
+    async def main(membership: Membership) -> None:
+        for number in range(50):
+            membership.tell({"number": number, "of": [membership.member, None, 2.5, b"x", {"deep": True}]})
+        mine = heard[membership.member] = []
+        async for news in membership.messages():
+            assert not isinstance(news, Lost)
+            member, body = news
+            assert body["of"] == [member, None, 2.5, b"x", {"deep": True}]
+            mine.append((member, body["number"]))
+            if len(mine) == 2 * 50:
+                break
+
+    assert meet(3, main) == []
+    for member, mine in heard.items():
+        for other in {0, 1, 2} - {member}:
+            assert [number for who, number in mine if who == other] == list(range(50))
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_what_cannot_be_told_is_refused_at_the_call(member: int) -> None:
+    deep: dict[str, object] = {}
+    for _ in range(20):
+        deep = {"deeper": deep}
+    bad = [{1: "key"}, {"x": (1, 2)}, {"x": {3}}, {"x": object()}, {"x": 2**70}, {"x": bytes(64 * 1024)}, deep]
+
+    async def main(membership: Membership) -> None:
+        if membership.member == member:
+            for message in bad:
+                with pytest.raises(UsageError, match=r"^message: "):
+                    membership.tell(message)  # type: ignore[arg-type]
+        await membership.barrier("intact")
+
+    assert meet(2, main) == []
+
+
+def test_telling_more_than_leaves_is_an_error_of_the_teller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitor, "_OUTBOX_LIMIT_BYTES", 4000)
+
+    async def main(membership: Membership) -> None:
+        if membership.member == 1:
+            with pytest.raises(OutboxFullError, match=r"^\d+ bytes wait to be sent, the limit is 4000$"):
+                deque((membership.tell({"x": bytes(100)}) for _ in range(100)), maxlen=0)
+        await membership.barrier("intact")
+
+    assert meet(2, main) == []
+
+
+def test_messages_that_nobody_reads_are_dropped_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "INBOX_LIMIT", 10)
+
+    async def main(membership: Membership) -> None:
+        if membership.member == 1:
+            for number in range(13):
+                membership.tell({"number": number})
+        await membership.barrier("told")
+        if membership.member == 0:
+            news = membership.messages()
+            assert [await anext(news) for _ in range(10)] == [(1, {"number": number}) for number in range(10)]
+            with pytest.raises(InboxFullError, match=r"^3 messages were dropped: 10 were waiting to be read$"):
+                await anext(news)
+
+    meet(2, main)
+
+
+def test_clocks_of_one_machine_are_one() -> None:
+    found = {}
+
+    async def main(membership: Membership) -> None:
+        found[membership.member] = membership.clock
+
+    meet(3, main)
+    assert (found[0].offset_ns, found[0].error_ns) == (0, 0)
+    for offset in found.values():  # the truth is 0
+        assert abs(offset.offset_ns) <= offset.error_ns
+    assert found[1].error_ns > 0
+
+
+async def _go(how: Callable[[], None]) -> None:
+    how()
+
+
+def _raise() -> None:
+    raise RuntimeError("gone")
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.parametrize("how", [lambda: None, _raise], ids=["returns", "raises"])
+def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Callable[[], None]) -> None:
+    seen = {}
+    reason = "its connection ended without a goodbye"
+
+    async def main(membership: Membership) -> None:
+        await membership.barrier("all here")
+        if membership.member == gone:
+            how()
+            return
+        with pytest.raises(MemberLostError) as caught:
+            await membership.exchange("results", b"")
+        assert caught.value.member == gone
+        assert str(caught.value) == f"exchange 'results': process {gone} is lost: {reason}"
+        with pytest.raises(MemberLostError, match=rf"^gather 'trace': process {gone} is lost"):
+            await membership.gather("trace", b"")
+        membership.tell({"still": "here"})
+        news = membership.messages()
+        seen[membership.member] = [await anext(news) for _ in range(3)]
+        await membership.leave()
+
+    with listening() as listener:
+        company = Company(listener, 4)
+        if how is _raise:
+            with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="^gone$")):
+                run(lambda: company.all_attend(main))
+            return
+        run(lambda: company.all_attend(main))
+    assert set(seen) == {0, 1, 2, 3} - {gone}
+    for member, news in seen.items():
+        assert news.count(Lost(member=gone, reason=reason)) == 1
+        others = {0, 1, 2, 3} - {gone, member}
+        assert [each for each in news if not isinstance(each, Lost)] in (
+            [(other, {"still": "here"}) for other in order] for order in (sorted(others), sorted(others, reverse=True))
+        )
+
+
+def test_losing_member_0_ends_all_news() -> None:
+    seen = {}
+
+    async def main(membership: Membership) -> None:
+        await membership.barrier("all here")
+        if membership.member == 0:
+            return
+        seen[membership.member] = [news async for news in membership.messages()]
+        membership.tell({"goes": "nowhere"})
+        with pytest.raises(MemberLostError, match=r"^barrier 'x': process 0 is lost: its connection "):
+            await membership.barrier("x")
+        await membership.leave()
+
+    meet(3, main, leave=False)
+    assert set(seen) == {1, 2}
+    for news in seen.values():
+        assert [type(each) for each in news] == [Lost]
+        assert news[0].member == 0
+
+
+def test_a_goodbye_is_no_loss() -> None:
+    seen = {}
+
+    async def main(membership: Membership) -> None:
+        if membership.member == 2:
+            membership.tell({"last": "words"})
+            await membership.leave()
+            await membership.leave()  # twice is harmless
+            with pytest.raises(UsageError, match=r"^exchange 'x': this process has left the world$"):
+                await membership.exchange("x", b"")
+            return
+        with pytest.raises(MemberLostError, match=r"^exchange 'results': process 2 has left$"):
+            await membership.exchange("results", b"")
+        membership.tell({"from": membership.member})
+        news = membership.messages()
+        seen[membership.member] = [await anext(news), await anext(news)]
+
+    assert meet(3, main) == []
+    assert seen == {
+        0: [(2, {"last": "words"}), (1, {"from": 1})],
+        1: [(2, {"last": "words"}), (0, {"from": 0})],
+    } or {member: sorted(news) for member, news in seen.items()} == {  # type: ignore[type-var]
+        0: [(1, {"from": 1}), (2, {"last": "words"})],
+        1: [(0, {"from": 0}), (2, {"last": "words"})],
+    }
+
+
+def test_member_0_carries_messages_until_the_last_has_left() -> None:
+    order = []
+
+    async def main(membership: Membership) -> None:
+        if membership.member:
+            async for news in membership.messages():
+                order.append((membership.member, news))
+                break
+            membership.tell({"from": membership.member})
+        else:
+            membership.tell({"I": "leave"})
+        await membership.leave()
+        order.append((membership.member, "left"))
+
+    assert meet(3, main, leave=False) == []
+    assert order[-1] == (0, "left")
+    assert len(order) == 5
+
+
+@pytest.mark.parametrize("teller", [0, 1])
+@pytest.mark.parametrize("end", ["raise", "cancel"])
+def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
+    """A member that fails says why, and ends; also when it is cancelled because something around it failed."""
+    heard = []
+
+    async def main(membership: Membership) -> None:
+        await membership.barrier("all here")
+        if membership.member == teller:
+            for number in range(2000):
+                membership.tell({"number": number, "because": "x" * 1000})
+            if end == "raise":
+                raise RuntimeError("because")
+            scope.cancel()
+            await trio.sleep_forever()
+        heard.extend([news async for news in membership.messages()] if teller == 0 else await some(membership))
+        await membership.leave()
+
+    async def some(membership: Membership) -> list[object]:
+        news = membership.messages()
+        return [await anext(news) for _ in range(2001)]
+
+    async def fail(company: Company) -> None:
+        with scope, pytest.raises(RuntimeError, match=r"^because$") if end == "raise" else nullcontext():
+            await company.attend(teller, main)
+
+    async def both(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail, company)
+            nursery.start_soon(company.attend, 1 - teller, main)
+
+    scope = trio.CancelScope()
+    with listening() as listener:
+        company = Company(listener, 2)
+        run(lambda: both(company))
+    assert len(heard) == 2001
+    assert isinstance(heard[-1], Lost)
+    assert [body["number"] for _, body in heard[:-1]] == list(range(2000))
+
+
+def test_an_error_of_the_block_is_raised_as_it_is() -> None:
+    async def main() -> None:
+        with listening() as listener:
+            invitation = Company(listener, 1).invitation(0)
+            with pytest.raises(RuntimeError, match=r"^mine$"):
+                async with join(invitation, report=print):
+                    raise RuntimeError("mine")
+            with trio.CancelScope() as scope:
+                async with join(invitation, report=print):
+                    scope.cancel()
+                    await trio.sleep_forever()
+            assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_the_listener_stays_the_callers() -> None:
+    async def main() -> None:
+        with listening() as listener:
+            company = Company(listener, 2)
+            for _ in range(3):
+                await company.all_attend(partial(_pass, "again"))
+            assert listener.fileno() >= 0
+
+    run(main)
+
+
+async def _pass(name: str, membership: Membership) -> None:
+    await membership.barrier(name)
+    await membership.leave()

@@ -1,0 +1,421 @@
+"""What strangers, broken members and stopped ones can do to a world: nothing, but to be lost themselves."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from overlap.launch import JoinError, Lost, Membership, Patience, door, join
+from overlap.launch.links import Link, watch
+from overlap.launch.messages import (
+    Bye,
+    Give,
+    Goodbye,
+    Join,
+    MemberLeft,
+    Offer,
+    Piece,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Verdict,
+    encode,
+)
+from transports import ArgumentError
+from transports.handshake import Hello, welcome
+from transports.tls import Tls
+
+from .company import SECRET, UNSHAKEN, Company, Puppet, listening, run
+
+OPENING = b"ovlp" + struct.pack("!H", 1)
+
+
+async def wait_and_leave(membership: Membership) -> None:
+    await membership.barrier("all here")
+    await membership.leave()
+
+
+async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> bytes:
+    """Say something to the host as a stranger, and return all that it answers until it hangs up."""
+    answer = b""
+    async with await trio.open_tcp_stream(*company.endpoint) as stream:
+        try:
+            await stream.send_all(data)
+            if then_eof:
+                await stream.send_eof()
+            while more := await stream.receive_some():
+                answer += more
+        except trio.BrokenResourceError:
+            pass
+        return answer
+
+
+def with_company(members: int, main: Callable[[Company], Awaitable[None]]) -> list[str]:
+    with listening() as listener:
+        company = Company(listener, members)
+        run(lambda: main(company))
+    return company.lines
+
+
+def test_strangers_hear_nothing_and_disturb_nobody() -> None:
+    random = np.random.default_rng(7)
+    noises = [b"GET / HTTP/1.1\r\n\r\n", *(random.bytes(int(random.integers(1, 300))) for _ in range(60))]
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, wait_and_leave))
+            for noise in noises:
+                assert await knock(company, noise, then_eof=True) == b""
+                # behind an opening that is right there is the host's own, and at most one letter
+                assert len(await knock(company, OPENING + noise, then_eof=True)) <= 38 + 1
+            nursery.start_soon(company.attend, 1, wait_and_leave)
+
+    lines = with_company(2, main)
+    assert all(line.startswith("turned away 127.0.0.1:") for line in lines)
+    assert all(line.endswith(" (others like it are only counted)") for line in lines)
+    assert 1 <= len(lines) <= 2  # one for each kind: no member at all, and no proof of the secret
+
+
+def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host keeps 2 x members + 8 handshakes waiting; the oldest goes when another one knocks."""
+    closed = []
+    most_are_gone = trio.Event()
+
+    async def loiter(company: Company) -> None:
+        async with await trio.open_tcp_stream(*company.endpoint) as stream:
+            closed.append(await stream.receive_some())
+        if len(closed) == 40 - 12:
+            most_are_gone.set()
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, wait_and_leave)
+            for _ in range(40):
+                nursery.start_soon(loiter, company)
+            await most_are_gone.wait()
+            nursery.start_soon(company.attend, 1, wait_and_leave)
+
+    # so long that only the cap can make them go before the end of the world
+    monkeypatch.setattr(door, "welcome", partial(welcome, deadline_s=60.0))
+    lines = with_company(2, main)
+    assert closed == [b""] * 40
+    assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
+        "turned away ADDRESS: it said nothing while too many others knocked (others like it are only counted)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "a frame claims 4294967295 bytes, the limit is 65536"),
+        (b"\x00\x00\x00\x01\xc1", "1 bytes that are not msgpack (FormatError)"),
+        (encode(Ready()), "a Ready, which is not its turn"),
+        (encode(Join(detail="overlap 0.1.0, local")), "a Join, which is not its turn"),
+        (encode(Pong(sent_ns=0, hub_ns=0)), "a Pong, which is not its turn"),
+        (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
+        (encode(Piece(name="x", turn=0, blob=b"")), "a piece for gather 'x', which nobody asked for"),
+        (encode(Offer(name="x", turn=0, nbytes=-1)), "an offer for gather 'x' which is negative, or its second one"),
+        (encode(Give(name="x", turn=0, blob=b"")) * 2, "a part of exchange 'x' which is too long, or its second one"),
+    ],
+)
+def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, reason: str) -> None:
+    seen = {}
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, hear_of_the_loss)
+            nursery.start_soon(company.attend, 1, hear_of_the_loss)
+            puppet = await Puppet.enter(company, 2)
+            assert await puppet.hear(Ready) == Ready()
+            await puppet.say(data)
+            assert await puppet.hear(Refused) == Refused(reason=f"it sent {reason}")
+            assert await puppet.hear(Ready) is None
+            await puppet.stream.aclose()
+
+    async def hear_of_the_loss(membership: Membership) -> None:
+        news = membership.messages()
+        seen[membership.member] = [await anext(news)]
+        membership.tell({"I": "go on"})
+        seen[membership.member].append(await anext(news))
+        await membership.leave()
+
+    assert with_company(3, main) == []
+    lost = Lost(member=2, reason=f"it sent {reason}")
+    assert seen == {0: [lost, (1, {"I": "go on"})], 1: [lost, (0, {"I": "go on"})]}
+
+
+def test_a_gather_takes_no_more_than_was_offered() -> None:
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, gather)
+            puppet = await Puppet.enter(company, 1)
+            await puppet.hear(Ready)
+            await puppet.say(encode(Offer(name="trace", turn=0, nbytes=10)))
+            assert await puppet.hear(Verdict) == Verdict(name="trace", turn=0, refusal="")
+            await puppet.say(encode(Piece(name="trace", turn=0, blob=bytes(6))) * 2)
+            refused = await puppet.hear(Refused)
+            assert refused == Refused(reason="it sent more for gather 'trace' than the 10 bytes it offered")
+            await puppet.stream.aclose()
+
+    async def gather(membership: Membership) -> None:
+        with pytest.raises(Exception, match=r"^gather 'trace': process 1 is lost: it sent more"):
+            await membership.gather("trace", b"mine")
+        await membership.leave()
+
+    with_company(2, main)
+
+
+def test_frames_of_a_member_gone_mad_never_do_more_than_lose_it() -> None:
+    """Random and damaged frames from one that knows the secret; the world is asked for something after each."""
+    random = np.random.default_rng(11)
+    good = encode(Ping(sent_ns=5)) + encode(Give(name="x", turn=0, blob=b"abc")) + encode(Bye())
+    ends = []
+
+    async def one(company: Company, data: bytes) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, go_on)
+            nursery.start_soon(company.attend, 1, go_on)
+            puppet = await Puppet.enter(company, 2)
+            await puppet.hear(Ready)
+            await puppet.say(data)
+            await puppet.stream.send_eof()
+            while (heard := await puppet.hear(Goodbye | Refused)) is not None:  # type: ignore[arg-type]
+                ends.append(heard)
+            await puppet.stream.aclose()
+
+    async def go_on(membership: Membership) -> None:
+        membership.tell({"from": membership.member})
+        async for news in membership.messages():
+            if not isinstance(news, Lost) and news[0] < 2:
+                break
+        await membership.leave()
+
+    async def main(company: Company) -> None:
+        for turn in range(60):
+            data = bytearray(good if turn % 2 else random.bytes(40))
+            for at in random.integers(0, len(data), size=2):
+                data[at] = int(random.integers(256))
+            await one(company, bytes(data))
+
+    with_company(3, main)
+    assert len(ends) >= 10
+
+
+def test_silence_is_suspect_then_a_loss_and_the_silent_one_is_told() -> None:
+    patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.6)
+    seen = {}
+    reason = "no sign of life for 0.6 s"
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
+            # a real member, whose beats are frequent; its own patience is long
+            quick = Patience(beat_s=0.01, suspect_s=60, silence_s=120)
+            nursery.start_soon(partial(company.attend, 1, hear, patience=quick))
+            puppet = await Puppet.enter(company, 2)
+            await puppet.hear(Ready)
+            assert await puppet.hear(Refused) == Refused(reason=reason)
+            await puppet.stream.aclose()
+
+    async def hear(membership: Membership) -> None:
+        seen[membership.member] = await anext(membership.messages())
+        await membership.leave()
+
+    lines = with_company(3, main)
+    assert seen == {member: Lost(member=2, reason=reason) for member in (0, 1)}
+    assert lines == [
+        "process 2 has been silent for 0.2 s (stopped, or very busy?); it counts as lost after 0.6 s",
+    ]
+
+
+def test_a_silent_host_is_lost_too() -> None:
+    seen = []
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
+            nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
+            trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup()))
+            async with trio_listener, await trio_listener.accept() as stream:
+                hello = Hello(role="member", job="digits", epoch=0, member=0, members=2)
+                await welcome(stream, SECRET, lambda _: hello)
+                puppet = Puppet(stream)
+                while True:
+                    asked = await puppet.hear(Ping | Join)  # type: ignore[arg-type]
+                    if isinstance(asked, Join):
+                        break
+                    assert isinstance(asked, Ping)
+                    await puppet.say(encode(Pong(sent_ns=asked.sent_ns, hub_ns=1)))
+                await puppet.say(encode(Ready()))
+                while await puppet.hear(Ping) is not None:
+                    pass
+
+    async def hear(membership: Membership) -> None:
+        seen.extend([news async for news in membership.messages()])
+
+    with_company(2, main)
+    assert seen == [Lost(member=0, reason="no sign of life for 0.4 s")]
+
+
+def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
+    lost: list[int] = []
+    lines: list[str] = []
+
+    async def main() -> None:
+        ours, theirs = memory_stream_pair()
+        link = Link(ours, limit_bytes=1000)
+        async with trio.open_nursery() as nursery:
+            watching = partial(watch, {3: link}, Patience(), report=lines.append, lose=lambda m, _: lost.append(m))
+            nursery.start_soon(watching)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(1000)  # nothing ran; what the other said meanwhile waits to be read
+            await trio.testing.wait_all_tasks_blocked()
+            assert not lost
+            assert not lines
+            for _ in range(8):
+                clock.jump(0.5)
+                await trio.testing.wait_all_tasks_blocked()
+            assert not lines
+            clock.jump(0.5)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(lines) == 1
+            for _ in range(20):
+                assert not lost
+                clock.jump(0.5)
+                await trio.testing.wait_all_tasks_blocked()
+            assert lost
+            assert len(lines) == 1
+            nursery.cancel_scope.cancel()
+        await theirs.aclose()
+
+    clock = MockClock()
+    trio.run(main, clock=clock)
+
+
+def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "_OUTBOX_LIMIT_BYTES", 1_000_000)
+    seen = []
+    lost = trio.Event()
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.attend, 0, flood)
+            puppet = await Puppet.enter(company, 1)
+            await puppet.hear(Ready)
+            await lost.wait()
+            await puppet.stream.aclose()
+
+    async def flood(membership: Membership) -> None:
+        for _ in range(40):
+            membership.tell({"x": bytes(48 * 1024)})
+        seen.append(await anext(membership.messages()))
+        lost.set()
+        await membership.leave()
+
+    with_company(2, main)
+    assert isinstance(seen[0], Lost)
+    assert re.match(
+        r"it does not read what it is sent: \d+ bytes wait to be sent, the limit is 1000000$", seen[0].reason
+    )
+
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="makes certificates with the openssl command"
+)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
+    """Two authorities, each with a certificate that it has signed."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
+
+    for name in ("ours", "theirs"):
+        new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        openssl(
+            *new, "-x509", "-days", "30", "-subj", f"/CN={name}", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem"
+        )
+        openssl(*new, "-subj", "/CN=member", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        signing = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial"]
+        openssl("x509", "-req", "-days", "30", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
+    return {
+        name: Tls(certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-ca.pem")
+        for name in ("ours", "theirs")
+    }
+
+
+@needs_openssl
+def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
+    tls = certificates["ours"]
+    results = []
+
+    async def talk(membership: Membership) -> None:
+        results.append(await membership.exchange("x", bytes([membership.member])))
+        results.append(await membership.gather("y", bytes(300_000)))
+        await membership.leave()
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in range(3):
+                nursery.start_soon(partial(company.attend, member, talk, tls=tls))
+
+    assert with_company(3, main) == []
+    assert results.count([b"\x00", b"\x01", b"\x02"]) == 3
+    assert results.count([bytes(300_000)] * 3) == 1
+
+
+@needs_openssl
+@pytest.mark.parametrize("other", ["plain", "theirs"])
+def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls], other: str) -> None:
+    tls = certificates["ours"]
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=tls))
+            with pytest.raises(JoinError) as caught:
+                await company.attend(1, wait_and_leave, tls=certificates.get(other), timeout_s=0.5)
+            told.append(str(caught.value))
+            nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=tls))
+
+    told: list[str] = []
+    with_company(2, main)
+    assert "\n" not in told[0]
+    assert {"plain": "hung up", "theirs": "TLS"}[other] in told[0]
+
+
+@needs_openssl
+def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[str, Tls], tmp_path: Path) -> None:
+    ours, theirs = certificates["ours"], certificates["theirs"]
+    missing = Tls(certificate=ours.certificate, key=tmp_path / "none.key", authority=ours.authority)
+    mixed = Tls(certificate=ours.certificate, key=theirs.key, authority=ours.authority)
+    garbage = Tls(certificate=__file__, key=ours.key, authority=ours.authority)
+    encrypted = tmp_path / "encrypted.key"
+    command = ["openssl", "pkey", "-in", str(ours.key), "-aes256", "-passout", "pass:x", "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    locked = Tls(certificate=ours.certificate, key=encrypted, authority=ours.authority)
+
+    async def main(company: Company) -> None:
+        for tls, message in (
+            (missing, r"no file .*none\.key$"),
+            (mixed, "KEY_VALUES_MISMATCH"),
+            (garbage, "PEM"),
+            (locked, "encrypted"),
+        ):
+            with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
+                async with join(company.invitation(0, tls=tls, patience=UNSHAKEN), report=print):
+                    raise AssertionError("it began")
+
+    with_company(1, main)

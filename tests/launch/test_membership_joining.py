@@ -1,0 +1,299 @@
+"""How worlds come together, who is refused and in which words, and what strangers can do: nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from overlap.errors import UsageError
+from overlap.launch import (
+    Endpoint,
+    Invitation,
+    JoinError,
+    ListenError,
+    Membership,
+    format_endpoint,
+    join,
+    parse_endpoint,
+)
+from overlap.launch.invitation import name_processes
+from overlap.launch.messages import Waiting
+from overlap.launch.sockets import dial, listen, port_holder
+
+from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run
+
+
+async def wait_and_leave(membership: Membership) -> None:
+    await membership.barrier("all here")
+    await membership.leave()
+
+
+async def refusal(company: Company, member: int, **changes: object) -> str:
+    """Try to join, and return why not."""
+    with pytest.raises(JoinError) as caught:
+        async with join(company.invitation(member, **changes), report=company.lines.append):
+            raise AssertionError("it was let in")
+    return str(caught.value)
+
+
+def where(company: Company) -> str:
+    return f"process 0 at 127.0.0.1:{company.endpoint[1]}: "
+
+
+SYSTEM_TELLS = Path("/proc/net/tcp").exists()
+SECRETS_DIFFER = (
+    "the secrets differ: the listener does not accept this side's proof; "
+    "start every process of a job with the same OVERLAP_SECRET"
+)
+DETAILS_DIFFER = "process 2 has 'overlap 9', process 0 has 'overlap 0.1.0, local'; they must be the same"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"member": 1}, "process 1 has already joined"),
+        ({"members": 4}, "expected 3 processes, this one was started with 4"),
+        ({"job": "letters"}, "job 'letters' refused, this is job 'digits'"),
+        ({"epoch": 1}, "epoch 1 refused, current is 2"),
+        ({"detail": "overlap 9"}, DETAILS_DIFFER),
+        ({"secret": b"wrong"}, SECRETS_DIFFER),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_the_one_at_fault_is_told_and_the_world_is_intact(changes: dict[str, object], reason: str) -> None:
+    told = []
+
+    async def main(company: Company) -> None:
+        attend = partial(company.attend, main=wait_and_leave, epoch=2, progress_s=0.05)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attend, 0)
+            nursery.start_soon(attend, 1)
+            await company.lines.until("2 of 3 joined; missing 2")
+            told.append(await refusal(company, **{"member": 2, "epoch": 2, **changes}))
+            nursery.start_soon(attend, 2)
+
+    with listening() as listener:
+        company = Company(listener, 3)
+        run(lambda: main(company))
+        assert told == [where(company) + reason]
+    refused = [line.partition(": ")[2] for line in company.lines if line.startswith("refused")]
+    assert refused == ([] if reason == SECRETS_DIFFER else [reason])
+    assert len([line for line in company.lines if line.startswith("turned away")]) == (reason == SECRETS_DIFFER)
+
+
+def test_members_come_in_any_order_and_early() -> None:
+    joined = []
+
+    async def main() -> None:
+        port = unused_port()
+        endpoint = ("127.0.0.1", port)
+        lines = Lines()
+
+        async def attend(member: int) -> None:
+            invitation = Invitation(
+                job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
+            )
+            async with join(invitation, report=lines.append) as membership:
+                joined.append(member)
+                await wait_and_leave(membership)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attend, 2)
+            waits = f"process 2 waits for process 0 at 127.0.0.1:{port}: Connection refused"
+            await lines.until(waits)
+            nursery.start_soon(attend, 0)
+            await lines.until("2 of 3 joined; missing 1")
+            assert not joined
+            nursery.start_soon(attend, 1)
+
+    run(main)
+    assert sorted(joined) == [0, 1, 2]
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> None:
+    order = []
+
+    async def main() -> None:
+        endpoint = ("127.0.0.1", unused_port())
+        lines = Lines()
+
+        async def attend(member: int, epoch: int) -> None:
+            invitation = Invitation(
+                job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
+                patience=UNSHAKEN,
+            )  # fmt: skip
+            async with join(invitation, report=lines.append) as membership:
+                if epoch == 0 and member == 0:
+                    await lines.until("epoch 0 has not ended there, this is epoch 1")
+                await membership.barrier("all here")
+                order.append(epoch)
+                await membership.leave()
+
+        async def member_0() -> None:
+            for epoch in range(3):
+                await attend(0, epoch)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(member_0)
+            for epoch in range(3):  # the second and third come while the first is under way
+                nursery.start_soon(attend, 1, epoch)
+
+    run(main)
+    assert order == [0, 0, 1, 1, 2, 2]
+
+
+def test_whoever_does_not_come_is_named_to_all() -> None:
+    told = {}
+
+    async def attend(company: Company, member: int) -> None:
+        with pytest.raises(JoinError) as caught:
+            await company.attend(member, wait_and_leave, timeout_s=0.5 if member == 0 else 60.0)
+        told[member] = (str(caught.value), caught.value.missing)
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attend, company, 0)
+            nursery.start_soon(attend, company, 2)
+
+    with listening() as listener:
+        company = Company(listener, 5)
+        run(lambda: main(company))
+        line = "processes 1, 3, 4 did not join within 0.5 s"
+        assert told[0] == (line, (1, 3, 4))
+        assert told[2][0] == where(company) + line
+
+
+def test_a_member_whose_own_time_is_over_names_who_was_missing() -> None:
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, wait_and_leave))
+            with pytest.raises(JoinError, match=r"^process 2 did not join within 0\.5 s$") as caught:
+                await company.attend(1, wait_and_leave, timeout_s=0.5)
+            assert caught.value.missing == (2,)
+            nursery.cancel_scope.cancel()
+
+    with listening() as listener:
+        run(lambda: main(Company(listener, 3)))
+
+
+def test_a_host_that_is_not_there_is_named_with_the_last_trouble() -> None:
+    async def main() -> None:
+        endpoint = ("127.0.0.1", unused_port())
+        invitation = Invitation(job="x", member=1, members=2, endpoint=endpoint, secret=SECRET, timeout_s=0.2)
+        line = rf"^process 0 could not be reached at 127\.0\.0\.1:{endpoint[1]} within 0\.2 s: Connection refused$"
+        with pytest.raises(JoinError, match=line):
+            async with join(invitation, report=print):
+                pass
+
+    run(main)
+
+
+def test_a_member_may_go_and_another_come_before_the_world_is_complete() -> None:
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, wait_and_leave, progress_s=0.05))
+            first = await Puppet.enter(company, 1)
+            assert await first.hear(Waiting) == Waiting(missing=[2])
+            await first.stream.aclose()
+            gone = "process 1 went away before all had joined: its connection ended without a goodbye"
+            await company.lines.until(gone)
+            nursery.start_soon(company.attend, 1, wait_and_leave)
+            nursery.start_soon(company.attend, 2, wait_and_leave)
+
+    with listening() as listener:
+        run(lambda: main(Company(listener, 3)))
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder() -> None:
+    async def main(company: Company) -> None:
+        port = company.endpoint[1]
+        line = rf"^cannot listen at 127\.0\.0\.1:{port}: port {port} is taken"
+        with pytest.raises(ListenError, match=line) as caught:
+            await company.attend(0, wait_and_leave, listener=None)
+        if SYSTEM_TELLS:
+            assert f" is taken by process {os.getpid()} (" in str(caught.value)
+            assert port_holder(port) == str(caught.value).partition("taken by ")[2].removesuffix("; choose another one")
+        with pytest.raises(
+            ListenError, match=r"not an address of this machine; name one that the process of node 0 has$"
+        ):
+            await listen(("192.0.2.1", 0))
+
+    with listening() as listener:
+        run(lambda: main(Company(listener, 2)))
+    assert port_holder(unused_port()) is None
+
+
+def test_a_socket_connected_to_itself_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialler that tries often enough gets the port that it dials as its own."""
+
+    async def to_itself(host: str, port: int) -> trio.SocketStream:
+        own = trio.socket.socket()
+        await own.bind((host, port))
+        await own.connect((host, port))
+        return trio.SocketStream(own)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", to_itself)
+
+    async def main() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await dial(("127.0.0.1", unused_port()))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("localhost:0", ("localhost", 0)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("[fe80::1%eth0]:29400", ("fe80::1%eth0", 29400)),
+        ("[::]:1", ("::", 1)),
+    ],
+)
+def test_endpoints_are_read_and_written(text: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(text) == endpoint
+    assert format_endpoint(endpoint) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":1", "host:", "host:x", "::1:5", "[::1]", "[host]:1", "a:65536", "a:-1", "a:²"]
+)
+def test_endpoints_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^endpoint: "):
+        parse_endpoint(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"member": 2}, r"^member: must be 0 \.\.\. 1, got 2$"),
+        ({"member": -1}, r"^member: must be"),
+        ({"epoch": -1}, r"^epoch: must not be negative, got -1$"),
+        ({"job": "ä" * 65}, r"^job: at most 128 bytes, got 130"),
+        ({"secret": b""}, r"^secret: is empty"),
+    ],
+)
+def test_invitations_that_cannot_be_meant_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments = {"job": "x", "member": 0, "members": 2, "endpoint": ("h", 1), "secret": SECRET}
+    assert "secret of these tests" not in repr(Invitation(**arguments))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        Invitation(**{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def test_many_names_are_shortened() -> None:
+    assert name_processes([3]) == "process 3"
+    assert (
+        name_processes(range(2, 30)) == "processes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 12 more"
+    )

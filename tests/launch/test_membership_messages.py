@@ -1,0 +1,162 @@
+"""Control messages on the wire: what is written can be read, and nothing else can."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap.launch import messages
+from overlap.launch.messages import (
+    FRAME_LIMIT_BYTES,
+    FrameReader,
+    Give,
+    Given,
+    Join,
+    Message,
+    MessageError,
+    Ping,
+    Ready,
+    Tell,
+    Told,
+    Waiting,
+    decode,
+    encode,
+)
+
+EXAMPLES = {
+    "str": ["", "näme", "x" * 1000],
+    "int": [0, -1, 2**63 - 1],
+    "bytes": [b"", b"\x00\xff" * 500],
+    "Body": [{}, {"a": [1, 2.5, None, True, {"b": b"x"}]}],
+    "_Members": [[], [3, 7]],
+    "_Parts": [[], [[0, b""], [1, b"xyz"]]],
+}
+KINDS = list(messages._KINDS.values())
+
+
+def every_message() -> list[Message]:
+    found: list[Message] = []
+    for kind in KINDS:
+        for pick in range(3):
+            values = {f.name: EXAMPLES[str(f.type)][pick % len(EXAMPLES[str(f.type)])] for f in fields(kind)}
+            found.append(kind(**values))
+    return found
+
+
+def read(data: bytes) -> list[Message]:
+    return list(FrameReader().feed(data))
+
+
+def framed(said: object) -> bytes:
+    data: bytes = msgpack.packb(said)
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize("message", every_message(), ids=lambda message: type(message).__name__)
+def test_what_is_written_is_read(message: Message) -> None:
+    assert read(encode(message)) == [message]
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert {type(message) for message in every_message()} == set(KINDS)
+    assert len(KINDS) == 18
+
+
+@given(st.lists(st.integers(1, 50), max_size=60))
+def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
+    sent = every_message()
+    data = b"".join(map(encode, sent))
+    reader, got, at = FrameReader(), [], 0
+    for cut in [*cuts, len(data)]:
+        got += reader.feed(data[at : at + cut])
+        at += cut
+    assert got == sent
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (["Nonsense"], "none of Join, Waiting"),
+        ([], "none of Join"),
+        (7, "none of Join"),
+        ({"Join": 1}, "none of Join"),
+        ([["Join"], ""], "none of Join"),
+        (["Join"], "a Join with 0 fields, it has 1$"),
+        (["Join", "", ""], "a Join with 2 fields, it has 1$"),
+        (["Join", b""], "a Join whose detail is not str$"),
+        (["Ping", True], "a Ping whose sent_ns is not int$"),
+        (["Give", "a", 0, "text"], "a Give whose blob is not bytes$"),
+        (["Given", "a", 0, [[1]]], "a Given whose parts is not Parts$"),
+        (["Given", "a", 0, [[b"", 1]]], "a Given whose parts is not Parts$"),
+        (["Waiting", [1, "2"]], "a Waiting whose missing is not Members$"),
+        (["Tell", []], "a Tell whose body is not Body$"),
+        (["Tell", {"x": msgpack.ExtType(5, b"")}], "a Tell whose body is not Body$"),
+        (["Tell", {"x": msgpack.Timestamp(1)}], "a Tell whose body is not Body$"),
+        (["Tell", {b"x": 1}], "a Tell whose body is not Body$"),
+    ],
+)
+def test_nothing_else_is_read(said: object, message: str) -> None:
+    with pytest.raises(MessageError, match=message):
+        read(framed(said))
+
+
+@pytest.mark.parametrize("length_bytes", [FRAME_LIMIT_BYTES + 1, 2**32 - 1])
+def test_a_length_beyond_the_limit_is_refused_before_anything_of_it_is_there(length_bytes: int) -> None:
+    with pytest.raises(MessageError, match=rf"^a frame claims {length_bytes} bytes, the limit is 65536$"):
+        read(length_bytes.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 5000,
+        b"\x81\xa1x" * 5000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x92\xa4Join\xa1\xff",
+        b"\x92\xa4Tell" + b"\x81\xa1x" * 900 + b"\x80",
+        b"\x92\xa4Tell\x81\x80\x80",
+    ],
+)
+def test_hostile_msgpack_is_a_message_error(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(data)
+
+
+def test_random_and_damaged_frames_never_do_anything_else() -> None:
+    random = np.random.default_rng(4)
+    good = [encode(message)[4:] for message in every_message()]
+    read_anyway = 0
+    for turn in range(20_000):
+        data = bytearray(random.bytes(int(random.integers(0, 40))) if turn % 2 else good[turn // 2 % len(good)])
+        for at in random.integers(0, max(1, len(data)), size=2 if data else 0):
+            data[at] = int(random.integers(256))
+        try:
+            message = decode(bytes(data))
+        except MessageError:
+            continue
+        read_anyway += 1
+        assert decode(encode(message)[4:]) == message or "nan" in repr(message)
+    assert read_anyway > 100  # damage inside a text or a number makes another message, not none
+
+
+def test_what_does_not_fit_is_not_sent() -> None:
+    with pytest.raises(MessageError, match=r"^a Give of \d+ bytes, the limit is 65536$"):
+        encode(Give(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
+    with pytest.raises(MessageError, match=r"^a Ping cannot be sent: "):
+        encode(Ping(sent_ns=2**64))
+    assert len(encode(Give(name="x" * 100, turn=2**40, blob=bytes(messages.BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
+
+
+def test_messages_are_values() -> None:
+    assert Join(detail="a") == Join(detail="a") != Join(detail="b")
+    assert [Ready(), Waiting(missing=[1])] == [Ready(), Waiting(missing=[1])]
+    assert Tell(body={}) != Told(member=0, body={})
+    assert Given(name="", turn=0, parts=[]) != Give(name="", turn=0, blob=b"")

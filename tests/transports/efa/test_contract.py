@@ -1,0 +1,42 @@
+"""Efa keeps the contract of transports: over every kind of connection, and inside every wrapper."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from transports import Faulty, LinkSpeed, Paced, Recording, Transport
+from transports.frame import EAGER_BYTES
+from transports.testing import CHECKS, MakePair, Scale, run_check
+
+from .processes import pairs
+
+
+def slow(src: int, dst: int) -> LinkSpeed:
+    return LinkSpeed(latency_s=2.0**-12, bandwidth_bytes_per_s=2.0**31)
+
+
+def delayed(inner: Transport) -> Transport:
+    return Faulty(inner, seed=3, delay=0.5, delay_s=2.0**-10)
+
+
+KINDS: dict[str, MakePair] = {
+    "unix": pairs(),
+    "tcp": pairs(unix=False),
+    "unix, four rails": pairs(rails=4),
+    "tcp, four rails": pairs(unix=False, rails=4),
+    "unix, staged": pairs(peer_direct=False),
+    "tcp, four rails, staged": pairs(unix=False, rails=4, peer_direct=False),
+    "recording": pairs(Recording),
+    "paced": pairs(partial(Paced, links=slow)),
+    "faulty": pairs(delayed),
+    "all wrappers, four rails": pairs(lambda inner: Recording(Paced(delayed(inner), links=slow)), rails=4),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_between_processes(check: str, name: str) -> None:
+    trio.run(partial(run_check, check, KINDS[name], scale=Scale(eager_bytes=EAGER_BYTES)))

@@ -1,0 +1,518 @@
+"""Efa beyond the contract: where bytes wait, who goes first, how it ends."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from functools import partial
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from transports import (
+    ArgumentError,
+    Efa,
+    Envelope,
+    LinkLostError,
+    Statistics,
+    TransportClosedError,
+    TransportError,
+)
+from transports.efa.address import Card
+from transports.efa.connection import SocketRail
+from transports.efa.messages import Stage
+from transports.efa.outbound import BUDGET_BYTES, OVERHEAD_BYTES
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind
+from transports.testing import CHECKS, Scale, run_check
+from transports.tls import Tls
+
+from .impostor import confronted
+from .processes import SECRET, Table, World, opened, pairs, quietly, run
+
+
+def test_late_receivers_take_a_bounded_amount_of_memory_and_block_no_other_tag() -> None:
+    """Beyond the budget even small messages wait at their senders; all arrive."""
+    nbytes = EAGER_BYTES - 1000
+    count = 2 * BUDGET_BYTES // nbytes
+
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, b = world.ends()
+            inbound = world.efas[1]._processes[0].inbound
+            async with trio.open_nursery() as nursery:
+                for tag in range(count):
+                    nursery.start_soon(a.send, 1, tag, tag.to_bytes(nbytes, "little"))
+                await wait_all_tasks_blocked()
+                held_bytes = sum(len(a.payload or b"") for queue in inbound.arrived.values() for a in queue)
+                assert BUDGET_BYTES * 3 // 4 < held_bytes <= BUDGET_BYTES
+                nursery.start_soon(a.send, 1, count, b"urgent")
+                await b.recv_into(0, count, bytearray(6))
+                for tag in reversed(range(count)):
+                    with await b.recv(0, tag, nbytes) as delivery:
+                        assert delivery.view == tag.to_bytes(nbytes, "little")
+            assert a.try_send(1, 0, bytes(nbytes)), "the budget has not come back"
+
+    run(main)
+
+
+def test_try_send_says_no_when_the_budget_is_used_up() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, _ = world.ends()
+            (rail,) = world.efas[0]._processes[1].rails
+            sent = 0
+            while a.try_send(1, 7, bytes(EAGER_BYTES)):
+                sent += 1
+                while not rail.idle:
+                    await trio.lowlevel.checkpoint()
+            assert sent == BUDGET_BYTES // (EAGER_BYTES + OVERHEAD_BYTES)
+            assert not a.try_send(1, 7, bytes(EAGER_BYTES + 1))
+        assert world.reports == [[], []]
+
+    run(main)
+
+
+def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves, in which order, when everything waits for one rail; priorities are any integers."""
+    chunks: list[int] = []
+
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            end = victim.efa.endpoint(1)
+            (rail,) = victim.efa._processes[0].rails
+            async with trio.open_nursery() as nursery:
+                for tag, priority in ((1, 2**100), (2, 0), (3, -(2**100)), (4, 0)):
+                    nursery.start_soon(partial(end.send, 0, tag, bytes(2 * CHUNK_BYTES), priority=priority))
+                    await wait_all_tasks_blocked()
+                numbers = {fields[0]: fields[3] for _, fields, _ in [await impostor.hear() for _ in range(4)]}
+                rail.idle = False  # as if it were writing
+                for number in numbers:
+                    await impostor.say(Kind.ACCEPT, number)
+                await wait_all_tasks_blocked()
+                rail.idle = True
+                victim.efa._processes[0].settle()
+                for _ in range(8):
+                    kind, fields, _ = await impostor.hear()
+                    assert kind == Kind.CHUNK
+                    chunks.append(numbers[fields[0]])
+                for number in numbers:
+                    await impostor.say(Kind.TAKEN, number)
+            await impostor.say(Kind.BYE)
+
+    run(main)
+    assert chunks == [3, 3, 2, 2, 4, 4, 1, 1]
+
+
+def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
+    heard: list[int] = []
+
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            end = victim.efa.endpoint(1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end.send, 0, 1, bytes(64 * CHUNK_BYTES))
+                await impostor.hear()
+                await impostor.say(Kind.ACCEPT, 0)
+                await wait_all_tasks_blocked()  # the connection is full of chunks
+                nursery.start_soon(partial(end.send, 0, 2, b"small", priority=9))
+                await wait_all_tasks_blocked()
+                for _ in range(65):
+                    heard.append((await impostor.hear())[0])
+                await impostor.say(Kind.TAKEN, 0)
+            await impostor.say(Kind.BYE)
+
+    run(main)
+    assert heard.count(Kind.EAGER) == 1
+    assert heard[-1] == Kind.CHUNK
+    assert heard.index(Kind.EAGER) < 60
+
+
+def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, b = world.ends()
+            peer = world.efas[0]._processes[1]
+            (rail,) = peer.rails
+            await wait_all_tasks_blocked()
+            rail.idle = False  # as if it were writing
+            async with trio.open_nursery() as nursery:
+                for tag, priority, text in ((1, 5, b"elder"), (2, 0, b"other"), (1, -9, b"young")):
+                    nursery.start_soon(partial(a.send, 1, tag, text, priority=priority))
+                    await wait_all_tasks_blocked()
+                rail.idle = True
+                peer.settle()
+            arrived = world.efas[1]._processes[0].inbound.arrived
+            await wait_all_tasks_blocked()
+            assert [(lane[2], a.number) for lane, queue in arrived.items() for a in queue] == [(2, 0), (1, 1), (1, 2)]
+            for text in (b"elder", b"young"):
+                with await b.recv(0, 1, 5) as delivery:
+                    assert delivery.view == text
+
+    run(main)
+
+
+def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Peer Direct the system reads and writes the callers' memory; without, only the rails' own buffers."""
+    data, out = np.random.default_rng(0).bytes(4 * CHUNK_BYTES), np.zeros(4 * CHUNK_BYTES, np.uint8)
+    data = np.frombuffer(data, np.uint8)
+
+    def touched(array: np.ndarray, parts: list[memoryview]) -> int:
+        views = [np.frombuffer(part, np.uint8) for part in parts if len(part)]
+        return sum(view.nbytes for view in views if np.shares_memory(view, array))
+
+    async def main(peer_direct: bool) -> tuple[int, int]:
+        written: list[memoryview] = []
+        read: list[memoryview] = []
+        read_some, pull = SocketRail.read_some, SocketRail.pull
+
+        async def noting_read(rail: SocketRail, into: memoryview) -> int:
+            count = await read_some(rail, into)
+            read.append(into[:count])
+            return count
+
+        def noting_pull(rail: SocketRail) -> list[bytes | memoryview]:
+            parts = pull(rail)
+            written.extend(map(memoryview, parts))
+            return parts
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SocketRail, "read_some", noting_read)
+            patch.setattr(SocketRail, "pull", noting_pull)
+            world = World(peer_direct=peer_direct)
+            async with opened(world.efas):
+                a, b = world.ends()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(a.send, 1, 5, data)
+                    nursery.start_soon(b.recv_into, 0, 5, out)
+        assert (out == data).all()
+        out[:] = 0
+        return touched(data, written), touched(out, read)
+
+    left, landed = run(main, True)
+    assert left == data.nbytes
+    assert landed > data.nbytes - 100_000  # a few bytes come with each header, more with the first
+    assert run(main, False) == (0, 0)
+
+
+def test_what_was_sent_is_there_after_the_sender_has_left() -> None:
+    async def main() -> None:
+        world = World(rails=2)
+        async with opened(world.efas):
+            a, b = world.ends()
+            for i in range(100):
+                await a.send(1, i, i.to_bytes(EAGER_BYTES, "little"))
+            await world.efas[0].aclose()
+            for i in range(100):
+                with await b.recv(0, i, EAGER_BYTES) as delivery:
+                    assert delivery.view == i.to_bytes(EAGER_BYTES, "little")
+            for call in (partial(b.recv, 0, 5, 1), partial(b.send, 0, 5, b"x"), partial(b.send, 0, 5, bytes(10**6))):
+                with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has left"):
+                    await call()
+        assert world.reports == [[], []]
+
+    run(main)
+
+
+def test_whoever_is_cancelled_says_goodbye_too() -> None:
+    async def main() -> None:
+        world = World(rails=2)
+        there = world.efas[1]
+        async with trio.open_nursery() as nursery:
+            ready = trio.Event()
+
+            async def stay() -> None:
+                async with there.open():
+                    ready.set()
+                    with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has left"):
+                        await there.endpoint(1).recv_into(0, 5, bytearray(8))
+
+            nursery.start_soon(stay)
+            with trio.CancelScope() as scope:
+                async with world.efas[0].open():
+                    await ready.wait()
+                    scope.cancel()
+                    await trio.sleep_forever()
+        assert world.reports == [[], []]
+
+    run(main)
+
+
+def test_closing_finishes_what_has_met_and_fails_what_has_not() -> None:
+    nbytes = 40 * CHUNK_BYTES
+    message, out = random.Random(1).randbytes(nbytes), bytearray(nbytes)
+    errors: dict[str, list[BaseException]] = {name: [] for name in ("met", "taken", "sending", "receiving", "there")}
+
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, b = world.ends()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(quietly, partial(b.recv_into, 0, 1, out), errors["taken"])
+                nursery.start_soon(quietly, partial(a.send, 1, 2, bytes(nbytes)), errors["sending"])
+                nursery.start_soon(quietly, partial(a.recv_into, 1, 3, bytearray(8)), errors["receiving"])
+                nursery.start_soon(quietly, partial(b.recv_into, 0, 4, bytearray(8)), errors["there"])
+                await wait_all_tasks_blocked()
+                nursery.start_soon(quietly, partial(a.send, 1, 1, message), errors["met"])
+                sends = world.efas[0]._processes[1].outbound.sends
+                while all(send.stage is not Stage.FLOWING for send in sends.values()):
+                    await trio.lowlevel.checkpoint()
+                await world.efas[0].aclose()
+
+    run(main)
+    assert hash(bytes(out)) == hash(message)  # comparing them would print them
+    assert errors["met"] == errors["taken"] == []
+    assert [type(error) for name in ("sending", "receiving") for error in errors[name]] == [TransportClosedError] * 2
+    assert str(errors["there"][0]) == "message from rank 0 to rank 1, tag 4: process 0 (rank 0) has left"
+
+
+def test_a_cancelled_offer_is_withdrawn_although_its_rail_is_late() -> None:
+    """The cancellation may overtake the offer: the receiver remembers it."""
+
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            await impostor.say(Kind.WITHDRAW, 1)
+            await impostor.say(Kind.OFFER, 1, 0, 1, 5, 10**6)
+            await impostor.say(Kind.EAGER, 0, 0, 1, 5, payload=b"first")
+            await impostor.say(Kind.EAGER, 2, 0, 1, 5, payload=b"third")
+            assert await impostor.hear() == (Kind.WITHDRAWN, [1], b"")
+            for text in (b"first", b"third"):
+                with await victim.efa.endpoint(1).recv(0, 5, 5) as delivery:
+                    assert delivery.view == text
+            await impostor.say(Kind.BYE)
+
+    run(main)
+
+
+def test_a_cancellation_that_comes_too_late_is_not_told() -> None:
+    """The receiver has accepted: the message is finished, and its sender is not told otherwise."""
+
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            scope = trio.CancelScope()
+            ended: list[str] = []
+
+            async def send() -> None:
+                with scope:
+                    await victim.efa.endpoint(1).send(0, 5, bytes(CHUNK_BYTES))
+                    ended.append("sent")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                assert (await impostor.hear())[0] == Kind.OFFER
+                scope.cancel()
+                assert await impostor.hear() == (Kind.WITHDRAW, [0], b"")
+                assert ended == []
+                await impostor.say(Kind.ACCEPT, 0)
+                assert (await impostor.hear())[0] == Kind.CHUNK
+                assert ended == []
+                await impostor.say(Kind.TAKEN, 0)
+            assert ended == ["sent"]
+            assert not scope.cancelled_caught
+            await impostor.say(Kind.BYE)
+
+    run(main)
+
+
+def test_statistics_name_what_waits_here() -> None:
+    async def main() -> None:
+        world = World(((0,), (3,)))
+        async with opened(world.efas):
+            a = world.efas[0].endpoint(0)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.send, 3, 7, bytes(10**6))
+                nursery.start_soon(a.recv_into, 3, 8, bytearray(5))
+                await a.send(3, 9, b"goes at once")
+                await wait_all_tasks_blocked()
+                here, there = (efa.statistics() for efa in world.efas)
+                nursery.cancel_scope.cancel()
+            assert here == Statistics(
+                unmatched_sends=(Envelope(src=0, dst=3, tag=7, nbytes=10**6),),
+                unmatched_receives=(Envelope(src=3, dst=0, tag=8, nbytes=5),),
+            )
+            assert there == world.efas[0].statistics() == Statistics()
+
+    run(main)
+
+
+def test_three_processes_reach_each_other() -> None:
+    async def main() -> None:
+        placement = ((0, 1), (2,), (5, 4))
+        world = World(placement, rails=2)
+        async with opened(world.efas):
+            ranks = [(efa, rank) for efa in world.efas for rank in efa.ranks]
+            async with trio.open_nursery() as nursery:
+                for efa, rank in ranks:
+                    for peer in efa.peers:
+                        nursery.start_soon(efa.endpoint(rank).send, peer, 7, bytes([rank, peer]) * 100_000)
+                for efa, rank in ranks:
+                    for peer in efa.peers:
+                        with await efa.endpoint(rank).recv(peer, 7, 200_000) as delivery:
+                            assert delivery.view == bytes([peer, rank]) * 100_000
+        assert world.reports == [[], [], []]
+
+    run(main)
+
+
+def test_interfaces_and_addresses_are_rails() -> None:
+    async def main() -> None:
+        world = World(rails=["lo", "127.0.0.2"], unix=False)
+        async with opened(world.efas):
+            rails = world.efas[0]._processes[1].rails
+            assert [rail._socket.getsockname()[0] for rail in rails] == ["127.0.0.1", "127.0.0.2"]  # type: ignore[attr-defined]
+            a, b = world.ends()
+            await a.send(1, 0, b"hello")
+            await b.recv_into(0, 0, bytearray(5))
+
+    run(main)
+
+
+def test_a_process_alone_has_nobody_to_talk_to() -> None:
+    async def main() -> None:
+        world = World(((0, 1),))
+        async with opened(world.efas):
+            with pytest.raises(ArgumentError, match="process 0 has no connection to rank 1"):
+                await world.efas[0].endpoint(0).send(1, 0, b"")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"member": 2}, "member is 2; placement names the ranks of processes 0 to 1"),
+        ({"placement": [[0], [0]]}, "name each rank once, from 0 up"),
+        ({"placement": [[0], [-1]]}, "name each rank once, from 0 up"),
+        ({"rails": 0}, "rails is 0; name 1 to 64 of them"),
+        ({"rails": ["nowhere0"]}, "rail 'nowhere0' has no address"),
+        ({"silence_s": 0}, "silence_s is 0; it must be above 0, and finite"),
+        ({"secret": b""}, "the secret is empty"),
+    ],
+)
+def test_settings_that_cannot_work_are_rejected(settings: dict[str, object], reason: str) -> None:
+    usual: dict[str, object] = {"member": 0, "placement": [[0], [1]], "secret": SECRET, "exchange": Table(1).of(0)}
+    with pytest.raises(ArgumentError, match=reason):
+        Efa(**{**usual, **settings})  # type: ignore[arg-type]
+
+
+def test_it_works_only_while_it_is_open_and_opens_once() -> None:
+    async def main() -> None:
+        world = World()
+        (a, _) = world.ends()
+        with pytest.raises(TransportClosedError, match="the transport is not open"):
+            await a.send(1, 0, b"")
+        async with opened(world.efas):
+            pass
+        with pytest.raises(TransportClosedError, match="the transport has been closed"):
+            await a.send(1, 0, b"")
+        with pytest.raises(TransportClosedError, match="an Efa is opened once"):
+            async with world.efas[0].open():
+                raise AssertionError("it has been opened twice")
+
+    run(main)
+
+
+def test_a_process_that_does_not_come_is_named() -> None:
+    async def main() -> None:
+        world = World(join_s=0.05)
+        card = Card(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.tables.of(0), "efa", card)
+            with pytest.raises(TransportError, match=r"process 1 has no connection with process 0 after 0\.05 s"):
+                async with world.efas[1].open():
+                    raise AssertionError("nobody has come")
+
+    run(main)
+
+
+def _available_bytes() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+HUGE_BYTES = (1 << 30) + 5
+
+
+@pytest.mark.skipif(
+    _available_bytes() < 4 * HUGE_BYTES, reason="needs memory for a GiB at both ends, and some to spare"
+)
+def test_more_than_a_gibibyte() -> None:
+    data, out = np.zeros(HUGE_BYTES, np.uint8), np.empty(HUGE_BYTES, np.uint8)
+    marks = np.random.default_rng(0).integers(0, HUGE_BYTES, 1000)
+    data[marks] = 1 + marks % 251
+
+    async def main() -> None:
+        world = World(rails=2)
+        async with opened(world.efas):
+            a, b = world.ends()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.send, 1, 5, data)
+                nursery.start_soon(b.recv_into, 0, 5, out)
+
+    run(main)
+    assert all(np.array_equal(data[at : at + 2**24], out[at : at + 2**24]) for at in range(0, HUGE_BYTES, 2**24))
+
+
+def test_offsets_beyond_four_gibibytes() -> None:
+    """Nothing of this memory is touched but the ends, so it costs none."""
+    nbytes = 2**32 + CHUNK_BYTES + 3
+    out = np.zeros(nbytes, np.uint8)
+
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            errors: list[BaseException] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
+                await impostor.say(Kind.OFFER, 0, 0, 1, 5, nbytes)
+                assert await impostor.hear() == (Kind.ACCEPT, [0], b"")
+                await impostor.say(Kind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
+                await impostor.say(Kind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")
+                await impostor.say(Kind.BYE)
+
+    run(main)
+    assert (out[2**32 - 1], bytes(out[2**32 + CHUNK_BYTES - 2 :])) == (0, b"mmend")
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
+    """Two worlds of encryption: a certificate in each, which is its own authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    how = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=member"]
+    worlds = {}
+    for name in ("ours", "theirs"):
+        key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+        command = ["openssl", *how, "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        worlds[name] = Tls(certificate=certificate, key=key, authority=certificate)
+    return worlds
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes certificates")
+
+
+@needs_openssl
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_contract_holds_over_tls(check: str, tls: dict[str, Tls]) -> None:
+    scale = Scale(eager_bytes=EAGER_BYTES)
+    trio.run(partial(run_check, check, pairs(tls=tls["ours"], unix=False, rails=2), scale=scale))
+
+
+@needs_openssl
+def test_whoever_has_no_certificate_does_not_get_in(tls: dict[str, Tls]) -> None:
+    async def main() -> None:
+        world, other = World(tls=tls["ours"], join_s=0.5), World(tls=tls["theirs"], join_s=0.5)
+        stranger = other.efas[0]
+        stranger._exchange = world.tables.of(0)
+        errors: list[BaseException] = []
+        async with trio.open_nursery() as nursery:
+            for efa in (stranger, world.efas[1]):
+                nursery.start_soon(quietly, efa.open().__aenter__, errors)
+        assert len(errors) == 2
+        assert all(isinstance(error, TransportError) for error in errors)
+
+    run(main)

@@ -1,0 +1,209 @@
+"""Rails that die, peers that go: what was lost is sent again, or everybody is told why it cannot be."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from transports import LinkLostError
+from transports.efa.connection import SocketRail
+from transports.efa.rail import Rail
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind
+from transports.testing import Scale, run_check
+
+from .impostor import confronted
+from .processes import World, opened, pairs, quietly, run
+
+LONG_BYTES = 16 * CHUNK_BYTES + 12_345
+
+
+def rails_of(world: World, member: int) -> list[Rail]:
+    return world.efas[member]._processes[1 - member].rails
+
+
+def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break the connection of a rail when it has read so many bytes more."""
+    assert isinstance(rail, SocketRail)
+    read_some, left_bytes = rail.read_some, nbytes
+
+    async def read_less(into: memoryview) -> int:
+        nonlocal left_bytes
+        if not left_bytes:
+            rail._socket.shutdown(socket.SHUT_RDWR)
+            left_bytes = -1
+        count = await read_some(into if left_bytes < 0 else into[:left_bytes])
+        left_bytes -= count if left_bytes > 0 else 0
+        return count
+
+    monkeypatch.setattr(rail, "read_some", read_less, raising=False)
+
+
+@pytest.mark.parametrize("unix", [True, False])
+@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize("nbytes", [1, 7, 40, CHUNK_BYTES // 2, CHUNK_BYTES + 100])
+def test_a_long_message_survives_the_death_of_three_rails(
+    nbytes: int, staged: bool, unix: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message, out = random.Random(nbytes).randbytes(LONG_BYTES), bytearray(LONG_BYTES)
+
+    async def main() -> list[list[str]]:
+        world = World(rails=4, unix=unix, peer_direct=not staged)
+        async with opened(world.efas):
+            a, b = world.ends()
+            for i, rail in enumerate(rails_of(world, 1)[1:]):
+                cut_after(rail, nbytes + i, monkeypatch)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.send, 1, 5, message)
+                nursery.start_soon(b.recv_into, 0, 5, out)
+            await a.send(1, 6, b"and on")
+            await b.recv_into(0, 6, bytearray(6))
+        return world.reports
+
+    reports = run(main)
+    assert out == message
+    (line,) = [line for line in reports[0] if "rail 1 to process 1 (rank 1) was lost: " in line]
+    assert re.search(r"; \d+ bytes are sent again over the other [123]$", line)
+    assert len(reports[0]) == len(reports[1]) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_messages_arrive_once_and_in_order_whatever_rails_die(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    messages = [chance.randbytes(chance.choice((0, 8, 1000, 40_000, 700_000))) for _ in range(150)]
+    got: list[bytes] = []
+
+    async def main() -> None:
+        world = World(rails=4)
+        async with opened(world.efas):
+            a, b = world.ends()
+            for member in (0, 1):
+                for rail in rails_of(world, member)[member : member + 2]:
+                    cut_after(rail, chance.randrange(2_000_000), monkeypatch)
+
+            async def send() -> None:
+                async with trio.open_nursery() as nursery:
+                    for message in messages:
+                        nursery.start_soon(a.send, 1, 5, message)
+                        await wait_all_tasks_blocked()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send)
+                for message in messages:
+                    with await b.recv(0, 5, len(message)) as delivery:
+                        got.append(bytes(delivery.view))
+
+    run(main)
+    assert got == messages
+
+
+def test_the_contract_holds_while_rails_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SocketRail.__init__
+
+    def doomed(rail: SocketRail, *args: object, **settings: object) -> None:
+        real(rail, *args, **settings)  # type: ignore[arg-type]
+        if rail.index:
+            cut_after(rail, 30_000 * rail.index, monkeypatch)
+
+    monkeypatch.setattr(SocketRail, "__init__", doomed)
+    for check in ("sizes", "order_of_sends", "both_directions", "many_tags"):
+        trio.run(partial(run_check, check, pairs(rails=4), scale=Scale(eager_bytes=EAGER_BYTES)))
+
+
+def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
+    async def main() -> None:
+        world = World(((0,), (3, 4)))
+        errors: list[BaseException] = []
+        async with opened(world.efas):
+            end = world.efas[0].endpoint(0)
+            calls: list[Callable[[], object]] = [
+                partial(end.recv_into, 3, 1, bytearray(8)),
+                partial(end.recv, 4, 2, CHUNK_BYTES),
+                partial(end.send, 4, 3, bytes(CHUNK_BYTES)),
+            ]
+            async with trio.open_nursery() as nursery:
+                for call in calls:
+                    nursery.start_soon(quietly, call, errors)
+                await wait_all_tasks_blocked()
+                rails_of(world, 1)[0]._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+            for call in (partial(end.send, 3, 9, b""), partial(end.recv, 4, 9, 0)):
+                await quietly(call, errors)
+            with pytest.raises(LinkLostError):
+                end.try_send(3, 9, b"")
+        reason = "process 1 (ranks 3, 4) is lost: the last connection to it was lost: the connection ended"
+        assert [str(error).partition(": ")[2] for error in errors] == [reason] * 5
+        assert world.reports[0] == [reason]
+        assert {(error.src, error.dst, error.tag) for error in errors} == {  # type: ignore[attr-defined]
+            (3, 0, 1),
+            (4, 0, 2),
+            (0, 4, 3),
+            (0, 3, 9),
+            (4, 0, 9),
+        }
+
+    run(main)
+
+
+def test_a_silent_process_is_given_up() -> None:
+    async def main() -> None:
+        async with confronted(silence_s=0.2) as (impostor, victim):
+            errors: list[BaseException] = []
+            await quietly(partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
+            assert "process 0 (rank 0) is lost: nothing was heard from it for 0.2 s" in str(errors[0])
+            assert await impostor.is_hung_up_on()
+
+    run(main)
+
+
+def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:
+    async def main() -> None:
+        async with confronted() as (impostor, victim):
+            end = victim.efa.endpoint(1)
+            errors: list[BaseException] = []
+
+            async def pour() -> None:
+                while not errors:
+                    await quietly(partial(end.send, 0, 1, bytes(30_000)), errors)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pour)
+                await wait_all_tasks_blocked()
+                for number in range(100):
+                    await impostor.say(Kind.EAGER, number, 0, 1, 5, payload=b"12345678")
+                    await end.recv_into(0, 5, bytearray(8))
+                assert not errors
+                (peer,) = victim.efa._processes.values()
+                for _ in range(10):  # looks at it, between which it was heard but has read nothing
+                    peer.silent_ticks = 0
+                    peer.tick(8, 8.0)
+            assert isinstance(errors[0], LinkLostError)
+            reason = "process 0 (rank 0) is lost: the last connection to it was lost: it has taken nothing for 8 s"
+            assert victim.reports == [reason]
+
+    run(main)
+
+
+def test_an_event_loop_that_stood_still_proves_nothing() -> None:
+    """Silence is counted in looks, of which there are none while this process itself does not listen."""
+
+    async def main() -> None:
+        world = World(silence_s=8.0)
+        async with opened(world.efas):
+            (peer,) = world.efas[0]._processes.values()
+            for _ in range(8):
+                peer.tick(8, 8.0)
+            assert peer.gone is None
+            peer.silent_ticks = 0  # as any byte that comes does
+            for _ in range(8):
+                peer.tick(8, 8.0)
+            assert peer.gone is None
+            peer.tick(8, 8.0)
+            assert peer.gone == "process 1 (rank 1) is lost: nothing was heard from it for 8 s"
+
+    run(main)

@@ -1,0 +1,411 @@
+"""Mpi beyond the contract: credit, slots, priorities, cancellation that crosses an answer, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from transports import ArgumentError, Envelope, LinkLostError, Statistics, TransportClosedError
+from transports.mpi import Mpi, mailroom, parcels
+from transports.mpi.header import HEADER_BYTES, Header, Kind
+from transports.mpi.mailroom import Mailroom
+from transports.mpi.pace import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, _pause_s
+from transports.mpi.parcels import WINDOW, Outbox, Parcel
+from transports.mpi.wire import EAGER_BYTES, SLOTS
+
+from .loop import Fabric, LoopMpi
+
+LARGE = EAGER_BYTES + 1
+
+
+def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]]) -> None:
+    async def both() -> None:
+        fabric = Fabric(2)
+        async with LoopMpi(fabric, 0).open() as a, LoopMpi(fabric, 1).open() as b:
+            with trio.fail_after(30):
+                await main(a, b)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.aclose)
+                nursery.start_soon(b.aclose)
+        assert [wire.agreed for wire in fabric.wires] == [True, True]
+
+    trio.run(both)
+
+
+def test_small_messages_wait_for_credit_and_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailroom, "CREDIT_BYTES", 4 * EAGER_BYTES)
+    message = bytes(EAGER_BYTES)
+    returned: list[int] = []
+
+    async def send(a: LoopMpi, i: int) -> None:
+        await a.endpoint(0).send(1, i, message)
+        returned.append(i)
+
+    async def main(a: LoopMpi, b: LoopMpi) -> None:
+        for _ in range(3):  # and once credit has come back, all over again
+            async with trio.open_nursery() as nursery:
+                for i in range(6):
+                    nursery.start_soon(send, a, i)
+                    await wait_all_tasks_blocked()
+                assert returned == [0, 1, 2]  # a fourth one does not fit, with its header
+                for i in reversed(range(6)):
+                    await b.endpoint(1).recv_into(0, i, bytearray(EAGER_BYTES))
+            returned.clear()
+
+    run_pair(main)
+
+
+def test_more_large_messages_than_slots() -> None:
+    async def receive(b: LoopMpi, tag: int) -> None:
+        out = bytearray(LARGE)
+        await b.endpoint(1).recv_into(0, tag, out)
+        assert out == tag.to_bytes(2, "little") * (LARGE // 2) + b"x"
+
+    async def main(a: LoopMpi, b: LoopMpi) -> None:
+        async with trio.open_nursery() as nursery:
+            for tag in range(SLOTS + 50):
+                nursery.start_soon(a.endpoint(0).send, 1, tag, tag.to_bytes(2, "little") * (LARGE // 2) + b"x")
+            await wait_all_tasks_blocked()  # all are announced before the first is asked for
+            for tag in range(SLOTS + 50):
+                nursery.start_soon(receive, b, tag)
+
+    run_pair(main)
+
+
+def test_an_urgent_message_overtakes_after_the_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "CHUNK_BYTES", 10)
+    fabric = Fabric(2)
+    sender, receiver = fabric.wires
+    outbox, done = Outbox(sender, 1), []
+    for slot, nbytes, priority in ((0, 75, 10**30), (1, 20, -(10**30)), (2, 10, 0), (3, 10, 0)):
+        outbox.add(Parcel(memoryview(bytes(nbytes)), slot, partial(done.append, slot)), priority)
+        for at in range(0, nbytes, 10):
+            receiver.receive(0, slot, memoryview(bytearray(min(10, nbytes - at))), lambda: None)
+    while sender.busy:
+        receiver.poll(lambda member, header: None)
+        sender.poll(lambda member, header: None)
+    assert [slot for slot, _ in sender.begun] == [0] * WINDOW + [1, 1, 2, 3, 0, 0, 0, 0]
+    assert sender.begun[-1] == (0, 5)
+    assert done == [1, 2, 3, 0]
+
+
+class Table:
+    """Two mailrooms whose polls the test itself makes."""
+
+    def __init__(self) -> None:
+        fabric = Fabric(2)
+        self.a, self.b = (
+            Mailroom(member=member, placement=[[0], [1]], wire=fabric.wires[member]) for member in range(2)
+        )
+        self.ended: list[str] = []
+
+    async def send(self, name: str, scope: trio.CancelScope) -> None:
+        with scope:
+            sending = self.a.send((0, 1, 7), memoryview(name.encode() * LARGE), 0)
+            assert sending is not None
+            await sending.wait(partial(self.a.withdraw_send, sending))
+        self.ended.append(f"{name} cancelled" if scope.cancelled_caught else f"{name} sent")
+
+    async def receive(self, name: str, scope: trio.CancelScope | None = None) -> None:
+        out = bytearray(LARGE)
+        with scope or trio.CancelScope() as scope:
+            receive = self.b.receive((0, 1, 7), memoryview(out))
+            assert receive is not None
+            await receive.wait(partial(self.b.withdraw_receive, receive))
+        self.ended.append(f"{name} cancelled" if scope.cancelled_caught else f"{name} got {chr(out[0])}")
+
+    async def settle(self) -> None:
+        await wait_all_tasks_blocked()
+        while self.b.poll() | self.a.poll():
+            await wait_all_tasks_blocked()
+
+
+def run_table(main: Callable[[Table, trio.Nursery], Awaitable[None]]) -> None:
+    async def body() -> None:
+        table = Table()
+        async with trio.open_nursery() as nursery:
+            try:
+                await main(table, nursery)
+            finally:  # what is suspended now can be neither completed nor cancelled
+                table.a.lose_all("the test is over")
+                table.b.lose_all("the test is over")
+
+    trio.run(body)
+
+
+def test_a_send_withdrawn_while_the_answer_is_on_its_way_leaves_the_receive_waiting() -> None:
+    async def main(table: Table, nursery: trio.Nursery) -> None:
+        scope = trio.CancelScope()
+        nursery.start_soon(table.send, "A", scope)
+        nursery.start_soon(table.receive, "R")
+        await wait_all_tasks_blocked()
+        table.b.poll()  # asks for A
+        scope.cancel()
+        await table.settle()
+        assert table.ended == ["A cancelled"]
+        assert table.b.statistics().unmatched_receives == (Envelope(src=0, dst=1, tag=7, nbytes=LARGE),)
+        nursery.start_soon(table.send, "B", trio.CancelScope())
+        await table.settle()
+        assert sorted(table.ended[1:]) == ["B sent", "R got B"]
+
+    run_table(main)
+
+
+def test_a_send_that_others_follow_is_completed_if_its_receiver_has_asked_for_it() -> None:
+    async def main(table: Table, nursery: trio.Nursery) -> None:
+        scope = trio.CancelScope()
+        nursery.start_soon(table.send, "A", scope)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(table.send, "B", trio.CancelScope())
+        await wait_all_tasks_blocked()
+        for name in ("R", "S"):
+            nursery.start_soon(table.receive, name)
+            await wait_all_tasks_blocked()
+        table.b.poll()  # asks for A and B
+        scope.cancel()
+        await wait_all_tasks_blocked()
+        assert table.ended == []
+        await table.settle()
+        assert sorted(table.ended) == ["A sent", "B sent", "R got A", "S got B"]
+
+    run_table(main)
+
+
+def test_a_send_that_others_follow_is_withdrawn_if_nobody_has_asked_for_it() -> None:
+    async def main(table: Table, nursery: trio.Nursery) -> None:
+        scope = trio.CancelScope()
+        nursery.start_soon(table.send, "A", scope)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(table.send, "B", trio.CancelScope())
+        await table.settle()
+        scope.cancel()
+        await table.settle()
+        assert table.ended == ["A cancelled"]
+        nursery.start_soon(table.receive, "R")
+        await table.settle()
+        assert sorted(table.ended[1:]) == ["B sent", "R got B"]
+
+    run_table(main)
+
+
+def test_a_receive_that_is_cancelled_after_it_asked_ends_with_its_message() -> None:
+    async def main(table: Table, nursery: trio.Nursery) -> None:
+        send, receive = trio.CancelScope(), trio.CancelScope()
+        nursery.start_soon(table.send, "A", send)
+        nursery.start_soon(table.receive, "R", receive)
+        await wait_all_tasks_blocked()
+        table.b.poll()
+        receive.cancel()
+        await wait_all_tasks_blocked()
+        assert table.ended == []  # its memory may be written to at any time
+        send.cancel()
+        await table.settle()
+        assert table.ended == ["A cancelled", "R cancelled"]
+        assert table.b.statistics() == Statistics()
+
+    run_table(main)
+
+
+def test_what_had_come_before_the_goodbye_is_received_and_nothing_else() -> None:
+    async def main(a: LoopMpi, b: LoopMpi) -> None:
+        await a.endpoint(0).send(1, 1, b"in time")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.aclose)
+            for call in (
+                partial(b.endpoint(1).recv_into, 0, 2, bytearray(8)),
+                partial(b.endpoint(1).send, 0, 2, bytes(LARGE)),
+            ):
+                with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has closed its end"):
+                    await call()
+            with pytest.raises(TransportClosedError, match="rank 0 to rank 1, tag 3: the transport has been closed"):
+                await a.endpoint(0).send(1, 3, b"too late")
+            out = bytearray(7)
+            await b.endpoint(1).recv_into(0, 1, out)
+            assert out == b"in time"
+            nursery.start_soon(b.aclose)
+
+    run_pair(main)
+
+
+def test_closing_fails_what_waits() -> None:
+    async def closed(call: Callable[[], Awaitable[None]]) -> None:
+        with pytest.raises(TransportClosedError, match="has been closed"):
+            await call()
+
+    async def main(a: LoopMpi, b: LoopMpi) -> None:
+        async with trio.open_nursery() as closing:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(closed, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
+                nursery.start_soon(closed, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
+                await wait_all_tasks_blocked()
+                closing.start_soon(a.aclose)
+            closing.start_soon(b.aclose)  # not before: its goodbye would fail them, too
+        assert b.statistics() == Statistics()
+
+    run_pair(main)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"?" * HEADER_BYTES, "a header starts with"),
+        (Header(Kind.ASK, src=0, dst=1).pack(), "ASK goes from rank 0 to rank 1"),
+        (Header(Kind.EAGER, src=1, dst=5).pack(), "EAGER goes from rank 1 to rank 5"),
+        (Header(Kind.GRANT, slot=SLOTS).pack(), f"GRANT names slot {SLOTS} of {SLOTS}"),
+        (Header(Kind.RECALLED, number=4).pack(), "RECALLED names message 4, which nobody took back"),
+    ],
+    ids=["noise", "ask from a stranger", "eager for a stranger", "slot", "recalled"],
+)
+def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str) -> None:
+    async def main() -> None:
+        reports: list[str] = []
+        fabric = Fabric(2)
+        async with LoopMpi(fabric, 0, linger_s=0.0, report=reports.append).open() as a:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
+                nursery.start_soon(fails, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
+                await wait_all_tasks_blocked()
+                fabric.wires[1].tell(0, message)
+            await fails(partial(a.endpoint(0).send, 1, 2, b"later"))
+            async with trio.open_nursery() as nursery:  # its own ranks go on
+                nursery.start_soon(a.endpoint(0).send, 0, 2, b"own")
+                await a.endpoint(0).recv_into(0, 2, bytearray(3))
+
+    async def fails(call: Callable[[], Awaitable[None]]) -> None:
+        with pytest.raises(LinkLostError) as caught:
+            await call()
+        assert caught.value.reason.startswith(f"process 1 (rank 1) does not keep to the protocol: {reason}")
+
+    trio.run(main)
+
+
+def test_closing_alone_is_reported() -> None:
+    async def main() -> None:
+        reports: list[str] = []
+        fabric = Fabric(3)
+        async with LoopMpi(fabric, 1, linger_s=0.0, report=reports.append).open():
+            pass
+        assert reports == [
+            "closed without agreement: process 1 waited 0.0 s for process 0 (rank 0), process 2 (rank 2)"
+        ]
+        assert fabric.wires[1].agreed is False
+
+    trio.run(main)
+
+
+def test_when_mpi_fails_everything_fails_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(handle: object) -> bool:
+        raise LinkLostError("the MPI library failed: no such luck")
+
+    async def fails(call: Callable[[], Awaitable[None]]) -> None:
+        with pytest.raises(LinkLostError, match=r"rank \d to rank \d, tag \d: .* no such luck"):
+            await call()
+
+    async def main() -> None:
+        fabric = Fabric(2)
+        async with LoopMpi(fabric, 0).open() as a:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
+                await wait_all_tasks_blocked()
+                monkeypatch.setattr(fabric.wires[0], "poll", broken)
+            await fails(partial(a.endpoint(0).send, 1, 3, b"later"))
+        assert fabric.wires[0].agreed is False
+
+    trio.run(main)
+
+
+def test_a_defect_of_ours_is_raised_and_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(handle: object) -> bool:
+        raise ZeroDivisionError("a defect")
+
+    async def fails(call: Callable[[], Awaitable[None]]) -> None:
+        with pytest.raises(LinkLostError, match="the transport has failed: ZeroDivisionError"):
+            await call()
+
+    async def main() -> None:
+        fabric = Fabric(2)
+        async with LoopMpi(fabric, 0).open() as a, trio.open_nursery() as nursery:
+            nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
+            await wait_all_tasks_blocked()
+            monkeypatch.setattr(fabric.wires[0], "poll", broken)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(main)
+    assert [type(error) for error in caught.value.exceptions] == [ZeroDivisionError]
+
+
+def test_lent_memory_is_used_again() -> None:
+    async def main(a: LoopMpi, b: LoopMpi) -> None:
+        places = set()
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(a.endpoint(0).send, 1, 0, bytes(LARGE))
+                with await b.endpoint(1).recv(0, 0, LARGE) as delivery:
+                    places.add(id(delivery.view.obj))
+        assert len(places) == 1
+
+    run_pair(main)
+
+
+def test_it_is_opened_once_and_before_it_is_used() -> None:
+    async def main() -> None:
+        transport = LoopMpi(Fabric(1), 0)
+        with pytest.raises(TransportClosedError, match="not open yet"):
+            await transport.endpoint(0).send(0, 0, b"")
+        async with transport.open():
+            pass
+        with pytest.raises(TransportClosedError, match="make another one"):
+            async with transport.open():
+                pass
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("placement", "reason"),
+    [
+        ([[0]], "the placement is for 1 processes; the communicator has 2"),
+        ([[0], [0]], "each rank once"),
+        ([[0], []], "give every process ranks"),
+        ([[0], [-1]], "ranks from 0 up"),
+        ([[0], [2**32]], "ranks from 0 up"),
+    ],
+)
+def test_placements_that_cannot_be(placement: list[list[int]], reason: str) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        LoopMpi(Fabric(2), 0, placement=placement)
+
+
+def test_only_local_ranks_have_endpoints() -> None:
+    transport = LoopMpi(Fabric(2), 1, placement=[[0, 1], [2, 3]])
+    assert (transport.ranks, transport.peers) == ((2, 3), (0, 1, 2, 3))
+    assert repr(transport) == "<LoopMpi of ranks 2, 3>"
+    with pytest.raises(ArgumentError, match="rank 1 does not live here; this process has ranks 2, 3"):
+        transport.endpoint(1)
+
+
+def test_pauses_grow_with_the_wait_and_more_slowly_while_bytes_move() -> None:
+    for waited_s in (1e-3, 0.1):
+        assert _pause_s(waited_s, urgent=True, moving=False) == waited_s * PAUSE_PART
+        assert _pause_s(waited_s, urgent=True, moving=True) == waited_s * PAUSE_PART_MOVING
+    for moving in (True, False):
+        assert _pause_s(1e9, urgent=True, moving=moving) == LONGEST_PAUSE_S
+    assert _pause_s(0.0, urgent=False, moving=False) == LONGEST_PAUSE_S
+
+
+def test_without_mpi4py_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", None)
+    with pytest.raises(ImportError, match=r"mpi4py is not installed: pip install 'overlap\[mpi\]'"):
+        Mpi()
+
+
+def test_importing_does_not_start_mpi() -> None:
+    code = "import sys, transports, transports.mpi; print(any(name.startswith('mpi4py') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"

@@ -1,0 +1,112 @@
+"""Where a process can be reached, as it tells the others: addresses of interfaces, and what makes two neighbours."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgpack
+
+from transports.base import ArgumentError, TransportError
+
+__all__ = ["Card", "address_of", "host_identity"]
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_CARD_LIMIT_BYTES = 16 << 10
+_RAILS_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """How one process can be reached.
+
+    Attributes:
+        host: Processes with the same one can reach each other's Unix sockets; empty if they cannot.
+        unix: Name of its Unix socket; empty if it has none.
+        tcp: Address and port for each rail.
+    """
+
+    host: str
+    unix: str
+    tcp: tuple[tuple[str, int], ...]
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+        packed: bytes = msgpack.packb((self.host, self.unix, self.tcp))
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes, member: int) -> Card:
+        """Read the card of another process.
+
+        Raises:
+            TransportError: It is no card.
+        """
+        try:
+            if len(packed) > _CARD_LIMIT_BYTES:
+                raise ValueError(f"{len(packed)} bytes")
+            host, unix, tcp = msgpack.unpackb(packed, use_list=False)
+            rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
+            if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= _RAILS_LIMIT):
+                raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise TransportError(f"process {member} told no address that can be understood: {error}") from error
+        return cls(host=host, unix=unix, tcp=rails)
+
+
+def _port(port: object) -> int:
+    if type(port) is not int or not 0 < port < 2**16:
+        raise ValueError(f"port {port!r}")
+    return port
+
+
+def host_identity() -> str:
+    """Name what processes must share to reach each other's Unix sockets: boot, network namespace, user."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
+    return ""
+
+
+def rail_addresses(rails: int | Sequence[str], host: str) -> tuple[str, ...]:
+    """Return the local address of each rail.
+
+    Raises:
+        ArgumentError: No rails, too many, or an interface without an address.
+    """
+    names = [host] * rails if isinstance(rails, int) else list(rails)
+    if not 0 < len(names) <= _RAILS_LIMIT:
+        raise ArgumentError(f"rails is {rails!r}; name 1 to {_RAILS_LIMIT} of them")
+    return tuple(address_of(name) for name in names)
+
+
+def address_of(name: str) -> str:
+    """Return the address of a network interface; addresses stand for themselves, host names for what they resolve to.
+
+    Raises:
+        ArgumentError: Nothing has this name.
+    """
+    with suppress(ValueError):
+        return str(ip_address(name))
+    interfaces = [known for _, known in socket.if_nameindex()]
+    try:
+        if name in interfaces:
+            return _interface_address(name)
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ArgumentError(
+            f"rail {name!r} has no address ({error.strerror}); interfaces here are {', '.join(interfaces)}"
+        ) from error
+
+
+def _interface_address(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+    return socket.inet_ntoa(reply[20:24])

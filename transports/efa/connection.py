@@ -1,0 +1,181 @@
+"""The two kinds of rail: over a bare socket, which is fast, and over an encrypted stream."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from transports.efa.rail import Rail, describe
+from transports.frame import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from transports.efa.joining import Connection
+    from transports.efa.peer import Peer
+
+__all__ = ["SocketRail", "StreamRail"]
+
+
+class SocketRail(Rail):
+    """A rail over a non-blocking socket, tried first and waited for only if it is not ready."""
+
+    def __init__(self, peer: Peer, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+        super().__init__(peer, index, keep=keep, staged=staged)
+        self._socket = connection.socket
+        self._parts: Sequence[bytes | memoryview] = ()
+        self._blocked = False
+        self._more = False
+        self._unyielding_bytes = 0
+
+    def put(self, frame: bytes) -> None:
+        """Write a small frame at once."""
+        self.keep(frame)
+        try:
+            count = self._socket.send(frame)
+        except BlockingIOError:
+            count = 0
+        except OSError as error:
+            self.die(describe(error))
+            return
+        self.written_bytes += count
+        if count < len(frame):
+            self._parts = (memoryview(frame)[count:],)
+            self._blocked, self.idle = True, False
+            self.wake_writer()
+
+    def start_writing(self) -> None:
+        """Write what is due: as much as the system takes, one chunk at most."""
+        self._write()
+        if not self.idle:
+            self.wake_writer()
+
+    async def write_on(self) -> None:
+        """Wait until the system takes more, or let others run after a chunk that it took."""
+        if self._blocked and not self.dead:
+            await trio.lowlevel.wait_writable(self._socket)
+        else:
+            await trio.lowlevel.checkpoint()
+        if self.dead:
+            raise trio.ClosedResourceError
+        self._write()
+
+    def _write(self) -> None:
+        parts = self._parts or self.pull()
+        if not parts:
+            self.idle = True
+            self._finish_bye()
+            return
+        try:
+            count = self._socket.send(parts[0]) if len(parts) == 1 else self._socket.sendmsg(parts)
+        except BlockingIOError:
+            count = 0
+        except OSError as error:
+            self.die(describe(error))
+            return
+        self.written_bytes += count
+        self._parts = _after(parts, count)
+        self._blocked = bool(self._parts)
+        self.idle = not (self._parts or self.owes or (self.peer.outbound.due and not self.bye_said))
+        if self.idle:
+            self._finish_bye()
+
+    def _finish_bye(self) -> None:
+        if self.bye_said:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    async def read_some(self, into: memoryview) -> int:
+        """Read what is there; let others run after each chunk."""
+        if not self._more:
+            await self._readable()
+        elif self._unyielding_bytes >= CHUNK_BYTES:
+            self._unyielding_bytes = 0
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                count = self._socket.recv_into(into)
+            except BlockingIOError:
+                await self._readable()
+                continue
+            self._more = count == into.nbytes
+            self._unyielding_bytes += count
+            return count
+
+    async def _readable(self) -> None:
+        self._unyielding_bytes = 0
+        if self.dead:
+            raise trio.ClosedResourceError
+        await trio.lowlevel.wait_readable(self._socket)
+
+    def cut(self) -> None:
+        """Close the socket; whoever waits for it is woken."""
+        self._parts = ()
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+    async def release(self) -> None:
+        """Nothing is left."""
+        await trio.lowlevel.checkpoint()
+
+
+class StreamRail(Rail):
+    """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
+
+    def __init__(self, peer: Peer, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+        super().__init__(peer, index, keep=keep, staged=staged)
+        assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
+        self._socket = connection.socket
+        self._stream = connection.encrypted
+
+    def put(self, frame: bytes) -> None:
+        """Queue a small frame for the writing task."""
+        self.peer.outbound.repeat((frame,))
+        self.start_writing()
+
+    def start_writing(self) -> None:
+        """Wake the writing task."""
+        self.idle = False
+        self.wake_writer()
+
+    async def write_on(self) -> None:
+        """Write what is due."""
+        parts = self.pull()
+        if parts:
+            await self._stream.send_all(b"".join(parts))
+            self.written_bytes += sum(len(part) for part in parts)
+            return
+        self.idle = True
+        if self.bye_said:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        await trio.lowlevel.checkpoint()
+
+    async def read_some(self, into: memoryview) -> int:
+        """Read what is there."""
+        data = await self._stream.receive_some(into.nbytes)
+        into[: len(data)] = data
+        return len(data)
+
+    def cut(self) -> None:
+        """Close the socket below."""
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+    async def release(self) -> None:
+        """Close what is above the socket."""
+        await trio.aclose_forcefully(self._stream)
+
+
+def _after(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
+    """Return what is left of `parts` after their first `count` bytes."""
+    if count == sum(map(len, parts)):
+        return ()
+    left: list[bytes | memoryview] = []
+    for part in parts:
+        if count < len(part):
+            left.append(memoryview(part)[count:])
+        count = max(0, count - len(part))
+    return left

@@ -1,0 +1,288 @@
+"""A rail: one connection to another process, with a task that reads and a task that writes what did not go at once.
+
+Writing is synchronous as far as the system takes bytes: whoever has something to say writes it from its own task if the
+rail is idle, and the writing task goes on when the system has room again. So a frame is never torn by a cancellation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+
+from transports.efa.outbound import Entry
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, PREFIX_BYTES, FrameError, Kind, pack, parse
+
+if TYPE_CHECKING:
+    from transports.efa.peer import Peer
+
+__all__ = ["Rail"]
+
+# Room for two of the longest small frames, so that one that has come in part never fills it.
+_READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
+# After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
+_HEAD_BYTES = 256
+# So many frames may arrive before the other side is told, and can let go of them.
+_ACKNOWLEDGE_EVERY = 64
+
+
+class Rail(ABC):
+    """One connection.
+
+    Args:
+        peer: The process at its other end.
+        index: Which of the connections to it.
+        keep: Whether frames are kept until they have arrived, because another rail could repeat them.
+        staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
+            caller's memory.
+
+    Attributes:
+        idle: Nothing is being written; whoever has something to say may.
+        dead: It has been closed, for whatever reason.
+        arrived: How many frames have arrived on it.
+        written_bytes: How much the system has taken.
+        read_bytes: How much has been read.
+        farewell: The other side has said that nothing more will come.
+        acknowledge: The other side is to be told how many frames have arrived.
+        say_bye: Say that nothing more will come, after all that is due.
+        bye_said: That has been said.
+    """
+
+    def __init__(self, peer: Peer, index: int, *, keep: bool, staged: bool) -> None:
+        self.peer = peer
+        self.index = index
+        self.idle = True
+        self.dead = False
+        self.arrived = 0
+        self.written_bytes = 0
+        self.read_bytes = 0
+        self.farewell = False
+        self.acknowledge = False
+        self.say_bye = False
+        self.bye_said = False
+        self._keep = keep
+        self._kept: deque[Entry] = deque()
+        self._kept_before = 0  # frames that left earlier and are known to have arrived
+        self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._arriving = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._scope = trio.CancelScope()
+        self._sleeper: Task | None = None
+        self._acknowledged = 0
+        self._stalled = 0
+        self._seen_written_bytes = 0
+
+    # -- frames that leave --------------------------------------------------------------------------------------------
+
+    def keep(self, entry: Entry) -> None:
+        """Remember a frame until it is known to have arrived."""
+        if self._keep:
+            self._kept.append(entry)
+
+    def acknowledged(self, count: int) -> None:
+        """Forget frames that have arrived."""
+        if not self._keep:
+            return
+        if not self._kept_before <= count <= self._kept_before + len(self._kept):
+            raise FrameError(f"{count} frames are said to have arrived, of {self._kept_before + len(self._kept)}")
+        while self._kept_before < count:
+            self._kept.popleft()
+            self._kept_before += 1
+
+    def unarrived(self, count: int) -> deque[Entry]:
+        """Return what has not arrived, when no more than `count` frames ever will."""
+        self.acknowledged(count)
+        left, self._kept = self._kept, deque()
+        return left
+
+    @property
+    def owes(self) -> bool:
+        """Whether a frame is due that belongs on this rail."""
+        return self.acknowledge or self.say_bye
+
+    def pull(self) -> list[bytes | memoryview]:
+        """Return what to write next; empty if nothing is due, or nothing may follow any more."""
+        return [] if self.bye_said else self.peer.outbound.pull(self)
+
+    def own_frames(self) -> list[bytes]:
+        """Return the frames that belong on this rail and no other; goodbye comes last of all."""
+        frames = []
+        if self.acknowledge:
+            self.acknowledge = False
+            self._acknowledged = self.arrived
+            frames.append(pack(Kind.ALIVE, self.arrived))
+            self.keep(None)
+        if self.say_bye and not self.peer.outbound.due:
+            self.say_bye, self.bye_said = False, True
+            frames.append(pack(Kind.BYE))
+            self.keep(None)
+        return frames
+
+    def staged(self, piece: memoryview) -> memoryview:
+        """Return where the bytes of a chunk leave from: themselves, or a copy."""
+        if self._staging is None:
+            return piece
+        self._staging[: piece.nbytes] = piece
+        return self._staging[: piece.nbytes]
+
+    @abstractmethod
+    def put(self, frame: bytes) -> None:
+        """Write a small frame; the rail is idle."""
+
+    @abstractmethod
+    def start_writing(self) -> None:
+        """Write what is due, as far as that needs no waiting; the rail is idle."""
+
+    @abstractmethod
+    async def write_on(self) -> None:
+        """Wait for room and write more; called again until the rail is idle. Ends a sleep without work."""
+
+    def wake_writer(self) -> None:
+        """Let the writing task go on."""
+        task, self._sleeper = self._sleeper, None
+        if task is not None:
+            reschedule(task)
+
+    async def _sleep(self) -> None:
+        self._sleeper = current_task()
+        await wait_task_rescheduled(self._wake_cancelled)
+
+    def _wake_cancelled(self, _: RaiseCancelT) -> Abort:
+        self._sleeper = None
+        return Abort.SUCCEEDED
+
+    def stalled_ticks(self) -> int:
+        """Count the calls of this for which it was writing and nothing went."""
+        moved = self.idle or self.written_bytes != self._seen_written_bytes
+        self._stalled = 0 if moved else self._stalled + 1
+        self._seen_written_bytes = self.written_bytes
+        return self._stalled
+
+    # -- frames that arrive -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def read_some(self, into: memoryview) -> int:
+        """Read at least a byte; return how many, 0 at the end."""
+
+    async def _read(self) -> None:
+        buffer = bytearray(_READ_BYTES)
+        view = memoryview(buffer)
+        start = end = 0
+        wanted = _READ_BYTES
+        while True:
+            while (frame := parse(buffer, start, end)) is not None:
+                kind, fields, payload_at, payload_bytes = frame
+                after = payload_at + payload_bytes
+                if kind == Kind.CHUNK:
+                    ready = min(after, end)
+                    await self._read_chunk(fields, payload_bytes, view[payload_at:ready])
+                    start, wanted = ready, _HEAD_BYTES
+                elif after <= end:
+                    self._count()
+                    self.peer.take(self, kind, fields, view[payload_at:after])
+                    start = after
+                else:
+                    break
+            self.peer.settle()
+            if start == end:
+                start = end = 0
+            elif start > _READ_BYTES // 2:
+                view[: end - start] = view[start:end]
+                start, end = 0, end - start
+            count = await self.read_some(view[end : max(end + 1, min(end + wanted, _READ_BYTES))])
+            if not count:
+                return
+            wanted = _READ_BYTES
+            end += count
+            self._heard(count)
+
+    async def _read_chunk(self, fields: list[int], nbytes: int, ready: memoryview) -> None:
+        """Read the bytes of a chunk to where they belong, the first of which are there already."""
+        number, offset = fields
+        place = self.peer.place(number, offset, nbytes)
+        target = place if self._arriving is None else self._arriving[:nbytes]
+        target[: ready.nbytes] = ready
+        done = ready.nbytes
+        while done < nbytes:
+            count = await self.read_some(target[done:])
+            if not count:
+                raise EOFError
+            done += count
+            self._heard(count)
+        if self._arriving is not None:
+            place[:] = target
+        self._count()
+        self.peer.filled(number, offset, nbytes)
+
+    def _heard(self, count: int) -> None:
+        if self.dead:  # how many frames have arrived has been told already; the others bring the rest
+            raise trio.ClosedResourceError
+        self.read_bytes += count
+        self.peer.silent_ticks = 0
+
+    def _count(self) -> None:
+        self.arrived += 1
+        if self._keep and self.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+            self._acknowledged = self.arrived
+            self.acknowledge = True
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read and write until the rail is dead."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write_on)
+                    await self._read_until_dead()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.die("it was given up")
+            with trio.CancelScope(shield=True):
+                await self.release()
+
+    async def _read_until_dead(self) -> None:
+        try:
+            await self._read()
+        except FrameError as error:
+            self.die(f"a bad frame: {error}")
+        except EOFError:
+            self.die("the connection ended within a frame")
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.die(describe(error))
+        else:
+            self.die("the connection ended")
+
+    async def _write_on(self) -> None:
+        try:
+            while True:
+                await (self._sleep() if self.idle else self.write_on())
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.die(describe(error))
+
+    def die(self, reason: str) -> None:
+        """Close it at once; what has not arrived is the others' to repeat. Twice is harmless."""
+        if self.dead:
+            return
+        self.dead = True
+        self.idle = False
+        self.cut()
+        self._scope.cancel()
+        self.peer.rail_died(self, reason)
+
+    @abstractmethod
+    def cut(self) -> None:
+        """Close the connection."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Free what is left of it."""
+
+
+def describe(error: BaseException) -> str:
+    """Say briefly what went wrong with a connection."""
+    cause = error.__cause__ or error
+    strerror = getattr(cause, "strerror", None)
+    return str(strerror or cause or type(cause).__name__)

@@ -1,0 +1,285 @@
+"""The first bytes of every connection between processes: both sides prove one secret, then say who they are.
+
+::
+
+    dialler                                            listener
+       | -- magic, version, nonce ---------------------> |
+       | <------------------------ magic, version, nonce |
+       | -- hello, proof ------------------------------> |   judges the hello, once the proof is right
+       | <---- welcome, hello, proof | refusal, its proof |   or: your proof is wrong
+
+A proof is HMAC-SHA-256 under the secret over a label (another one in each direction, and for a refusal), the protocol
+version, both nonces and everything said so far, so a recorded proof is worth nothing on another connection. Nothing is
+unpacked, judged or answered with a reason before it has been proved; what is read before that is `HELLO_LIMIT_BYTES`
+and a few fixed fields. The proof says who connected. It does not protect the bytes that follow from somebody on the
+path; TLS does (`transports.tls`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import ssl
+import struct
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Literal, TypeAlias
+
+import msgpack
+import trio
+
+from transports.base import ArgumentError, TransportError
+
+__all__ = ["HELLO_LIMIT_BYTES", "VERSION", "HandshakeError", "Hello", "Why", "greet", "welcome"]
+
+#: Of everything that processes say to each other on a socket. Processes of different versions refuse each other.
+VERSION = 1
+#: Of a hello, and of the reason of a refusal.
+HELLO_LIMIT_BYTES = 256
+
+_MAGIC = b"ovlp"
+_OPENING = struct.Struct("!4sH32s")  # magic, version, nonce: this much stays the same in every version
+_LENGTH = struct.Struct("!H")
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+
+_UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
+
+#: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: it let the deadline pass;
+#: ``protocol``: it does not speak this protocol; ``version``: another version of it; ``secret``: the secrets differ;
+#: ``refused``: it knows the secret and does not want us.
+Why: TypeAlias = Literal["left", "silent", "protocol", "version", "secret", "refused"]
+
+
+class HandshakeError(TransportError):
+    """Two processes did not come together; nothing but the connection is lost.
+
+    Attributes:
+        why: What kind of failure, for programs.
+    """
+
+    def __init__(self, reason: str, *, why: Why) -> None:
+        super().__init__(reason)
+        self.why: Why = why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What one side says of itself; at most `HELLO_LIMIT_BYTES` when packed.
+
+    Attributes:
+        role: What the connection is for.
+        job: Name of the world.
+        epoch: Which of the job's successive worlds.
+        member: Index of this process.
+        members: How many processes there are.
+        detail: Whatever else the role needs.
+    """
+
+    role: str
+    job: str
+    epoch: int
+    member: int
+    members: int
+    detail: str = ""
+
+
+async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:
+    """Introduce this process on a connection that it has dialled.
+
+    Reads exactly the bytes of the handshake, so that the caller may go on with the raw connection.
+
+    Args:
+        stream: The connection. It stays the caller's, who closes it if this raises.
+        mine: What to say.
+        secret: What both sides know.
+        deadline_s: For the whole handshake.
+
+    Returns:
+        What the listener says of itself; it knows the secret.
+
+    Raises:
+        ArgumentError: At once, for a hello too long or an empty secret.
+        HandshakeError: The other side does not know the secret, refused (its reason is the message), or is no member.
+    """
+    said, key = _packed(mine), _checked(secret)
+    with trio.move_on_after(deadline_s):
+        return await _greet(stream, said, key)
+    raise _silent(deadline_s)
+
+
+async def welcome(
+    stream: trio.abc.Stream, secret: bytes, judge: Callable[[Hello], Hello | str], *, deadline_s: float = 2.0
+) -> Hello:
+    """Receive a process that has dialled this one.
+
+    Reads exactly the bytes of the handshake. A stranger gets no answer until it has spoken the protocol, and no reason
+    until it has proved the secret.
+
+    Args:
+        stream: The connection. It stays the caller's, who closes it if this raises.
+        secret: What both sides know.
+        judge: Called once the dialler has proved the secret; returns this side's hello, or a reason to refuse.
+        deadline_s: For the whole handshake.
+
+    Returns:
+        What the dialler says of itself; it knows the secret, and `judge` wants it.
+
+    Raises:
+        ArgumentError: At once, for an empty secret; later, for a hello of `judge` that is too long.
+        HandshakeError: The other side does not know the secret, was refused, or is no member.
+    """
+    key = _checked(secret)
+    with trio.move_on_after(deadline_s):
+        return await _welcome(stream, key, judge)
+    raise _silent(deadline_s)
+
+
+async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
+    talk = [ours, _understood(*_OPENING.unpack(await _receive(stream, _OPENING.size))), said]
+    await _send(stream, _framed(said, _proof(key, b"dialler", talk)))
+    status = await _receive(stream, 1)
+    if status == _UNPROVED:
+        raise _different_secrets("the listener does not accept this side's proof")
+    label = _label(status)
+    answer, proof = await _frame(stream)
+    if not hmac.compare_digest(proof, _proof(key, label, [*talk, answer])):
+        raise _different_secrets("the listener cannot prove that it knows it")
+    if status == _REFUSED:
+        raise HandshakeError(_printable(answer), why="refused")
+    return _unpacked(answer)
+
+
+async def _welcome(stream: trio.abc.Stream, key: bytes, judge: Callable[[Hello], Hello | str]) -> Hello:
+    ours = secrets.token_bytes(_NONCE_BYTES)
+    magic, version, theirs = _OPENING.unpack(await _receive(stream, _OPENING.size, strange=True))
+    if magic == _MAGIC:  # also to another version, which learns from it what is spoken here
+        await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
+    talk = [_understood(magic, version, theirs), ours]
+    said, proof = await _frame(stream)
+    talk.append(said)
+    if not hmac.compare_digest(proof, _proof(key, b"dialler", talk)):
+        await _send(stream, _UNPROVED)
+        raise _different_secrets("the dialler cannot prove that it knows it")
+    hello = _unpacked(said)
+    verdict = judge(hello)
+    if isinstance(verdict, str):
+        reason = verdict.encode()[:HELLO_LIMIT_BYTES]
+        await _send(stream, _REFUSED + _framed(reason, _proof(key, _label(_REFUSED), [*talk, reason])))
+        raise HandshakeError(verdict, why="refused")
+    answer = _packed(verdict)
+    await _send(stream, _WELCOME + _framed(answer, _proof(key, _label(_WELCOME), [*talk, answer])))
+    return hello
+
+
+def _proof(key: bytes, label: bytes, talk: list[bytes]) -> bytes:
+    """Prove the secret and what was said; lengths go in, so that no two talks look alike."""
+    parts = [b"overlap", VERSION.to_bytes(2, "big"), label, *talk]
+    return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
+
+
+def _label(status: bytes) -> bytes:
+    if status not in (_WELCOME, _REFUSED):
+        raise HandshakeError(f"the answer begins with {status!r}, which means nothing", why="protocol")
+    return b"listener " + status
+
+
+def _understood(magic: bytes, version: int, nonce: bytes) -> bytes:
+    """Return the nonce of an opening if its sender speaks this protocol, in this version."""
+    if magic != _MAGIC:
+        raise HandshakeError(f"the connection begins with {magic!r}, which no member says", why="protocol")
+    if version != VERSION:
+        raise HandshakeError(
+            f"the other side speaks protocol version {version}, this side version {VERSION}; "
+            "install the same overlap on every node",
+            why="version",
+        )
+    return nonce
+
+
+def _framed(body: bytes, proof: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body + proof
+
+
+async def _frame(stream: trio.abc.Stream) -> tuple[bytes, bytes]:
+    (length_bytes,) = _LENGTH.unpack(await _receive(stream, _LENGTH.size))
+    if length_bytes > HELLO_LIMIT_BYTES:
+        raise HandshakeError(f"a hello claims {length_bytes} bytes, the limit is {HELLO_LIMIT_BYTES}", why="protocol")
+    return await _receive(stream, length_bytes), await _receive(stream, _PROOF_BYTES)
+
+
+async def _send(stream: trio.abc.Stream, data: bytes) -> None:
+    try:
+        await stream.send_all(data)
+    except trio.BrokenResourceError as error:
+        raise _broken(error) from error
+
+
+async def _receive(stream: trio.abc.Stream, nbytes: int, *, strange: bool = False) -> bytes:
+    """Receive exactly `nbytes`; a dialler that leaves before its first words is `strange`, no member that gave up."""
+    got = b""
+    while len(got) < nbytes:
+        try:
+            more = await stream.receive_some(nbytes - len(got))
+        except trio.BrokenResourceError as error:
+            raise _broken(error, strange=strange) from error
+        if not more:
+            raise _left(strange=strange)
+        got += more
+    return got
+
+
+def _broken(error: trio.BrokenResourceError, *, strange: bool = False) -> HandshakeError:
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
+        need = "all processes need certificates of one authority, or none has any"
+        return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="protocol")
+    return _left(strange=strange)
+
+
+def _left(*, strange: bool = False) -> HandshakeError:
+    return HandshakeError("the other side hung up during the handshake", why="protocol" if strange else "left")
+
+
+def _silent(deadline_s: float) -> HandshakeError:
+    return HandshakeError(f"the other side did not finish the handshake within {deadline_s:g} s", why="silent")
+
+
+def _different_secrets(how: str) -> HandshakeError:
+    return HandshakeError(
+        f"the secrets differ: {how}; start every process of a job with the same OVERLAP_SECRET", why="secret"
+    )
+
+
+def _checked(secret: bytes) -> bytes:
+    if not secret:
+        raise ArgumentError("the secret is empty; without one anybody is a member")
+    return secret
+
+
+def _packed(hello: Hello) -> bytes:
+    said: bytes = msgpack.packb(astuple(hello))
+    if len(said) > HELLO_LIMIT_BYTES:
+        raise ArgumentError(f"a hello of {len(said)} bytes, the limit is {HELLO_LIMIT_BYTES}; shorten job or detail")
+    return said
+
+
+def _unpacked(said: bytes) -> Hello:
+    """Read a hello that has been proved; even then nothing but six fields of the right types."""
+    try:
+        fields = msgpack.unpackb(said, use_list=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise HandshakeError(f"a hello is not msgpack: {error}", why="protocol") from error
+    if not isinstance(fields, tuple) or [type(field) for field in fields] != [str, str, int, int, int, str]:
+        raise HandshakeError("a hello does not have the six fields of one", why="protocol")
+    role, job, epoch, member, members, detail = fields
+    if epoch < 0 or not 0 <= member < members:
+        raise HandshakeError(f"member {member} of {members} in epoch {epoch} cannot be", why="protocol")
+    return Hello(role=role, job=job, epoch=epoch, member=member, members=members, detail=detail)
+
+
+def _printable(reason: bytes) -> str:
+    text = reason.decode(errors="replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,72 @@
+"""How the processes of an MPI job tell each other a few bytes before any transport is open."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import trio
+
+from transports.base import TransportError
+from transports.mpi.library import mpi, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Exchange", "exchange", "introduce", "wait_for"]
+
+#: All-gather among processes: (name, mine) -> everybody's, by member.
+Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
+
+#: Between two looks at a collective operation of MPI; nobody starts up often.
+LOOK_S = 1e-3
+
+
+async def introduce(mine: bytes, *, comm: MPI.Intracomm | None = None) -> list[bytes]:
+    """Tell all processes a few bytes, and return what each of them told, by its rank in the communicator.
+
+    A collective: every process must call it, and in the same order as its other collectives on the communicator. To
+    be cancelled in the middle of it makes the communicator useless.
+
+    Args:
+        mine: What this process tells.
+        comm: The processes; by default all that the launcher started.
+
+    Raises:
+        ImportError: mpi4py is not installed.
+    """
+    comm = world() if comm is None else comm
+    lengths = np.zeros(comm.Get_size(), np.int64)
+    await wait_for(comm.Iallgather(np.array([len(mine)], np.int64), lengths))
+    everything = bytearray(int(lengths.sum()))
+    await wait_for(comm.Iallgatherv([mine, mpi().BYTE], [everything, lengths.tolist(), mpi().BYTE]))
+    ends = np.cumsum(lengths).tolist()
+    return [bytes(everything[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def exchange(comm: MPI.Intracomm | None = None) -> Exchange:
+    """Return the all-gather that other transports and the world ask for to find each other.
+
+    The function returned is a collective as `introduce` is, and raises `TransportError` if processes call it with
+    different names.
+    """
+
+    async def among_all(name: str, mine: bytes) -> list[bytes]:
+        """Tell ``mine`` under a name, and return what everybody told under it."""
+        label = name.encode() + b"\0"
+        told = await introduce(label + mine, comm=comm)
+        for member, message in enumerate(told):
+            if not message.startswith(label):
+                theirs = message.partition(b"\0")[0].decode(errors="replace")
+                raise TransportError(f"process {member} exchanges {theirs!r}, this one {name!r}")
+        return [message[len(label) :] for message in told]
+
+    return among_all
+
+
+async def wait_for(request: MPI.Request) -> None:
+    """Wait for a request of MPI, without blocking the event loop and in no hurry."""
+    while not request.Test():  # noqa: ASYNC110 - MPI has nothing else to wait for
+        await trio.sleep(LOOK_S)
+    await trio.lowlevel.checkpoint()

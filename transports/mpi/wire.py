@@ -1,0 +1,192 @@
+"""The wire below: what the mailroom asks of MPI, and MPI doing it. No Trio here; every call returns at once.
+
+Headers travel with MPI tag 0 into a ring of receives that are always posted. Bytes travel with tag 1 + slot, in chunks,
+from the sender's array into the receiver's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from transports.base import LinkLostError
+from transports.mpi.header import HEADER_BYTES
+from transports.mpi.library import mpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["CHUNK_BYTES", "EAGER_BYTES", "SLOTS", "MpiWire", "Wire"]
+
+#: Longest message that travels inside its header: up to here two copies cost less than asking first.
+EAGER_BYTES = 16 << 10
+
+#: Length of a piece of a large message. Over shared memory MPICH copies a piece in one go, in which the event loop
+#: stands still: 4 MiB take half a millisecond, and smaller pieces cost bandwidth.
+CHUNK_BYTES = 4 << 20
+
+#: Messages that one process may be sending to another at once; MPI guarantees 32767 tags.
+SLOTS = 256
+
+#: Receives that stand ready for headers. More headers than this may come at once; MPI keeps them meanwhile.
+_RING = 32
+
+#: How often a poll looks for pieces that are through. Every look moves some bytes, and costs less than coming back.
+_LOOKS = 8
+
+_HEADER_TAG = 0
+
+
+class Wire(ABC):
+    """What the mailroom needs. Callbacks come from `poll` only, never from within the other calls."""
+
+    @abstractmethod
+    def tell(self, member: int, header: bytes) -> None:
+        """Send a header; headers to one member arrive in this order."""
+
+    @abstractmethod
+    def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:
+        """Send a piece, which must stay as it is until ``done`` is called; pieces in one slot arrive in this order."""
+
+    @abstractmethod
+    def receive(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> Callable[[], None]:
+        """Receive the next piece of a slot, and call ``done`` then.
+
+        Returns:
+            Takes the receive back; only for a piece that its sender will never send.
+        """
+
+    @abstractmethod
+    def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
+        """Handle (member, header) for all headers that have come, call what is done, and say if anything was.
+
+        The memory of a header is used again after ``handle`` returns.
+        """
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether anything that was begun here is not finished; headers that may yet come do not count."""
+
+    @abstractmethod
+    def close(self, *, agreed: bool) -> None:
+        """Let go. ``agreed`` says that all members do, and that nothing is under way."""
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _translated(method: Callable[Concatenate[MpiWire, _P], _R]) -> Callable[Concatenate[MpiWire, _P], _R]:
+    """Raise `LinkLostError` for what MPI raises."""
+
+    @wraps(method)
+    def call(self: MpiWire, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(self, *args, **kwargs)
+        except self.failure as error:
+            raise LinkLostError(f"the MPI library failed: {error}") from error
+
+    return call
+
+
+class MpiWire(Wire):
+    """The wire over a communicator of its own."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._mpi = mpi()
+        self.failure: type[Exception] = self._mpi.Exception
+        self._comm = comm
+        self._byte = self._mpi.BYTE
+        self._testsome = self._mpi.Request.Testsome
+        self._status = self._mpi.Status()
+        self._pending: list[MPI.Request] = []
+        self._dones: list[Callable[[], None] | None] = []
+        self._rooms = [memoryview(bytearray(HEADER_BYTES + EAGER_BYTES)) for _ in range(_RING)]
+        self._ring = [comm.Recv_init([room, self._byte], self._mpi.ANY_SOURCE, _HEADER_TAG) for room in self._rooms]
+        self._next = 0
+        for request in self._ring:
+            request.Start()
+
+    @_translated
+    def tell(self, member: int, header: bytes) -> None:
+        """Send a header."""
+        request = self._comm.Isend([header, self._byte], member, _HEADER_TAG)
+        if not request.Test():  # most are sent at once
+            self._pending.append(request)
+            self._dones.append(None)
+
+    @_translated
+    def send(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> None:
+        """Send a piece."""
+        self._pending.append(self._comm.Isend([piece, self._byte], member, 1 + slot))
+        self._dones.append(done)
+
+    @_translated
+    def receive(self, member: int, slot: int, piece: memoryview, done: Callable[[], None]) -> Callable[[], None]:
+        """Receive the next piece of a slot."""
+        request = self._comm.Irecv([piece, self._byte], member, 1 + slot)
+        self._pending.append(request)
+        self._dones.append(done)
+
+        def take_back() -> None:
+            at = self._pending.index(request)
+            self._forget(at)
+            request.Cancel()
+            request.Wait()  # a local operation after Cancel, says the standard
+
+        return take_back
+
+    @_translated
+    def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
+        """Handle what has come and call what is done."""
+        happened = False
+        for _ in range(_RING):  # and not without end: others want their turn
+            if not self._ring[self._next].Test(self._status):
+                break
+            happened = True
+            at, status = self._next, self._status
+            handle(status.Get_source(), self._rooms[at][: status.Get_count(self._byte)])
+            self._ring[at].Start()
+            self._next = (at + 1) % _RING
+        for _ in range(_LOOKS):
+            if not self._pending:
+                break
+            if self._finish():
+                return True
+        return happened
+
+    def _finish(self) -> bool:
+        finished = self._testsome(self._pending)
+        if not finished:
+            return False
+        dones = [self._dones[at] for at in finished]
+        for at in sorted(finished, reverse=True):
+            self._forget(at)
+        for done in dones:
+            if done is not None:
+                done()
+        return True
+
+    def _forget(self, at: int) -> None:
+        """Take out an entry by moving the last one into its place."""
+        request, done = self._pending.pop(), self._dones.pop()
+        if at < len(self._pending):
+            self._pending[at], self._dones[at] = request, done
+
+    @property
+    def busy(self) -> bool:
+        """Whether a header or a piece is under way."""
+        return bool(self._pending)
+
+    @_translated
+    def close(self, *, agreed: bool) -> None:
+        """Take back the ring, and give back the communicator, which only all members together can."""
+        for request in self._ring:
+            request.Cancel()
+            request.Wait()
+            request.Free()
+        if agreed:
+            self._comm.Free()

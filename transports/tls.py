@@ -1,0 +1,78 @@
+"""Optional TLS for connections between processes: which files, and what is checked with them."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from transports.base import ArgumentError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+__all__ = ["Tls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Certificates for mutual TLS: both sides show theirs, both check the other's against one authority.
+
+    Host names are not checked: processes move between machines, and an authority that signs for one job vouches for
+    membership, not for an address. Give each job an authority of its own, or one that signs for nobody else.
+
+    Attributes:
+        certificate: PEM file with this process's certificate, and those between it and the authority.
+        key: PEM file with its private key, not encrypted.
+        authority: PEM file with the certificate of the authority that signed those of all processes.
+    """
+
+    certificate: str | PathLike[str]
+    key: str | PathLike[str]
+    authority: str | PathLike[str]
+
+    def check(self) -> None:
+        """Read the files now, so that a wrong one is known before anybody connects.
+
+        Raises:
+            ArgumentError: A file is missing, or not what it should be; names the files.
+        """
+        self._context(serving=True)
+        self._context(serving=False)
+
+    def wrap(self, stream: trio.abc.Stream, *, serving: bool) -> trio.SSLStream[trio.abc.Stream]:
+        """Encrypt a connection, over which nothing has been said yet; the first use shakes hands.
+
+        Errors of the encryption appear as `trio.BrokenResourceError` when the stream is used.
+
+        Args:
+            stream: The connection; the result owns it.
+            serving: Whether this side has accepted the connection.
+
+        Raises:
+            ArgumentError: As in `check`.
+        """
+        return trio.SSLStream(stream, self._context(serving=serving), server_side=serving)
+
+    def _context(self, *, serving: bool) -> ssl.SSLContext:
+        for name in (self.certificate, self.key, self.authority):
+            if not Path(name).is_file():
+                raise ArgumentError(f"TLS: no file {name}")
+        purpose = ssl.Purpose.CLIENT_AUTH if serving else ssl.Purpose.SERVER_AUTH
+        try:
+            context = ssl.create_default_context(purpose, cafile=self.authority)
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            files = f"certificate {self.certificate}, key {self.key}, authority {self.authority}"
+            raise ArgumentError(f"TLS: {files}: {error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; nobody is there to type a password")
