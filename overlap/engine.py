@@ -15,6 +15,7 @@ from trio.lowlevel import TrioToken
 from transports import Transport
 
 from .collectives.call import Call
+from .collectives.host import short_cut_wins
 from .direct import pieces, run_here
 from .future import Failure
 from .workers import INLINE_BYTES, Workers
@@ -32,13 +33,11 @@ __all__ = ["BaseEngine", "Engine"]
 
 
 class BaseEngine(ABC):
-    """Runs the operations of one process's ranks.
+    """Runs the operations of one process's ranks."""
 
-    Attributes:
-        direct: Whether an operation starts only when all its ranks have met, as those do that need no program.
-    """
-
-    direct: bool
+    @abstractmethod
+    def direct(self, size: int) -> bool:
+        """Whether operations of a group of that size start when all its ranks have met, for they need no program."""
 
     @abstractmethod
     def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
@@ -57,7 +56,6 @@ class Engine(BaseEngine):
     """Moves bytes: through shared memory, or as programs over a transport."""
 
     def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
-        self.direct = algorithm == "direct" or (algorithm is None and transport.shares_memory)
         self._algorithm = algorithm
         self._transport, self._cluster = transport, cluster
         self._token = token
@@ -68,6 +66,12 @@ class Engine(BaseEngine):
         self._quiet = copy_context()
         self._quiet.run(np.seterr, all="ignore")
         self._idle = trio.Event()
+
+    def direct(self, size: int) -> bool:
+        """Whether the short cut is taken: where it is asked for, or where it exists and costs least."""
+        if self._algorithm is None:
+            return self._transport.shares_memory and short_cut_wins(size)
+        return self._algorithm == "direct"
 
     def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
         """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""

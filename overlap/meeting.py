@@ -64,7 +64,7 @@ class Channel:
     def __init__(self, world: World, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
-        self.direct = world.engine.direct or len(set(members)) == 1  # a rank with itself needs no wire
+        self.direct = world.engine.direct(self.size) or len(set(members)) == 1  # a rank with itself needs no wire
         self.tag_base = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=5).digest(), "big") << 24
         self._world, self._engine = world, world.engine
         self._meetings: dict[int, Meeting] = {}

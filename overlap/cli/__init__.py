@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "measure a collective, a cost of the library, or everything against its aims",
     "topology": "draw a machine, its legal groups and rings",
     "plan": "say what a collective becomes on a machine, how long it takes, and why",
+    "validate": "compare predictions with published measurements, and say how far off they are",
 }
 """Every command and its line of help: `overlap --help` must not load them."""
 

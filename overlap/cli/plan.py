@@ -11,7 +11,7 @@ from topology import Cluster, cluster, format_ranks, parse_ranks
 
 from ..collectives.cost.reason import NAMES
 from ..collectives.generators import GENERATORS
-from ..collectives.select import Plan, plan
+from ..collectives.select import DIRECT, Plan, plan
 from ..units import format_bytes, format_ns, parse_bytes
 from .stepgrid import step_grid
 
@@ -80,7 +80,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     print("\n".join([*_summary(chosen), "", *_others(chosen, max(args.top, 0))]))
     if args.steps:
-        print("\n".join(["", *step_grid(chosen.schedule())]))
+        grid = ["no table: nothing is sent"] if chosen.algorithm == DIRECT else step_grid(chosen.schedule())
+        print("\n".join(["", *grid]))
     return 0
 
 

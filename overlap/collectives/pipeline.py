@@ -13,7 +13,7 @@ from .pattern import Ints
 from .schedule import COLUMNS, Schedule
 from .table import Table, adjacent_runs
 
-__all__ = ["joined", "pipelined", "rebuilt"]
+__all__ = ["joined", "pipelined", "rebuilt", "single_slots"]
 
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
@@ -33,7 +33,7 @@ def pipelined(schedule: Schedule, stages: Sequence[int], slices: int) -> Schedul
     starts = np.asarray(stages, np.int32)
     longest = int(np.diff(np.append(starts, schedule.steps)).max())
     k = schedule.slots_per_block
-    cells = _single_slots(schedule)
+    cells = single_slots(schedule)
     stage = np.searchsorted(starts, cells["step"], side="right") - 1
     blocks = []
     for number in range(slices):
@@ -64,7 +64,7 @@ def rebuilt(schedule: Schedule, blocks: Sequence[Columns], *, slots_per_block: i
     )
 
 
-def _single_slots(schedule: Schedule) -> Columns:
+def single_slots(schedule: Schedule) -> Columns:
     """Return the rows as rows of one slot each."""
     columns: Columns = {name: getattr(schedule, name) for name in COLUMNS}
     if (schedule.count == 1).all():

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from topology import Cluster, Link, Place
 
+from . import host
+
 __all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place"]
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -177,9 +179,14 @@ class _OnCluster(Placement):
     def __init__(self, numbering: _Numbering, ranks: Sequence[int]) -> None:
         self._of, self._world = numbering, np.asarray(ranks, np.int64)
         self.size = len(ranks)
-        self.device = np.unique(numbering.device[self._world], return_inverse=True)[1].astype(np.int64)
-        memory = numbering.cluster.machine.chip.memory_bytes_per_s
-        self.memory_bytes_per_s = memory.value if memory else None
+        machine = numbering.cluster.machine
+        # Ranks of the plain machine have a core each, and one memory for all of a node.
+        shares = numbering.unit if machine.devices is None else numbering.device
+        self.device = np.unique(shares[self._world], return_inverse=True)[1].astype(np.int64)
+        memory = machine.chip.memory_bytes_per_s
+        self.memory_bytes_per_s = (
+            memory.value if memory else host.MEMORY_BYTES_PER_S if machine.devices is None else None
+        )
 
     def wires(self) -> Wires:
         return self._of.wires()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import ScheduleError, UsageError
 from .generators import GENERATORS
 from .proof import verify
-from .schedule import ROOTED, Schedule
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -120,7 +121,7 @@ class Plan:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
 
         Raises:
-            ScheduleError: If the table does not compute the collective.
+            ScheduleError: If the table does not compute the collective, or there is none, as of the short cut.
         """
         return _proved(self._option, self.slices)
 
@@ -150,6 +151,8 @@ def plan(
     root: int = 0,
     pairs: Sequence[tuple[int, int]] | None = None,
     peer_direct: bool = True,
+    programs_only: bool = False,
+    algorithm: str | None = None,
 ) -> Plan:
     """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
 
@@ -162,14 +165,17 @@ def plan(
         root: Group rank of the root, for rooted collectives.
         pairs: Of a permute, in group ranks; every rank to the next one by default.
         peer_direct: Whether network adapters read device memory themselves; matters on dl1 only.
+        programs_only: Leave out the short cut through shared memory: what is asked for is a table.
+        algorithm: The only one to consider, in all its forms; any by default.
 
     Raises:
         UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
+        ScheduleError: If `algorithm` does not apply to the group.
         TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
     """
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
-    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct)
+    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm)
 
 
 @lru_cache(maxsize=4096)
@@ -182,7 +188,10 @@ def _plan(
     root: int,
     pairs: tuple[tuple[int, int], ...] | None,
     peer_direct: bool,
+    programs_only: bool,
+    algorithm: str | None,
 ) -> Plan:
+    from .cost.candidates import candidates
     from .cost.parameters import measured
 
     if op not in GENERATORS:
@@ -190,8 +199,11 @@ def _plan(
     if nbytes < 0:
         raise UsageError(f"nbytes: expected 0 or more, got {nbytes}")
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    options, rejected = _options(op, cluster, group, dtype, root, pairs, peer_direct)
-    priced = sorted(((option.price(nbytes), option) for option in options), key=lambda each: each[0].total_s)
+    options, rejected = candidates(op, cluster, group, dtype, root, pairs, peer_direct, algorithm)
+    options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
+    if not options:
+        raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
+    priced = _priced(options, nbytes)
     price, best = priced[0]
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
@@ -216,37 +228,15 @@ def _plan(
     )
 
 
-@lru_cache(maxsize=256)
-def _options(
-    op: str,
-    cluster: Cluster,
-    ranks: tuple[int, ...],
-    dtype: str,
-    root: int,
-    pairs: tuple[tuple[int, int], ...] | None,
-    peer_direct: bool,
-) -> tuple[list[Option], list[Rejected]]:
-    """Place every algorithm: what does not depend on the bytes."""
-    from .cost.flat import Request, flat_options
-    from .cost.geometry import Geometry
-    from .cost.hierarchy import two_level_options
-    from .cost.parameters import parameters
-    from .placement import place
-
-    cluster.check_group(ranks)
-    size = len(ranks)
-    if not 0 <= root < size:
-        raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
-    if pairs is None:
-        pairs = tuple((rank, (rank + 1) % size) for rank in range(size)) if size > 1 else ()
-    request = Request(
-        collective=op, geometry=Geometry(cluster=cluster, ranks=ranks), root=root if op in ROOTED else 0, pairs=pairs
-    )
-    figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
-    placement = place(cluster, ranks)
-    flat, rejected = flat_options(request, placement, figures)
-    composed, no_levels = two_level_options(request, placement, figures)
-    return [*flat, *composed], [*rejected, *no_levels]
+def _priced(options: Sequence[Option], nbytes: int) -> list[tuple[Price, Option]]:
+    """Return options with their prices, the cheapest first; an earlier one tells a later one what to beat."""
+    priced: list[tuple[Price, Option]] = []
+    below_s = inf
+    for option in options:
+        price = option.price(nbytes, below_s=below_s)
+        priced.append((price, option))
+        below_s = min(below_s, price.total_s)
+    return sorted(priced, key=lambda each: each[0].total_s)
 
 
 def _reason(winner: Breakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:

@@ -265,7 +265,7 @@ def encode(message: Message) -> bytes:
     """
     said = [type(message).__name__, *(getattr(message, field.name) for field in fields(message))]
     try:
-        data: bytes = msgpack.packb(said)
+        data: bytes = msgpack.packb(said, unicode_errors="backslashreplace")
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"a {said[0]} cannot be sent: {error}") from error
     if len(data) > FRAME_LIMIT_BYTES:

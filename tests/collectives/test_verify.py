@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import GENERATORS, Buffer, Op, Schedule, fits, generate, verify
+from overlap.collectives.generators.families import FROM_ROOT
 from overlap.collectives.provenance import Origin, contributors, wanted
 from overlap.collectives.table import Table
 from overlap.errors import ScheduleError
@@ -17,6 +18,7 @@ from .cases import NAMES, schedules
 from .counting import is_right
 
 TORI = [sides for n in (1, 2, 3) for sides in itertools.product(range(1, 5), repeat=n)]
+EVEN_TORI = [(6, 2), (2, 6), (6, 4), (4, 6), (6, 6), (10, 2), (1, 6), (6, 2, 2), (2, 6, 2)]
 SPREADING = ("all_reduce", "reduce_scatter", "all_gather")
 INSIDE = ("ring", "multi_ring", "mesh", "rdh", "kangaring", "swing", "bucket", "bruck")
 
@@ -38,6 +40,19 @@ def test_tori(sides: tuple[int, ...]) -> None:
             assert is_right(schedule), schedule
 
 
+@pytest.mark.parametrize("sides", EVEN_TORI, ids=str)
+def test_swing_takes_even_sides(sides: tuple[int, ...]) -> None:
+    for collective in SPREADING:
+        schedule = generate(collective, "swing", math.prod(sides), dims=sides)
+        verify(schedule)
+        assert is_right(schedule), schedule
+
+
+def test_swing_has_no_partners_on_odd_rings() -> None:
+    with pytest.raises(ScheduleError, match=r"swing needs even sides, got \(4, 3\); 'bucket' takes any"):
+        generate("all_reduce", "swing", 12, dims=(4, 3))
+
+
 @pytest.mark.parametrize("collective", SPREADING)
 @pytest.mark.parametrize("intra", INSIDE)
 @pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2)])
@@ -50,6 +65,68 @@ def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_siz
                 schedule = generate(collective, "hierarchical", nodes * local_size, **options)
                 verify(schedule)
                 assert is_right(schedule), (schedule, options)
+
+
+@pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> None:
+    pairs = [(intra, inter) for intra in INSIDE for inter in FROM_ROOT]
+    for number, (intra, inter) in enumerate(pairs):
+        if fits(intra, local_size):
+            for scatter, slices in (("binomial", 1), ("mesh", 3)):
+                options = {"nodes": nodes, "intra": intra, "inter": inter, "slices": slices, "scatter": scatter}
+                root = number % (nodes * local_size)
+                schedule = generate(collective, "hierarchical", nodes * local_size, root=root, **options)
+                verify(schedule)
+                assert is_right(schedule), (schedule, options)
+
+
+@pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
+def test_levels_of_blocks(collective: str, nodes: int, local_size: int) -> None:
+    known = [name for name in GENERATORS[collective] if name != "hierarchical"]
+    for intra, inter, slices in itertools.product(known, known, (1, 3)):
+        for root in range(nodes * local_size) if collective != "all_to_all" else (0,):
+            options = {"nodes": nodes, "intra": intra, "inter": inter, "slices": slices}
+            schedule = generate(collective, "hierarchical", nodes * local_size, root=root, **options)
+            verify(schedule)
+            assert is_right(schedule), (schedule, options)
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "broadcast", "reduce"])
+def test_between_nodes_only_ranks_of_one_place_talk(collective: str) -> None:
+    schedule = generate(collective, "hierarchical", 12, nodes=3)
+    crosses = schedule.src // 4 != schedule.dst // 4
+    assert (schedule.src % 4 == schedule.dst % 4)[crosses].all()
+    senders = set(schedule.src[crosses].tolist())
+    assert len({rank % 4 for rank in senders}) == 4, "all places of a node take part"
+
+
+def test_what_levels_cannot_be_made_of() -> None:
+    with pytest.raises(ScheduleError, match="no level can be 'ring' here; known are mesh, binomial"):
+        generate("broadcast", "hierarchical", 8, inter="ring")
+    with pytest.raises(ScheduleError, match="scatter: expected one of binomial, mesh, got 'chain'"):
+        generate("broadcast", "scatter_all_gather", 8, scatter="chain")
+    with pytest.raises(ScheduleError, match="no level can be 'chain' here; known are ring"):
+        generate("reduce", "reduce_scatter_gather", 8, gather="chain")
+
+
+@pytest.mark.parametrize("size", range(2, 34))
+def test_double_trees_share_the_work(size: int) -> None:
+    for schedule in (
+        generate("broadcast", "double_binary_tree", size, root=size // 2, slices=3),
+        generate("all_reduce", "double_binary_tree", size, slices=3),
+    ):
+        down = (schedule.src != schedule.dst) & (schedule.op == Op.MOVE)
+        half, src, dst, step = (
+            column[down] for column in (schedule.dslot // 3, schedule.src, schedule.dst, schedule.step)
+        )
+        inner = [set(src[half == tree].tolist()) - {schedule.root} for tree in (0, 1)]
+        if schedule.collective == "broadcast":
+            assert not inner[0] & inner[1]
+        for ends in (src, dst):
+            assert len(set(zip(step.tolist(), ends.tolist(), strict=True))) == len(ends), "one message a step"
+        assert (np.bincount(half) == 3 * (size - 1)).all()
 
 
 def test_hierarchy_reduces_inside_exchanges_between_spreads_inside() -> None:
@@ -85,6 +162,15 @@ def test_pipelining_overlaps_the_levels() -> None:
         ("all_gather", "bucket", 64, {"dims": (4, 4, 4)}, 9),
         ("broadcast", "binomial", 9, {}, 4),
         ("broadcast", "chain", 5, {"slices": 4}, 7),
+        ("broadcast", "double_binary_tree", 16, {"slices": 4}, 14),
+        ("broadcast", "scatter_all_gather", 9, {}, 12),
+        ("broadcast", "scatter_all_gather", 8, {"gather": "rdh"}, 6),
+        ("reduce", "reduce_scatter_gather", 8, {"gather": "rdh", "scatter": "mesh"}, 4),
+        ("broadcast", "hierarchical", 16, {"nodes": 4, "intra": "mesh", "scatter": "mesh"}, 4),
+        ("all_to_all", "hierarchical", 16, {"nodes": 4, "intra": "mesh", "inter": "mesh"}, 2),
+        ("gather", "hierarchical", 16, {"nodes": 4, "intra": "mesh", "inter": "mesh"}, 2),
+        ("scatter", "hierarchical", 16, {"nodes": 4, "intra": "mesh", "inter": "mesh"}, 2),
+        ("all_gather", "swing", 6, {}, 3),
         ("scatter", "binomial", 9, {}, 4),
         ("all_to_all", "pairwise", 6, {}, 5),
         ("all_to_all", "bruck", 6, {}, 3),
@@ -110,7 +196,7 @@ def test_rings_run_one_way(collective: str) -> None:
     remote = ring.src != ring.dst
     assert set(((ring.dst - ring.src)[remote] % 6).tolist()) == {1}
     cycle = [0, 1, 3, 2]
-    kanga = generate(collective, "kangaring", 8, order=cycle)
+    kanga = generate(collective, "kangaring", 8, orders=[cycle])
     away = kanga.src // 2 != kanga.dst // 2
     hops = set(zip(kanga.src[away].tolist(), kanga.dst[away].tolist(), strict=True))
     follows = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))

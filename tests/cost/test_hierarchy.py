@@ -7,17 +7,19 @@ import topology
 from overlap.collectives.cost import IDEAL, Parameters, cost, on, rounds
 from overlap.collectives.cost.flat import Request
 from overlap.collectives.cost.geometry import Geometry
-from overlap.collectives.cost.hierarchy import pipeline_s, two_level_options
+from overlap.collectives.cost.handed import handed_options
+from overlap.collectives.cost.hierarchy import two_level_options
+from overlap.collectives.cost.phased import pipeline_s
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 
 
-def options(name, collective, ranks=None, parameters=IDEAL):
+def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_level_options):
     cluster = topology.cluster(name)
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    request = Request(collective=collective, geometry=Geometry(cluster=cluster, ranks=group))
+    request = Request(collective=collective, geometry=Geometry(cluster=cluster, ranks=group), root=root)
     placement = place(cluster, group)
-    return placement, *two_level_options(request, placement, parameters)
+    return placement, *make(request, placement, parameters)
 
 
 def test_pipelined_phases():
@@ -101,8 +103,48 @@ def test_groups_that_are_no_nodes(name, ranks, why):
     assert [(each.algorithm, each.why) for each in rejected] == [("hierarchical", why)]
 
 
-def test_rooted_collectives_have_no_levels():
-    assert options("trn1.32xlarge x2", "broadcast")[1:] == ([], [])
+def test_a_permute_has_no_levels():
+    assert options("trn1.32xlarge x2", "permute")[1:] == ([], [])
+
+
+HALVES = tuple(range(8)) + tuple(range(32, 40))
+
+
+@pytest.mark.parametrize("root", [0, 5, 11])
+@pytest.mark.parametrize("collective", ["broadcast", "reduce", "all_to_all", "gather", "scatter"])
+def test_blocks_and_roots_have_levels_too(collective, root):
+    """Their tables are proved, whole and in slices, and take the phases' steps; phases that meet nowhere add up."""
+    placement, found, _ = options(
+        "trn1.32xlarge x2", collective, HALVES, root=0 if collective == "all_to_all" else root
+    )
+    assert len(found) == {"broadcast": 40, "reduce": 40, "all_to_all": 9, "gather": 4, "scatter": 4}[collective]
+    for option in found:
+        table = option.schedule(1)
+        verify(table)
+        verify(option.schedule(3))
+        assert (table.collective, table.size) == (collective, 16)
+        asked = rounds(table)
+        assert asked.steps == option.steps, option.detail
+        whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
+        if collective in ("all_to_all", "gather", "scatter"):
+            assert whole == pytest.approx(phases, rel=1e-12), option.detail
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "reduce"])
+def test_handing_out_and_gathering(collective):
+    """A rank that has handed something on need not get it again, so tables are at most as dear as their phases."""
+    placement, found, _ = options("trn1.32xlarge", collective, tuple(range(8)), root=3, make=handed_options)
+    assert len(found) == 10
+    same = 0
+    for option in found:
+        table = option.schedule(1)
+        verify(table)
+        asked = rounds(table)
+        assert asked.steps == option.steps
+        whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)
+        assert whole <= phases * (1 + 1e-12), option.detail
+        same += whole == pytest.approx(phases, rel=1e-12)
+    assert same
 
 
 def test_phases_share_what_they_work_on():

@@ -8,9 +8,10 @@ from overlap.collectives import generate
 from overlap.collectives.cost import on, rounds
 from overlap.collectives.cost.geometry import Geometry
 from overlap.collectives.generators.doubling import halving_doubling
+from overlap.collectives.generators.families import READINGS
 from overlap.collectives.generators.kangaring import kangaring
+from overlap.collectives.generators.layouts import device_cube, kangarings, relabelled, side_by_side
 from overlap.collectives.generators.ring import ring
-from overlap.collectives.layouts import READINGS, device_cube, kangarings, relabelled, side_by_side, two_levels
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 from overlap.errors import ScheduleError
@@ -33,9 +34,9 @@ def test_cubes_are_proved(collective, devices, each):
 
 @pytest.mark.parametrize("collective", READINGS)
 def test_kangarings_are_proved(collective):
-    pairs = [(0, 5), (3, 1), (2, 4), (7, 6)]
+    couples = [(0, 5), (3, 1), (2, 4), (7, 6)]
     orders = [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)]
-    schedule = READINGS[collective]("kangaring", kangarings(8, pairs, orders))
+    schedule = generate(collective, "kangaring", 8, couples=couples, orders=orders)
     verify(schedule)
     assert rounds(schedule).steps == 4 * (2 if collective == "all_reduce" else 1)
     assert rounds(schedule).sent_share == (7 / 8) * (2 if collective == "all_reduce" else 1)
@@ -43,12 +44,10 @@ def test_kangarings_are_proved(collective):
 
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("collective", READINGS)
-def test_two_levels_are_proved(collective, slices):
-    inside = device_cube(tiles(2, 2))
-    tables = [two_levels(collective, ring(3), inside, slices)]
-    if collective == "all_reduce":
-        tables.append(two_levels(collective, generate("all_reduce", "one_shot", 3), inside, slices))
-    for table in tables:
+def test_levels_take_fitted_algorithms(collective, slices):
+    fitted = {"nodes": 3, "intra": "rdh", "intra_options": {"devices": tiles(2, 2)}, "slices": slices}
+    for inter in ("ring", "one_shot") if collective == "all_reduce" else ("ring",):
+        table = generate(collective, "hierarchical", 12, inter=inter, **fitted)
         verify(table)
         assert (table.collective, table.size) == (collective, 12)
 
@@ -107,7 +106,8 @@ def test_all_wires_work_in_every_step_of_a_cube():
         (lambda: device_cube(tiles(3, 2)), "power of two devices"),
         (lambda: device_cube([(0, 1), (2,)]), "equally many ranks"),
         (lambda: relabelled(halving_doubling(4), [0, 1, 2, 2]), "each of 0..3 once"),
-        (lambda: kangarings(4, [(0, 1), (1, 3)], [(0, 1)]), "each of 0..3 once"),
+        (lambda: kangarings(4, couples=[(0, 1), (1, 3)], orders=[(0, 1)]), "each of 0..3 once"),
+        (lambda: generate("all_gather", "rdh", 8, devices=tiles(2, 2)), "those of all 8 ranks"),
     ],
 )
 def test_what_cannot_be(make, message):

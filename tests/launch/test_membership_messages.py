@@ -160,3 +160,8 @@ def test_messages_are_values() -> None:
     assert [Ready(), Waiting(missing=[1])] == [Ready(), Waiting(missing=[1])]
     assert Tell(body={}) != Told(member=0, body={})
     assert Given(name="", turn=0, parts=[]) != Give(name="", turn=0, blob=b"")
+
+
+def test_text_that_is_no_text_is_sent_readably() -> None:
+    """Names of files may hold lone surrogates; what a failing member says must leave nevertheless."""
+    assert read(encode(Tell(body={"text": "a\udcff"}))) == [Tell(body={"text": "a\\udcff"})]

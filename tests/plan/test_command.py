@@ -34,23 +34,24 @@ def test_the_whole_page(run):
 all_gather of 1 MiB float32 on 64 ranks (0-63) of trn2.48xlarge
 
   mesh
-  predicted     28 us
-  why           3% faster than rdh (over 16 devices as a cube): 7.84 us less for
-                starting steps, but 14.3 us more for bytes on wires
-  time goes to  7.14 us starting steps, 1.5 us latency, 19.3 us bytes on wires,
-                59.5 ns copies in memory
+  predicted     26.7 us
+  why           7% faster than rdh (over 16 devices as a cube): 7.84 us less for
+                starting steps, but 13.4 us more for bytes on wires
+  time goes to  7.14 us starting steps, 1.5 us latency, 18 us bytes on wires,
+                61.1 ns copies in memory
   steps         1
   bytes         1008 KiB sent by the busiest rank
   hops          1 neuronlink, on the longest way of every step
-  busiest link  neuronlink device 0.0 -> device 0.1, 19.3 us of bytes
+  busiest link  neuronlink device 0.0 -> device 0.1, 18 us of bytes
 
 alternatives:
-   28.8 us      +3%  rdh (over 16 devices as a cube)
-   61.8 us    +121%  recursive_doubling
+   28.5 us      +7%  rdh (over 16 devices as a cube)
+   59.4 us    +122%  recursive_doubling
   and 4 slower ones (--top 6)
   swing does not apply: it needs one rank on each device of a torus, in order
   bucket does not apply: it needs one rank on each device of a torus, in order
   hierarchical does not apply: all ranks are on one node
+  direct does not apply: it is for ranks of one process, which share all memory
 """
     )
 
@@ -75,7 +76,7 @@ def test_json(run):
     assert found["bytes_per_rank"] > 0
     assert set(found["hops"]) == {"chip", "neuronlink", "efa"}
     assert sum(found["breakdown"].values()) == pytest.approx(found["predicted_s"])
-    assert {each["algorithm"] for each in found["not_applicable"]} == {"kangaring", "swing", "bucket"}
+    assert {each["algorithm"] for each in found["not_applicable"]} == {"kangaring", "swing", "bucket", "direct"}
     assert found["extrapolated"] is True
 
 
@@ -96,6 +97,15 @@ def test_the_plain_machine_has_as_many_ranks_as_asked_for(run):
     assert "on 7 ranks (0-6) of local" in run("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "0-6")[1]
     two = json.loads(run("all_reduce", "--bytes", "8", "--cluster", "local x2", "--ranks", "0-3", "--json")[1])
     assert (two["cluster"], two["algorithm"] != "") == ("local x2", True)
+
+
+def test_the_short_cut_is_priced_and_has_no_table(run):
+    words = ("all_reduce", "--bytes", "1MiB", "--cluster", "local", "--ranks", "0-3")
+    out = run(*words, "--steps")[1]
+    assert out.splitlines()[2] == "  direct"
+    assert "  time goes to  40 us launch, 336 us copies in memory" in out
+    assert out.endswith("no table: nothing is sent\n")
+    assert json.loads(run(*words, "--json")[1])["algorithm"] == "direct"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ class Efa(Transport):
                 peer.tick(limit, self._silence_s)
 
     async def aclose(self) -> None:
-        """Fail what has not met its other end; finish the rest; say goodbye. Gives up two seconds after anything has moved."""
+        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
         closed, self._closed = self._closed, True
         if not closed:
             for peer in self._processes.values():

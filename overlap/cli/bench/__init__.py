@@ -1,32 +1,42 @@
 """`overlap bench OP`: measure, always check, and print it as nccl-tests does.
 
-`sweep` says which cases, `operations` and `data` what they are, `sampling` how a time is taken; `measure` takes it on
-our ranks and `peers` (with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `costs` are the library's
-own, with those of its `schedules`; `aims` are all speeds with an aim; `table` and `report` tell, `session` goes through
-it all.
+`sweep` says which cases, `operations` and `data` what they are, `layout` where their ranks are, `sampling` how a time is
+taken; `measure` takes it on our ranks in this process, `nodes` (with `member` in each process) on several, and `peers`
+(with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `process` starts them all. `costs` are the library's
+own, with those of its `schedules`; `peer_direct` compares with and without, `hosts` is a training step between two
+emulated machines; `aims` are all speeds with an aim; `table` and `report` tell, `session` goes through it all.
 """
 
 from __future__ import annotations
 
 import argparse
 
+from ...settings import TRANSPORTS
+from ..nodeoptions import count
+
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
 
 OP is a collective by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
 all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier), or
-  issue    time until all_reduce() returns its future
-  span     time to record a span of the timeline
-  import   what `import overlap` adds to trio and numpy
-  startup  32 ranks up and down; `overlap run` of a trivial script
-  schedule prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
-  all      every speed this library aims at, but the proof of 4096 ranks, and whether it is met
+  issue     time until all_reduce() returns its future
+  span      time to record a span of the timeline
+  import    what `import overlap` adds to trio and numpy
+  startup   32 ranks up and down; `overlap run` of a trivial script
+  schedule  prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
+  two_hosts a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
+  all       every speed this library aims at, but the last two, and whether it is met
+
+Without OP, --peer-direct both measures all_reduce, all_gather and reduce_scatter at 32 MB, through a bounce buffer and
+with Peer Direct, side by side.
 """
 
 _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
+  overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, joined by Unix sockets
+  overlap bench --peer-direct both --tcp
   overlap bench all --json result.json
 
 Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
@@ -45,7 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("operation", metavar="OP", help="what to measure")
+    add("operation", nargs="?", metavar="OP", help="what to measure")
     add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
     add("-e", "--maxbytes", metavar="SIZE", help="largest size; default 64M")
     add("-f", "--stepfactor", type=float, metavar="X", help="from one size to the next, times X; default 2")
@@ -56,10 +66,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-o", "--op", default="sum", metavar="OP", help="sum, mean (or avg), max, min, prod; default sum")
     add("-r", "--root", type=int, default=0, metavar="RANK", help="of broadcast, reduce, gather, scatter; default 0")
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
-    add("--ranks", default="2", metavar="N[,N...]", help="sizes of the world; default 2")
+    add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")
     add("--in-place", action="store_true", help="put results into the memory of the inputs")
     add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
     add("--vs", metavar="PEERS", help="also measure gloo, mpi: if both can, in place, one after the other")
+    add("--nnodes", type=count, metavar="N", help="spread the ranks over N processes of this machine")
+    add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")
+    add("--rails", metavar="R", help="connections between two nodes: 4")
+    add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
+    add("--transport", choices=TRANSPORTS, help="what joins the nodes: sockets (efa) or an MPI library")
     add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
     parser.set_defaults(main=main)
 
@@ -70,8 +85,6 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option cannot be meant; nothing has been measured then.
     """
-    from .session import EVERYTHING, WORDS, measure_collective, measure_costs, measure_everything
+    from .session import measure
 
-    if args.operation == EVERYTHING:
-        return measure_everything(args)
-    return measure_costs(args) if args.operation in WORDS else measure_collective(args)
+    return measure(args)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...units import format_bytes, format_ns
 from .costs import COSTS, Cost
-from .measure import measure
+from .layout import Layout
+from .measure import Measurement
+from .nodes import measure_rows
 from .operations import NAMES, Case
 from .peer import Spec
 from .peers import Peer, PeerResult, PeerUnavailableError, measure_peer
@@ -51,11 +53,47 @@ class Figure:
         return self.value >= self.aim if self.unit == "ratio" else self.value <= self.aim
 
 
-BANDWIDTH_AIMS = {  # (ranks, bytes) of an all-reduce in place: how many times as fast as each peer, at least
-    (2, MIB): {"gloo": 5.0, "mpi": 1.0},
-    (2, 64 * MIB): {"gloo": 5.0, "mpi": 3.0},
-    (4, 64 * MIB): {"gloo": 5.0, "mpi": 3.0},
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """An all-reduce in place on our ranks, and right after them on those of peers.
+
+    Attributes:
+        ranks: Size of the world; a peer has a process for each.
+        layout: Where ours are.
+        aims: For each size in bytes, how many times as fast as each peer, at least.
+    """
+
+    ranks: int
+    layout: Layout
+    aims: Mapping[int, Mapping[str, float]]
+
+    def cases(self) -> list[Case]:
+        """Return the rows."""
+        return [_case(self.ranks, nbytes) for nbytes in self.aims]
+
+    def describe(self, nbytes: int) -> str:
+        """Say what is reduced between whom."""
+        if self.layout.nodes == 1:
+            return f"{format_bytes(nbytes)}, {self.ranks} ranks"
+        wires = "TCP" if self.layout.tcp else "Unix"
+        each = self.ranks // self.layout.nodes
+        return f"{format_bytes(nbytes)}, {self.layout.nodes} nodes x {each} rank{'s' * (each > 1)}, {wires}"
+
+    def name(self, nbytes: int) -> str:
+        """Return a stable name."""
+        name = f"all_reduce/{nbytes}/{self.ranks}"
+        return name if self.layout.nodes == 1 else f"{name}/{self.layout.nodes}_{'tcp' if self.layout.tcp else 'unix'}"
+
+
+_ONE, _TWO, _TWO_TCP = Layout(), Layout(nodes=2), Layout(nodes=2, tcp=True)
+
+CONTESTS = (
+    Contest(ranks=2, layout=_ONE, aims={MIB: {"gloo": 5.0, "mpi": 1.0}, 64 * MIB: {"gloo": 5.0, "mpi": 3.0}}),
+    Contest(ranks=4, layout=_ONE, aims={64 * MIB: {"gloo": 5.0, "mpi": 3.0}}),
+    Contest(ranks=2, layout=_TWO, aims={8: {"gloo": 2.0}, 64 * MIB: {"gloo": 1.7}}),
+    Contest(ranks=2, layout=_TWO_TCP, aims={64 * MIB: {"gloo": 1.2}}),
+    Contest(ranks=4, layout=_TWO, aims={64 * MIB: {"gloo": 2.0}}),
+)
 
 LATENCY_AIMS_NS = {2: 30e3, 8: 60e3}  # ranks: 8 bytes, at most
 
@@ -80,9 +118,10 @@ def figures(sampling: Sampling, peers: Sequence[Peer]) -> Iterator[Figure | str]
         if cost.in_all:
             yield cost_figure(cost, sampling)
     for ranks, aim_ns in LATENCY_AIMS_NS.items():
-        yield _all_reduce(_case(ranks, 8), sampling, aim_ns)
-    for ranks in dict.fromkeys(ranks for ranks, _ in BANDWIDTH_AIMS):
-        yield from _against(ranks, sampling, peers)
+        [row] = measure_rows([_case(ranks, 8)], sampling, Layout())
+        yield _measured(f"all_reduce/8/{ranks}", f"8 B, {ranks} ranks", row, aim_ns)
+    for contest in CONTESTS:
+        yield from _held(contest, sampling, peers)
 
 
 def cost_figure(cost: Cost, sampling: Sampling) -> Figure:
@@ -90,19 +129,24 @@ def cost_figure(cost: Cost, sampling: Sampling) -> Figure:
     return _ours(cost.name, cost.text, cost.measure(sampling), COST_AIMS_NS[cost.name])
 
 
-def _against(ranks: int, sampling: Sampling, peers: Sequence[Peer]) -> Iterator[Figure | str]:
+def _held(contest: Contest, sampling: Sampling, peers: Sequence[Peer]) -> Iterator[Figure | str]:
     """Measure ours, then each peer, never two at a time."""
-    cases = [_case(ranks, nbytes) for size, nbytes in BANDWIDTH_AIMS if size == ranks]
-    ours = [_all_reduce(case, sampling, None) for case in cases]
+    cases = contest.cases()
+    ours = [
+        _measured(contest.name(row.case.size_bytes), contest.describe(row.case.size_bytes), row, None)
+        for row in measure_rows(cases, sampling, contest.layout)
+    ]
     yield from ours
     for peer in peers:
+        if not any(peer.name in aims for aims in contest.aims.values()):
+            continue
         try:
             result = measure_peer(peer, Spec.of(cases, sampling))
         except PeerUnavailableError as missing:
             yield str(missing)
             continue
         for index, case in enumerate(cases):
-            yield _peer_figure(case, result, index, ours[index])
+            yield _peer_figure(contest, case, result, index, ours[index])
 
 
 def _case(ranks: int, nbytes: int) -> Case:
@@ -111,37 +155,32 @@ def _case(ranks: int, nbytes: int) -> Case:
     )
 
 
-def _all_reduce(case: Case, sampling: Sampling, aim_ns: float | None) -> Figure:
-    measured = measure(case, sampling)
-    text = f"all_reduce, {_described(case)}"
-    figure = _ours(f"all_reduce/{case.size_bytes}/{case.ranks}", text, measured.times, aim_ns)
-    return replace(figure, wrong=measured.wrong or 0)
+def _measured(name: str, described: str, row: Measurement, aim_ns: float | None) -> Figure:
+    return replace(_ours(name, f"all_reduce, {described}", row.times, aim_ns), wrong=row.wrong or 0)
 
 
 def _ours(name: str, text: str, times: Times, aim_ns: float | None) -> Figure:
     return Figure(name=name, text=text, value=times.median_ns, unit="ns", aim=aim_ns, times=times)
 
 
-def _peer_figure(case: Case, result: PeerResult, index: int, ours: Figure) -> Figure:
-    times = result.times[index]
+def _peer_figure(contest: Contest, case: Case, result: PeerResult, index: int, ours: Figure) -> Figure:
+    times, nbytes = result.times[index], case.size_bytes
     return Figure(
         name=f"{ours.name}/{result.name}",
-        text=f"  {_described(case)}: as fast as {result.name} ({format_ns(times.median_ns)})",
+        text=f"  {contest.describe(nbytes)}: as fast as {result.name} ({format_ns(times.median_ns)})",
         value=ratio(times, ours.times),
         unit="ratio",
-        aim=BANDWIDTH_AIMS[case.ranks, case.size_bytes][result.name],
+        aim=contest.aims[nbytes].get(result.name),
         times=times,
         wrong=result.wrong[index],
     )
 
 
-def _described(case: Case) -> str:
-    return f"{format_bytes(case.size_bytes)}, {case.ranks} ranks"
-
-
 # -- text --------------------------------------------------------------------------------------------------------
 
-HEADING = f"{'# figure':<44}{'median':>9}  {'p10 - p90':<19}{'aim':<10}".rstrip()
+_WIDTH = 56
+
+HEADING = f"{'# figure':<{_WIDTH}}{'median':>9}  {'p10 - p90':<19}{'aim':<10}".rstrip()
 
 
 def line(figure: Figure) -> str:
@@ -154,7 +193,7 @@ def line(figure: Figure) -> str:
         spread = f"{format_ns(figure.times.p10_ns)} - {format_ns(figure.times.p90_ns)}"
         aim = "" if figure.aim is None else f"<= {format_ns(figure.aim)}"
     told = {None: "", True: "met", False: "missed"}[figure.met]
-    return f"{figure.text:<44}{shown:>9}  {spread:<19}{aim:<10} {told}".rstrip()
+    return f"{figure.text:<{_WIDTH}}{shown:>9}  {spread:<19}{aim:<10} {told}".rstrip()
 
 
 def verdict(told: Sequence[Figure]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import TypeAlias
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from . import data
 from .operations import Case
 from .sampling import Sampling, Times, slowest
 
-__all__ = ["Measurement", "measure"]
+__all__ = ["Measurement", "Told", "measure", "measurement", "on_rank"]
+
+Told: TypeAlias = "list[list[int]]"
+"""Of each rank: how many elements were wrong, then its samples in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +54,24 @@ def measure(
     algorithm: str | None = None,
     clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> Measurement:
-    """Run one case in a world of its own."""
-    batch = sampling.batch(case.size_bytes)
+    """Run one case in a world of its own, in this process."""
     with imposed(Settings()):  # a launcher's would change what is measured
-        told = run(_on_rank, case, sampling, batch, check, clock_ns, ranks=case.ranks, algorithm=algorithm)
-    times = slowest([samples for samples, _ in told], batch=batch)
-    return Measurement(case=case, times=times, wrong=sum(wrong for _, wrong in told) if check else None)
+        told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
+    assert told is not None, "rank 0 is told"
+    return measurement(case, sampling, told, check=check)
 
 
-async def _on_rank(
-    rank: Rank, case: Case, sampling: Sampling, batch: int, check: bool, clock_ns: Callable[[], int]
-) -> tuple[list[int], int]:
-    issue = case.operation.issue
+def measurement(case: Case, sampling: Sampling, told: Told, *, check: bool) -> Measurement:
+    """Summarise what rank 0 was told by all."""
+    times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
+    return Measurement(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
+
+
+async def on_rank(
+    rank: Rank, case: Case, sampling: Sampling, check: bool = True, clock_ns: Callable[[], int] = perf_counter_ns
+) -> Told | None:
+    """Measure a case on one rank of a world, which may span processes; tell rank 0."""
+    issue, batch = case.operation.issue, sampling.batch(case.size_bytes)
     x, out = case.buffers(rank.rank)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
@@ -72,7 +82,8 @@ async def _on_rank(
                 await future
         samples.append(clock_ns() - begun_ns)
     wrong = await _count_wrong(rank, case) if check else 0
-    return samples[sampling.warmup :], wrong
+    told = await rank.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
+    return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:

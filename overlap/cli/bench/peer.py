@@ -27,7 +27,7 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What all ranks of a peer measure: the table's rows, as text for a command line.
+    """What the ranks of other processes measure: the table's rows, as text for a command line.
 
     Attributes:
         operation: Name.
@@ -39,6 +39,7 @@ class Spec:
         in_place: Whether results go into the memory of inputs.
         iters: Samples.
         warmup: Samples before those.
+        check: Whether to look at the results, outside the timed loop.
     """
 
     operation: str
@@ -50,9 +51,10 @@ class Spec:
     in_place: bool
     iters: int
     warmup: int
+    check: bool = True
 
     @classmethod
-    def of(cls, cases: Sequence[Case], sampling: Sampling) -> Spec:
+    def of(cls, cases: Sequence[Case], sampling: Sampling, *, check: bool = True) -> Spec:
         """Ask for these rows, which differ in their counts only."""
         first = cases[0]
         return cls(
@@ -65,6 +67,7 @@ class Spec:
             in_place=first.in_place,
             iters=sampling.iters,
             warmup=sampling.warmup,
+            check=check,
         )
 
     @classmethod
@@ -131,10 +134,10 @@ class Fabric(ABC):
 
 def measure_rows(fabric: Fabric, spec: Spec) -> list[dict[str, object]]:
     """Measure every row; a row has `samples_ns` for each rank, and the count of wrong elements."""
-    return [_measure(fabric, case, spec.sampling()) for case in spec.cases()]
+    return [_measure(fabric, case, spec.sampling(), check=spec.check) for case in spec.cases()]
 
 
-def _measure(fabric: Fabric, case: Case, sampling: Sampling) -> dict[str, object]:
+def _measure(fabric: Fabric, case: Case, sampling: Sampling, *, check: bool) -> dict[str, object]:
     act = fabric.action(case, *case.buffers(fabric.rank))
     batch = sampling.batch(case.size_bytes)
     samples = []
@@ -144,7 +147,8 @@ def _measure(fabric: Fabric, case: Case, sampling: Sampling) -> dict[str, object
         for _ in range(batch):
             act()
         samples.append(perf_counter_ns() - begun_ns)
-    told = fabric.gather(np.array([_count_wrong(fabric, case), *samples[sampling.warmup :]], np.int64))
+    wrong = _count_wrong(fabric, case) if check else 0
+    told = fabric.gather(np.array([wrong, *samples[sampling.warmup :]], np.int64))
     return {"wrong": sum(numbers[0] for numbers in told), "samples_ns": [numbers[1:] for numbers in told]}
 
 

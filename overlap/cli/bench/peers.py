@@ -20,15 +20,13 @@ import ml_dtypes
 
 from ... import OverlapError, UsageError
 from .peer import Spec
-from .process import environment
+from .process import end, environment
 from .sampling import Times, slowest
 
 __all__ = ["PEERS", "Peer", "PeerResult", "PeerUnavailableError", "measure_peer", "peers_named"]
 
 TIMEOUT_S = 600.0
 """Absolute, for all rows of one peer: gloo needs about a minute for the slowest table here."""
-
-GRACE_S = 5.0
 
 _OPS = ("sum", "prod", "max", "min")
 
@@ -100,7 +98,7 @@ def measure_peer(peer: Peer, spec: Spec) -> PeerResult:
         errors = stack.enter_context(TemporaryFile())
         ranks = peer.start(spec.ranks, command, errors)
         for rank in ranks:
-            stack.callback(_end, rank)
+            stack.callback(end, rank)
         told = _told(peer, ranks, errors)
     return _result(peer, told, spec)
 
@@ -129,19 +127,6 @@ def _result(peer: Peer, told: bytes, spec: Spec) -> PeerResult:
         times=tuple(slowest(row["samples_ns"], batch=batch) for row, batch in zip(rows, batches, strict=True)),
         wrong=tuple(row["wrong"] for row in rows),
     )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind, however we got here."""
-    if process.poll() is None:
-        process.terminate()  # mpiexec takes its ranks along
-        try:
-            process.wait(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _start_gloo(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[subprocess.Popen[bytes]]:

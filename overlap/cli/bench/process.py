@@ -1,11 +1,21 @@
-"""What the processes that the bench starts find in their environment."""
+"""The processes that the bench starts: what they find in their environment, what they say, and that they end."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["environment"]
+from ... import OverlapError
+from ...launch.environment import without_membership
+
+__all__ = ["end", "environment", "hear", "start"]
+
+GRACE_S = 5.0
 
 _ROOT = str(Path(__file__).parents[3])
 
@@ -25,3 +35,57 @@ def environment(*, bytecode: str | None = None) -> dict[str, str]:
         changed.pop("PYTHONDONTWRITEBYTECODE", None)
         changed["PYTHONPYCACHEPREFIX"] = bytecode
     return changed
+
+
+def start(
+    options: Sequence[str],
+    program: Sequence[str],
+    *,
+    before: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `overlap run OPTIONS -m PROGRAM`; what goes wrong there it tells on stderr itself.
+
+    Settings of this process's own environment do not reach the program.
+
+    Args:
+        options: Of `overlap run`.
+        program: The module and its arguments.
+        before: A command that runs this one.
+        variables: Further environment variables.
+    """
+    command = [*before, sys.executable, "-m", "overlap", "run", *options, "--no-prefix", "-m", *program]
+    plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
+    environ = without_membership(plain) | dict(variables or {})
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environ)
+
+
+def hear(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any]]:
+    """Yield each line of JSON that the first process prints, as soon as it does, and see all of them end.
+
+    Raises:
+        OverlapError: If one fails, after the last line.
+    """
+    try:
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            yield json.loads(line)
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise OverlapError(f"a process that was to be measured ended with exit code {max(codes)}; see above")
+    finally:
+        for process in processes:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Leave no process behind, however we got here: mpiexec and `overlap run` take along what they have started."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

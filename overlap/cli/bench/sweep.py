@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from ... import UsageError
 from ...collectives.select import check_algorithm
+from ...settings import parse_rails
 from ...units import parse_bytes
+from .layout import Layout
 from .operations import Case, Operation, blocks, dtype_named, find, redop_named
 from .sampling import Sampling
 
-__all__ = ["cases", "sampling", "world_sizes"]
+__all__ = ["cases", "layouts", "sampling", "world_sizes"]
 
 DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
@@ -45,7 +47,7 @@ def cases(args: argparse.Namespace, *, others: tuple[str, ...] = ()) -> list[lis
             )
             for size in sizes
         ]
-        for ranks in world_sizes(args.ranks, fewest=operation.fewest_ranks)
+        for ranks in world_sizes(_ranks(args), fewest=operation.fewest_ranks, nodes=args.nnodes)
     ]
 
 
@@ -62,17 +64,56 @@ def sampling(args: argparse.Namespace) -> Sampling:
     return Sampling(iters=args.iters, warmup=args.warmup_iters)
 
 
-def world_sizes(text: str, *, fewest: int = 1) -> list[int]:
+def layouts(args: argparse.Namespace) -> tuple[Layout, ...]:
+    """Return where the ranks are to be: one layout, or those without and with Peer Direct.
+
+    Raises:
+        UsageError: If an option speaks of nodes, and there is only this process.
+    """
+    both = args.peer_direct == "both"
+    nodes = args.nnodes or (2 if both else 1)
+    if nodes == 1:
+        _check_no_node_options(args)
+    if args.rails is not None:
+        _check_rails(args.rails)
+    return tuple(
+        Layout(nodes=nodes, tcp=args.tcp, rails=args.rails, peer_direct=direct, transport=args.transport or "auto")
+        for direct in ((False, True) if both else (args.peer_direct != "off",))
+    )
+
+
+def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list[int]:
     """Read a list such as `2,4`.
 
     Raises:
-        UsageError: If it is none, or a world is too small.
+        UsageError: If it is none, a world is too small, or its ranks cannot be spread evenly over the nodes.
     """
     words = text.split(",")
     for word in words:
         if not word.strip().isdecimal() or int(word) < fewest:
             raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
+        if nodes is not None and int(word) % nodes:
+            raise UsageError(f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}")
     return [int(word) for word in words]
+
+
+def _ranks(args: argparse.Namespace) -> str:
+    """One rank on each node unless the user knows better, and never less than it takes to communicate."""
+    return args.ranks or str(max(2, args.nnodes or 1))
+
+
+def _check_no_node_options(args: argparse.Namespace) -> None:
+    given = {"--tcp": args.tcp, "--rails": args.rails, "--peer-direct": args.peer_direct, "--transport": args.transport}
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")
+
+
+def _check_rails(text: str) -> None:
+    try:
+        parse_rails(text)
+    except UsageError as error:
+        raise UsageError(f"--rails: {error}") from None
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...collectives.kinds import Collective
+from .layout import Layout
 from .measure import Measurement
 from .operations import Case
 from .peers import PeerResult
@@ -28,12 +29,12 @@ _COLUMNS = (
 )
 
 
-def title(case: Case, sampling: Sampling) -> str:
+def title(case: Case, sampling: Sampling, layout: Layout) -> str:
     """Say what is measured and how, in lines that begin with #."""
     place = "in place" if case.in_place else "out of place"
     factor = case.operation.kind.traits.busbw_factor
     text = (
-        f"{case.operation.name}, {place}, ranks in one process\n{sampling.describe()}\n"
+        f"{case.operation.name}, {place}, {layout.describe()}\n{sampling.describe()}\n"
         f"GB is 10^9 bytes; busbw = algbw * {factor} with n ranks"
     )
     return "\n".join(f"# {line}" for line in text.splitlines())

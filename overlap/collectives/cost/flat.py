@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
-from ..generators import GENERATORS, bruck, doubling, generate, mesh, ring, torus
-from ..layouts import READINGS, device_cube, kangarings
-from ..pattern import Pattern
+from ..generators import GENERATORS, generate
+from ..generators.families import READINGS, SLICED
 from ..placement import Placement
 from ..schedule import ROOTED, Schedule
 from .geometry import Geometry
-from .option import Flat, Rejected
+from .option import Flat, Option, Rejected
 from .parameters import Parameters
-from .placed import on
+from .placed import Placed, on
 from .rings import ring_rounds
 from .rounds import Rounds, rounds
+from .sliced import Sliced
 
-__all__ = ["Expansion", "Request", "expanded", "flat_options", "pattern_of"]
+__all__ = ["ELSEWHERE", "Expansion", "Request", "expanded", "fitted", "flat_options"]
+
+ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
+"""Algorithms that are costed phase by phase."""
 
 # Beyond this many ranks tables of p * p messages are neither generated nor costed where others exist.
 _MOST_DIRECT = 512
 _DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
-
-Fit: TypeAlias = tuple[str, Callable[[], Pattern]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +37,18 @@ class Request:
         geometry: of the group.
         root: of a rooted collective.
         pairs: of a permute.
+        algorithm: the only one to consider; any if None.
     """
 
     collective: str
     geometry: Geometry
     root: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
+    algorithm: str | None = None
+
+    def considers(self, algorithm: str) -> bool:
+        """Return whether an algorithm is asked for."""
+        return self.algorithm in (None, algorithm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,58 +58,62 @@ class Expansion:
     Attributes:
         detail: what distinguishes it on this group; may be empty.
         rounds: what it does.
-        make: generates its table.
+        make: generates its table; takes further options of the algorithm.
     """
 
     detail: str
     rounds: Rounds
-    make: Callable[[], Schedule]
+    make: Callable[..., Schedule]
 
 
-def flat_options(request: Request, placement: Placement, parameters: Parameters) -> tuple[list[Flat], list[Rejected]]:
+def flat_options(request: Request, placement: Placement, parameters: Parameters) -> tuple[list[Option], list[Rejected]]:
     """Fit every algorithm of a collective to a group.
 
     Returns:
         Those that apply, and the reasons of those that do not.
     """
-    options: list[Flat] = []
+    options: list[Option] = []
     rejected: list[Rejected] = []
     for algorithm in GENERATORS[request.collective]:
-        if algorithm == "hierarchical":
+        if algorithm in ELSEWHERE or not request.considers(algorithm):
             continue
-        found = expanded(request, algorithm)
+        found = expanded(request, algorithm, slices=1)
         if isinstance(found, Rejected):
             rejected.append(found)
         else:
-            placed = on(placement, found.rounds, parameters=parameters)
-            options.append(Flat(algorithm, found.detail, placed, found.make))
+            options.append(_option(algorithm, found, placement, parameters))
     return options, rejected
 
 
-def expanded(request: Request, algorithm: str) -> Expansion | Rejected:
-    """Fit one algorithm to a group."""
+def _option(algorithm: str, found: Expansion, placement: Placement, parameters: Parameters) -> Option:
+    whole = on(placement, found.rounds, parameters=parameters)
+    if algorithm not in SLICED:
+        return Flat(algorithm, found.detail, whole, found.make)
+
+    def placed(slices: int) -> Placed:
+        return on(placement, rounds(found.make(slices=slices)), parameters=parameters)
+
+    return Sliced(algorithm, whole, placed, lambda slices: found.make(slices=slices))
+
+
+def expanded(request: Request, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
+    """Fit one algorithm to a group; one that sends slices, with so many of them, or with its default."""
     g, collective = request.geometry, request.collective
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
         why = f"its table grows with the square of {g.size} ranks"
+    if algorithm == "chain" and g.size > _MOST_DIRECT:
+        why = f"it has as many steps as there are ranks, {g.size}"
     if why is not None:
         return Rejected(algorithm=algorithm, why=why)
-    detail, make = _table(request, algorithm)
+    detail, options = fitted(algorithm, g) if collective in READINGS else ("", {})
+    root = request.root if collective in ROOTED else 0
+    make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
     if algorithm in ("ring", "multi_ring") and g.size > 1:
         asked = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
     else:
-        asked = rounds(make())
+        asked = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
     return Expansion(detail=detail, rounds=asked, make=make)
-
-
-def _table(request: Request, algorithm: str) -> tuple[str, Callable[[], Schedule]]:
-    """Return what distinguishes an algorithm on this group, and its generator."""
-    g, collective = request.geometry, request.collective
-    if collective in READINGS and (fit := pattern_of(algorithm, g)) is not None:
-        detail, pattern = fit
-        return detail, lambda: READINGS[collective](algorithm, pattern())
-    root = request.root if collective in ROOTED else 0
-    return "", lambda: generate(collective, algorithm, g.size, root=root, pairs=request.pairs)
 
 
 def why_not(algorithm: str, g: Geometry) -> str | None:
@@ -130,34 +141,24 @@ def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
     grid = g.grid()
     if grid is None or not all(grid.wraps):
         return "it needs one rank on each device of a torus, in order"
-    if algorithm == "swing" and any(side & (side - 1) for side in grid.dims):
-        return f"it needs sides that are powers of two, and they are {grid.dims}"
+    if algorithm == "swing" and any(side % 2 and side > 1 for side in grid.dims):
+        return f"it needs even sides, and they are {grid.dims}"
     return None
 
 
-def pattern_of(algorithm: str, g: Geometry) -> Fit | None:
-    """Return an algorithm in which every rank owns a chunk, fitted to a group: its detail and its pattern.
-
-    None for algorithms that are no such pattern, and for those that the group cannot run.
-    """
-    size, grid = g.size, g.grid()
+def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
+    """Return what distinguishes an algorithm on a group that it applies to, and the options that fit it."""
+    if algorithm == "ring":
+        return "", {"order": g.ring_order}
+    if algorithm == "multi_ring":
+        return f"{len(g.rings)} rings", {"orders": g.rings}
     if algorithm == "rdh" and g.why_no_cube() is None:
-        return f"over {len(g.devices)} devices as a cube", lambda: device_cube(g.devices)
-    if algorithm == "multi_ring" and g.rings:
-        return f"{len(g.rings)} rings", lambda: ring.multi_ring(size, orders=g.rings)
-    if algorithm == "kangaring" and _why_no_kangaring(g) is None:
+        return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
+    if algorithm == "kangaring":
         orders = _pair_orders(g)
-        return f"{len(orders)} rings", lambda: kangarings(size, g.pairs(), orders)
-    if grid is not None and algorithm in ("swing", "bucket") and _why_no_torus(algorithm, g) is None:
-        make = torus.swing if algorithm == "swing" else torus.bucket
-        return f"sides {grid.dims}", lambda: make(size, dims=grid.dims)
-    plain: Mapping[str, Callable[[], Pattern]] = {
-        "mesh": lambda: mesh.mesh(size),
-        "ring": lambda: ring.ring(size, order=g.ring_order),
-        "rdh": lambda: doubling.halving_doubling(size),
-        "bruck": lambda: bruck.bruck(size),
-    }
-    return ("", plain[algorithm]) if algorithm in plain else None
+        return f"{len(orders)} rings", {"couples": g.pairs(), "orders": orders}
+    grid = g.grid() if algorithm in ("swing", "bucket") else None
+    return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
 
 
 def _pair_orders(g: Geometry) -> list[list[int]]:

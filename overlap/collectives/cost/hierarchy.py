@@ -2,73 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from ..generators import generate
-from ..layouts import READINGS, two_levels
+from ..generators.composed import KINDS
+from ..generators.families import READINGS, SPREADING
+from ..generators.scattered import SCATTERS
 from ..placement import Placement
-from ..schedule import Schedule
-from .flat import Request, expanded, pattern_of
+from ..schedule import ROOTED, Schedule
+from .flat import Request, expanded, fitted
 from .geometry import Geometry
-from .maxplus import Breakdown
-from .option import Option, Part, Price, Rejected
+from .option import Part, Rejected
 from .parameters import Parameters
+from .phased import Phased
 from .placed import on
 
-__all__ = ["TwoLevel", "pipeline_s", "two_level_options"]
+__all__ = ["two_level_options"]
 
-_INSIDE = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
+_GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
+_EXCHANGES = ("mesh", "pairwise", "bruck")
 _BETWEEN: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("mesh", "rdh", "ring", "one_shot", "recursive_doubling"),
     "reduce_scatter": ("mesh", "rdh", "ring"),
     "all_gather": ("mesh", "rdh", "ring"),
+    "broadcast": ("mesh", "binomial", "chain", "double_binary_tree"),
+    "reduce": ("mesh", "binomial", "chain", "double_binary_tree"),
+    "all_to_all": _EXCHANGES,
+    "gather": SCATTERS,
+    "scatter": SCATTERS,
 }
+_FITTED_INSIDE = (*READINGS, "broadcast", "reduce")
 
 
-def pipeline_s(phases_s: Sequence[float], slices: int) -> float:
-    """Return the time of `slices` pieces through phases that take `phases_s` for each piece.
-
-    With T for the phases' times on all data, and no latencies, this is max(T) (slices - 1) / slices + sum(T) / slices.
-    """
-    return sum(phases_s) + (slices - 1) * max(phases_s)
-
-
-class TwoLevel(Option):
-    """Phases one after the other, each in all nodes, or between all sets of ranks with the same place, at once."""
-
-    algorithm = "hierarchical"
-
-    def __init__(
-        self, detail: str, parts: tuple[Part, ...], parameters: Parameters, make: Callable[[int], Schedule]
-    ) -> None:
-        self.detail, self.parts, self._parameters, self._make = detail, parts, parameters, make
-
-    def price(self, nbytes: float) -> Price:
-        """Return the cost with the best number of slices."""
-        choices = (self._price(nbytes, slices) for slices in range(1, self._parameters.most_slices + 1))
-        return min(choices, key=lambda price: price.total_s)
-
-    def _price(self, nbytes: float, slices: int) -> Price:
-        phases_s = [part.total_s(nbytes / slices) for part in self.parts]
-        return Price(total_s=self._parameters.launch_s + pipeline_s(phases_s, slices), slices=slices)
-
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
-        """Return where the time goes: the slowest phase counts once for each slice, the others once."""
-        slowest = max(self.parts, key=lambda part: part.total_s(nbytes / slices))
-        total = dict.fromkeys((each.name for each in fields(Breakdown)), 0.0)
-        for part in self.parts:
-            for name, duration_s in asdict(part.breakdown(nbytes / slices)).items():
-                total[name] += duration_s * (slices if part is slowest else 1)
-        total["launch_s"] += self._parameters.launch_s
-        return Breakdown(**total)
-
-    def schedule(self, slices: int = 1) -> Schedule:
-        """Return the table on data in so many slices, not yet proved."""
-        return self._make(slices)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Levels:
     """A group of equal nodes on a machine."""
 
@@ -81,23 +49,41 @@ class _Levels:
         return self.request.geometry.nodes
 
     @property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of the same place in every node."""
+        return tuple(zip(*self.nodes, strict=True))
+
+    @property
+    def home(self) -> tuple[int, int]:
+        """The root's node, and its place there."""
+        return divmod(self.request.root, len(self.nodes[0]))
+
+    @cached_property
     def inside(self) -> Geometry:
         """One node stands for all."""
         return self.request.geometry.part(self.nodes[0])
 
-    @property
+    @cached_property
     def between(self) -> Geometry:
         """One rank of each node stands for all."""
-        return self.request.geometry.part([node[0] for node in self.nodes])
+        return self.request.geometry.part(self.places[0])
 
-    def inner(self, collective: str) -> dict[str, Part]:
-        """Put the phase of a collective inside nodes on the machine, with each algorithm that applies."""
-        return self._phases(collective, _INSIDE, self.inside, self.nodes, continues=collective == "all_gather")
+    def all_nodes(self, collective: str, algorithms: Sequence[str], *, continues: bool = False) -> dict[str, Part]:
+        """Put a phase inside all nodes on the machine, with each algorithm that applies."""
+        return self._phases(collective, algorithms, self.inside, self.nodes, continues=continues)
 
-    def outer(self, collective: str) -> dict[str, Part]:
-        """Put the phase between nodes on the machine, with each algorithm that applies."""
-        places = tuple(zip(*self.nodes, strict=True))
-        return self._phases(collective, _BETWEEN[collective], self.between, places, share=1 / len(places))
+    def root_node(self, collective: str) -> dict[str, Part]:
+        """Put a phase inside the root's node on the machine."""
+        (home, place), last = self.home, self.request.collective == "reduce"
+        copies = place if self.request.collective == "broadcast" else None
+        return self._phases(
+            collective, SCATTERS, self.inside, [self.nodes[home]], root=place, continues=last, copies=copies
+        )
+
+    def across(self, collective: str, *, share: float) -> dict[str, Part]:
+        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector."""
+        algorithms = _BETWEEN[collective]
+        return self._phases(collective, algorithms, self.between, self.places, share=share, root=self.home[0])
 
     def _phases(
         self,
@@ -107,54 +93,97 @@ class _Levels:
         groups: Sequence[Sequence[int]],
         *,
         share: float = 1.0,
+        root: int = 0,
         continues: bool = False,
+        copies: int | None = None,
     ) -> dict[str, Part]:
         phases = {}
+        request = Request(collective=collective, geometry=geometry, root=root if collective in ROOTED else 0)
         for algorithm in algorithms:
-            found = expanded(Request(collective=collective, geometry=geometry), algorithm)
+            found = expanded(request, algorithm)
             if not isinstance(found, Rejected):
                 asked = found.rounds.continued() if continues else found.rounds
+                asked = asked if copies is None else asked.after_copy(copies)
                 copied = asked.copied(groups, self.request.geometry.size)
                 phases[algorithm] = Part(on(self.placement, copied, parameters=self.parameters), share)
         return phases
 
-    def maker(self, intra: str, inter: str) -> Callable[[int], Schedule]:
-        """Return what generates the table of two algorithms for a number of slices."""
-        collective = self.request.collective
-
-        def make(slices: int) -> Schedule:
-            inside, across = pattern_of(intra, self.inside), pattern_of(inter, self.between)
-            assert inside is not None
-            # Only an all-reduce has algorithms that are no pattern.
-            between = across[1]() if across else generate("all_reduce", inter, len(self.nodes))
-            return two_levels(collective, between, inside[1](), slices)
-
-        return make
+    def maker(self, intra: str, inter: str, scatter: str | None) -> Callable[[int], Schedule]:
+        """Return what generates the table of these algorithms for a number of slices."""
+        collective, size = self.request.collective, self.request.geometry.size
+        make = partial(generate, collective, "hierarchical", size, root=self.request.root)
+        # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
+        near = fitted(intra, self.inside)[1] if collective in _FITTED_INSIDE else {}
+        far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
+        levels = partial(make, nodes=len(self.nodes), intra=intra, inter=inter, intra_options=near, inter_options=far)
+        if scatter is None:
+            return lambda slices: levels(slices=slices)
+        return lambda slices: levels(slices=slices, scatter=scatter)
 
 
 def two_level_options(
     request: Request, placement: Placement, parameters: Parameters
-) -> tuple[list[TwoLevel], list[Rejected]]:
+) -> tuple[list[Phased], list[Rejected]]:
     """Compose every algorithm inside nodes with every one between them.
 
     An all-reduce reduces and scatters inside nodes, exchanges the parts between them, and gathers inside. A
-    reduce-scatter is its first half, an all-gather its second.
+    reduce-scatter is its first half, an all-gather its second. A broadcast scatters inside the root's node, passes the
+    parts on between nodes, and gathers inside; a reduce goes the other way. A gather goes between nodes first, a
+    scatter and an all-to-all inside them first.
 
     Returns:
         All combinations, or why there are none.
     """
-    collective = request.collective
-    if collective not in READINGS:
+    if request.collective not in KINDS or not request.considers("hierarchical"):
         return [], []
     if (why := request.geometry.why_not_by_node()) is not None:
         return [], [Rejected(algorithm="hierarchical", why=why)]
     levels = _Levels(request=request, placement=placement, parameters=replace(parameters, launch_s=0.0))
-    before = levels.inner("reduce_scatter") if collective != "all_gather" else {}
-    after = levels.inner("all_gather") if collective != "reduce_scatter" else {}
-    options = []
-    for inter, middle in levels.outer(collective).items():
+    return [
+        Phased("hierarchical", detail, parts, parameters, make, most_slices=parameters.most_slices)
+        for detail, parts, make in _combined(levels)
+    ], []
+
+
+_Combination = tuple[str, tuple[Part, ...], Callable[[int], Schedule]]
+
+
+def _combined(levels: _Levels) -> Iterator[_Combination]:
+    collective = levels.request.collective
+    if collective in READINGS:
+        yield from _spread(levels, collective)
+    elif collective in ("broadcast", "reduce"):
+        yield from _from_root(levels, collective)
+    else:
+        yield from _blockwise(levels, collective)
+
+
+def _spread(levels: _Levels, collective: str) -> Iterator[_Combination]:
+    before = levels.all_nodes("reduce_scatter", _GATHERS) if collective != "all_gather" else {}
+    after = levels.all_nodes("all_gather", _GATHERS, continues=True) if collective != "reduce_scatter" else {}
+    for inter, middle in levels.across(collective, share=1 / len(levels.places)).items():
         for intra in before or after:
             parts = tuple(part for part in (before.get(intra), middle, after.get(intra)) if part is not None)
-            detail = f"{intra} inside nodes, {inter} between"
-            options.append(TwoLevel(detail, parts, parameters, levels.maker(intra, inter)))
-    return options, []
+            yield f"{intra} inside nodes, {inter} between", parts, levels.maker(intra, inter, None)
+
+
+def _from_root(levels: _Levels, collective: str) -> Iterator[_Combination]:
+    backwards = collective == "reduce"
+    wide = levels.all_nodes("reduce_scatter" if backwards else "all_gather", _GATHERS, continues=not backwards)
+    ends = levels.root_node("gather" if backwards else "scatter")
+    for inter, middle in levels.across(collective, share=1 / len(levels.places)).items():
+        for intra, spread in wide.items():
+            for scatter, end in ends.items():
+                parts = (spread, middle, end) if backwards else (end, middle, spread)
+                detail = f"{intra} and {scatter} inside nodes, {inter} between"
+                yield detail, parts, levels.maker(intra, inter, scatter)
+
+
+def _blockwise(levels: _Levels, collective: str) -> Iterator[_Combination]:
+    everywhere = collective == "all_to_all"
+    near = levels.all_nodes(collective, _EXCHANGES) if everywhere else levels.root_node(collective)
+    far = levels.across(collective, share=1.0 if everywhere else 1 / len(levels.places))
+    for inter, middle in far.items():
+        for intra, part in near.items():
+            parts = (middle, part) if collective == "gather" else (part, middle)
+            yield f"{intra} inside nodes, {inter} between", parts, levels.maker(intra, inter, None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from math import inf
 
 from ..schedule import Schedule
 from .maxplus import Breakdown, cost
@@ -52,6 +53,7 @@ class Part:
 
     def __init__(self, placed: Placed, share: float = 1.0) -> None:
         self.placed, self.share = placed, share
+        self._least_s_per_byte = placed.memory_s_per_byte() if placed.parameters.memory_bounds else 0.0
         self._known: dict[float, float] = {}
 
     def total_s(self, nbytes: float) -> float:
@@ -59,14 +61,18 @@ class Part:
         if nbytes not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[nbytes] = cost(self.placed, self.share * nbytes).total_s
+            self._known[nbytes] = max(cost(self.placed, self.share * nbytes).total_s, self._least_s(nbytes))
         return self._known[nbytes]
+
+    def _least_s(self, nbytes: float) -> float:
+        return self.placed.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
 
     def breakdown(self, nbytes: float) -> Breakdown:
         """Return where that time goes."""
         found = cost(self.placed, self.share * nbytes, explain=True).breakdown
         assert found is not None
-        return found
+        total_s = sum(getattr(found, each.name) for each in fields(found))
+        return replace(found, memory_s=found.memory_s + max(self._least_s(nbytes) - total_s, 0.0))
 
 
 class Option(ABC):
@@ -83,8 +89,13 @@ class Option(ABC):
     parts: tuple[Part, ...]
 
     @abstractmethod
-    def price(self, nbytes: float) -> Price:
-        """Return the cost for a vector of `nbytes`."""
+    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
+        """Return the cost for a vector of `nbytes`.
+
+        Args:
+            nbytes: Of the whole vector.
+            below_s: What another option costs: one that cannot be cheaper need not look for its best form.
+        """
 
     @abstractmethod
     def breakdown(self, nbytes: float, slices: int) -> Breakdown:
@@ -132,7 +143,7 @@ class Flat(Option):
     def __init__(self, algorithm: str, detail: str, placed: Placed, make: Callable[[], Schedule]) -> None:
         self.algorithm, self.detail, self.parts, self._make = algorithm, detail, (Part(placed),), make
 
-    def price(self, nbytes: float) -> Price:
+    def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""
         return Price(total_s=self.parts[0].total_s(nbytes))
 

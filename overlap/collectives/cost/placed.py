@@ -66,6 +66,17 @@ class Placed:
                 total[kind] = total.get(kind, 0) + count * one.round.repeat
         return total
 
+    def memory_s_per_byte(self) -> float:
+        """Return how long the busiest memory reads and writes, for each byte of the vector; 0 where it is not known."""
+        bytes_per_s = self.placement.memory_bytes_per_s
+        if bytes_per_s is None:
+            return 0.0
+        total = np.zeros(self.placement.size)
+        for one in self.rounds.rounds:
+            total += one.repeat * (one.moving + one.adding + one.local)
+        busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
+        return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
+
     def busiest_wire(self) -> tuple[int, float] | None:
         """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
         size = max((len(one.load_s_per_byte) for one in self.each), default=0)

@@ -82,6 +82,13 @@ class Rounds:
         each = (replace(one, local=none, local_added=none) for one in self.rounds)
         return replace(self, rounds=tuple(each))
 
+    def after_copy(self, rank: int) -> Rounds:
+        """Return the same, but that `rank` first copies the whole vector, and nobody else has anything to do first."""
+        local = np.zeros(self.size)
+        local[rank] = 2.0 * self.slots
+        rest = self.continued()
+        return replace(rest, rounds=(replace(rest.rounds[0], local=local), *rest.rounds[1:])) if rest.rounds else rest
+
     def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
         """Return what all of some groups do at once, each of them these rounds.
 

@@ -5,49 +5,25 @@ A stranger's generator is a function like ours, entered in the same table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
-from ..pipeline import pipelined
 from ..schedule import ROOTED, Schedule
-from . import bruck, direct, doubling, hierarchical, kangaring, mesh, ring, torus, tree
+from . import bruck, composed, direct, double_tree, doubling, mesh, tree
+from .families import FROM_ROOT, READINGS, SPREADING
 
 __all__ = ["GENERATORS", "Generator", "fits", "generate"]
 
 Generator: TypeAlias = Callable[..., Schedule]
-Options: TypeAlias = Mapping[str, object]
-
-# Patterns in which every rank owns a chunk: each gives an all-reduce, a reduce-scatter and an all-gather.
-_SPREADING: dict[str, Callable[..., Pattern]] = {
-    "ring": ring.ring,
-    "multi_ring": ring.multi_ring,
-    "mesh": mesh.mesh,
-    "rdh": doubling.halving_doubling,
-    "kangaring": kangaring.kangaring,
-    "swing": torus.swing,
-    "bucket": torus.bucket,
-    "bruck": bruck.bruck,
-}
-# Patterns in which the root owns everything: each gives a broadcast and a reduce, and together an all-reduce.
-_FROM_ROOT: dict[str, Callable[..., Pattern]] = {
-    "mesh": mesh.star,
-    "binomial": tree.binomial,
-    "chain": tree.chain,
-    "binary_tree": tree.binary_tree,
-}
-_READINGS: dict[str, Callable[[str, Pattern], Schedule]] = {
-    "all_reduce": read.all_reduce,
-    "reduce_scatter": read.reduce_scatter,
-    "all_gather": read.all_gather,
-}
 
 
 def _reading(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Generator:
     def generator(size: int, **options: object) -> Schedule:
-        return _READINGS[collective](algorithm, make(size, **options))
+        return READINGS[collective](algorithm, make(size, **options))
 
     return generator
 
@@ -61,68 +37,28 @@ def _rooted(collective: str, algorithm: str, make: Callable[..., Pattern]) -> Ge
     return generator
 
 
-def _hierarchical(collective: str) -> Generator:
-    def generator(
-        size: int,
-        *,
-        nodes: int | None = None,
-        intra: str = "ring",
-        inter: str = "ring",
-        slices: int = 1,
-        intra_options: Options | None = None,
-        inter_options: Options | None = None,
-    ) -> Schedule:
-        """Compose two levels; see `hierarchical`.
-
-        Args:
-            size: Ranks, numbered node by node.
-            nodes: How many nodes; by default the smaller of the two factors of `size` that differ least.
-            intra: Algorithm inside nodes: one that every rank owns a chunk in.
-            inter: Algorithm between nodes; for an all-reduce any of its algorithms.
-            slices: Cut the data in so many pieces, and pipeline them through the phases.
-            intra_options: Further options of `intra`.
-            inter_options: Further options of `inter`.
-        """
-        count = hierarchical.node_count(size, nodes)
-        inside = _spreading(intra)(size // count, **(intra_options or {}))
-        if collective == "all_reduce" and inter not in _SPREADING:
-            between = generate("all_reduce", inter, count, **(inter_options or {}))  # type: ignore[arg-type]
-            flat = read.all_reduce("hierarchical", inside)
-            schedule, starts = hierarchical.with_inner(flat, between, size // count)
-        else:
-            across = _spreading(inter)(count, **(inter_options or {}))
-            schedule = _READINGS[collective]("hierarchical", hierarchical.compose(across, inside))
-            starts = hierarchical.stages(collective, across.steps, inside.steps)
-        return pipelined(schedule, starts, slices)
-
-    return generator
-
-
-def _spreading(algorithm: str) -> Callable[..., Pattern]:
-    if algorithm not in _SPREADING:
-        raise ScheduleError(f"no level can be {algorithm!r} here; known are {', '.join(_SPREADING)}")
-    return _SPREADING[algorithm]
-
-
 def _all_reduce_by_tree(algorithm: str) -> Generator:
     def generator(size: int, **options: object) -> Schedule:
-        return read.all_reduce(algorithm, _FROM_ROOT[algorithm](size, 0, **options))
+        return read.all_reduce(algorithm, FROM_ROOT[algorithm](size, 0, **options))
 
     return generator
 
 
+# What a pattern is called when it is read backwards, where that is not what it is called forwards.
+_BACKWARDS = {"scatter_all_gather": "reduce_scatter_gather"}
+
 GENERATORS: dict[str, dict[str, Generator]] = {
-    **{kind: {name: _reading(kind, name, make) for name, make in _SPREADING.items()} for kind in _READINGS},
-    **{k: {name: _rooted(k, name, make) for name, make in _FROM_ROOT.items()} for k in ("broadcast", "reduce")},
+    **{kind: {name: _reading(kind, name, make) for name, make in SPREADING.items()} for kind in READINGS},
+    "broadcast": {name: _rooted("broadcast", name, make) for name, make in FROM_ROOT.items()},
+    "reduce": {_BACKWARDS.get(n, n): _rooted("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()},
     "all_to_all": {"mesh": mesh.all_to_all, "pairwise": direct.pairwise, "bruck": bruck.all_to_all},
     "gather": {"mesh": mesh.gather, "binomial": tree.gather},
     "scatter": {"mesh": mesh.scatter, "binomial": tree.scatter},
     "permute": {"mesh": mesh.permute},
 }
-for _kind in _READINGS:
-    GENERATORS[_kind]["hierarchical"] = _hierarchical(_kind)
 for _name in ("binomial", "chain", "binary_tree"):
     GENERATORS["all_reduce"][_name] = _all_reduce_by_tree(_name)
+GENERATORS["all_reduce"]["double_binary_tree"] = _reading("all_reduce", "double_binary_tree", double_tree.over_all)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
 GENERATORS["all_gather"]["recursive_doubling"] = _reading("all_gather", "recursive_doubling", doubling.halving_doubling)
@@ -132,7 +68,7 @@ def fits(algorithm: str, size: int) -> bool:
     """Return whether an algorithm, with its default options, takes this number of ranks."""
     if algorithm == "kangaring":
         return size % 2 == 0
-    return algorithm != "swing" or size & (size - 1) == 0
+    return algorithm != "swing" or size == 1 or size % 2 == 0
 
 
 def generate(
@@ -153,7 +89,8 @@ def generate(
         root: Group rank of the root, for rooted collectives.
         pairs: The (src, dst) pairs of a permute.
         options: What the algorithm takes besides: `order` or `orders` of rings, `dims` of a torus, `slices` of a
-            pipelined tree, and of "hierarchical" `nodes`, `intra`, `inter`, `slices`, `intra_options`, `inter_options`.
+            pipelined tree, `devices` of an rdh, `couples` and `orders` of a kangaring, `gather`, `scatter` and
+            `gather_options` of a scatter_all_gather, and of "hierarchical" what `composed.hierarchical` takes.
 
     Raises:
         ScheduleError: If a name is unknown, the root is no rank, or the algorithm does not fit the size.
@@ -170,3 +107,7 @@ def generate(
     if collective == "permute":
         options["pairs"] = pairs
     return GENERATORS[collective][algorithm](size, **options)
+
+
+for _kind in composed.KINDS:
+    GENERATORS[_kind]["hierarchical"] = partial(composed.hierarchical, generate, _kind)

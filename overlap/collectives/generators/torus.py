@@ -43,19 +43,22 @@ def bucket(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
 def swing(size: int, *, dims: Sequence[int] | None = None) -> Pattern:
     """Exchange over distances 1, -1, 3, -5, 11, ...: as few steps as doubling, but shorter ways on a torus.
 
-    Cost: log2(size) steps; n (size - 1) / size bytes per rank, over all 2 D links at once. Source: De Sensi and others,
-    "Swing: Short-cutting Rings for Higher Bandwidth Allreduce", arXiv 2401.09356, the variant for bandwidth.
+    On sides that are no powers of two several ways lead to some ranks; a chunk takes the first and leaves the others.
+
+    Cost: sum of ceil(log2(side)) steps; n (size - 1) / size bytes per rank, over all 2 D links at once. Source:
+    De Sensi and others, "Swing: Short-cutting Rings for Higher Bandwidth Allreduce", arXiv 2401.09356, the variant for
+    bandwidth.
 
     Args:
         size: Ranks.
-        dims: Sides of the torus, powers of two; one ring by default.
+        dims: Sides of the torus, even or 1: odd rings have no partners. One ring by default.
 
     Raises:
-        ScheduleError: If `dims` do not multiply to `size`, or one is not a power of two.
+        ScheduleError: If `dims` do not multiply to `size`, or one is odd.
     """
     sides = (size,) if dims is None else tuple(dims)
-    if any(side & (side - 1) for side in sides):
-        raise ScheduleError(f"swing needs sides that are powers of two, got {sides}; 'bucket' takes any")
+    if any(side % 2 and side > 1 for side in sides):
+        raise ScheduleError(f"swing needs even sides, got {sides}; 'bucket' takes any")
     return _copies(size, sides, _swing_waves)
 
 
@@ -69,7 +72,7 @@ def _copies(
     size: int, sides: Sequence[int], waves: Callable[[Ints, Sequence[int], int, int], Iterable[Wave]], *, first: int = 1
 ) -> Pattern:
     """Run the waves once for each dimension to start with, in both directions, `first` being that of even copies."""
-    if prod(sides) != size or min(sides, default=0) < 1:
+    if prod(sides) != size or min(sides, default=1) < 1:
         raise ScheduleError(f"a torus of sides {sides} does not have {size} ranks")
     ranks = np.arange(size, dtype=np.int32).reshape(tuple(sides))
     axes = [axis for axis, side in enumerate(sides) if side > 1]
@@ -99,17 +102,17 @@ def _bucket_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Ite
 
 def _swing_waves(ranks: Ints, axes: Sequence[int], sign: int, size: int) -> Iterable[Wave]:
     """Yield the exchanges from the last of the reduce-scatter to the first: the all-gather runs it in reverse."""
-    left = {axis: ranks.shape[axis].bit_length() - 1 for axis in axes}
+    left = {axis: (ranks.shape[axis] - 1).bit_length() for axis in axes}
     exchanges: list[Ints] = []
     while any(left.values()):
         for axis in axes:
             if left[axis]:
-                local = ranks.shape[axis].bit_length() - 1 - left[axis]
+                local = (ranks.shape[axis] - 1).bit_length() - left[axis]
                 exchanges.append(_swing_peers(ranks, axis, sign * (1 - (-2) ** (local + 1)) // 3))
                 left[axis] -= 1
     held = np.eye(size, dtype=np.bool_)
     for step, peer in enumerate(reversed(exchanges)):
-        yield step, peer, held
+        yield step, peer, held & ~held[peer]
         held = held | held[peer]
 
 

@@ -8,7 +8,7 @@ from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
 from ..table import Table
 
-__all__ = ["binary_tree", "binomial", "chain", "gather", "scatter"]
+__all__ = ["binary_tree", "binomial", "chain", "gather", "scatter", "subtrees"]
 
 
 def binomial(size: int, root: int = 0) -> Pattern:
@@ -55,7 +55,7 @@ def _from_root(size: int, root: int, slices: int, step: Ints, src: Ints, dst: In
     return spread(size, owner, step, (src + root) % size, (dst + root) % size, chunk)
 
 
-def _subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
+def subtrees(size: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Return the edges of a binomial tree, largest subtrees first: step, parent, child, ranks under the child."""
     steps = (size - 1).bit_length()
     edges = [
@@ -74,7 +74,7 @@ def scatter(size: int, *, root: int = 0) -> Schedule:
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes sent by the root.
     """
     table = Table()
-    step, parent, child, count = _subtrees(size)
+    step, parent, child, count = subtrees(size)
     own = np.arange(size, dtype=np.int32)
     slot_in = (child + root) % size
     # The root's blocks are in order of ranks, which may wrap around; all others count from the root.
@@ -104,7 +104,7 @@ def gather(size: int, *, root: int = 0) -> Schedule:
     Cost: ceil(log2(size)) steps; n (size - 1) / size bytes received by the root.
     """
     table = Table()
-    step, parent, child, count = _subtrees(size)
+    step, parent, child, count = subtrees(size)
     step = (size - 1).bit_length() - 1 - step
     v = np.arange(1, size, dtype=np.int32)
     ranks = (v + root) % size

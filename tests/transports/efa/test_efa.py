@@ -219,28 +219,36 @@ def test_what_was_sent_is_there_after_the_sender_has_left() -> None:
     run(main)
 
 
-def test_whoever_is_cancelled_says_goodbye_too() -> None:
+def test_whoever_is_cancelled_finishes_what_has_met_and_says_goodbye() -> None:
+    nbytes = 40 * CHUNK_BYTES
+    message, out = random.Random(2).randbytes(nbytes), bytearray(nbytes)
+
     async def main() -> None:
         world = World(rails=2)
-        there = world.efas[1]
+        here, there = world.efas
         async with trio.open_nursery() as nursery:
             ready = trio.Event()
 
             async def stay() -> None:
                 async with there.open():
                     ready.set()
+                    await there.endpoint(1).recv_into(0, 5, out)
                     with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has left"):
                         await there.endpoint(1).recv_into(0, 5, bytearray(8))
 
             nursery.start_soon(stay)
             with trio.CancelScope() as scope:
-                async with world.efas[0].open():
+                async with here.open(), trio.open_nursery() as inside:
                     await ready.wait()
+                    inside.start_soon(here.endpoint(0).send, 1, 5, message)
+                    sends = here._processes[1].outbound.sends
+                    while all(send.stage is not Stage.FLOWING for send in sends.values()):
+                        await trio.lowlevel.checkpoint()
                     scope.cancel()
-                    await trio.sleep_forever()
         assert world.reports == [[], []]
 
     run(main)
+    assert hash(bytes(out)) == hash(message)
 
 
 def test_closing_finishes_what_has_met_and_fails_what_has_not() -> None:

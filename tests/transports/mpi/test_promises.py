@@ -267,11 +267,12 @@ def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str)
         reports: list[str] = []
         fabric = Fabric(2)
         async with LoopMpi(fabric, 0, linger_s=0.0, report=reports.append).open() as a:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
-                nursery.start_soon(fails, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
-                await wait_all_tasks_blocked()
-                fabric.wires[1].tell(0, message)
+            with trio.fail_after(30):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
+                    nursery.start_soon(fails, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
+                    await wait_all_tasks_blocked()
+                    fabric.wires[1].tell(0, message)
             await fails(partial(a.endpoint(0).send, 1, 2, b"later"))
             async with trio.open_nursery() as nursery:  # its own ranks go on
                 nursery.start_soon(a.endpoint(0).send, 0, 2, b"own")

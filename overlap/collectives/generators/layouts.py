@@ -5,29 +5,19 @@ They take geometry as numbers: which ranks share a device, in which order a ring
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ..errors import ScheduleError
-from . import pattern as read
-from .generators.doubling import halving_doubling
-from .generators.hierarchical import compose, stages, with_inner
-from .generators.kangaring import kangaring
-from .generators.mesh import mesh
-from .pattern import Ints, Pattern, owners, spread
-from .pipeline import pipelined
-from .schedule import Schedule
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, owners, spread
+from .doubling import halving_doubling
+from .hierarchical import compose
+from .kangaring import kangaring
+from .mesh import mesh
 
-__all__ = ["READINGS", "device_cube", "kangarings", "relabelled", "side_by_side", "two_levels"]
-
-READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
-    "all_reduce": read.all_reduce,
-    "reduce_scatter": read.reduce_scatter,
-    "all_gather": read.all_gather,
-}
-"""The collectives that one pattern gives, and that compose from two levels."""
+__all__ = ["device_cube", "kangarings", "rdh", "relabelled", "side_by_side"]
 
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
@@ -79,6 +69,25 @@ def _renamed(p: Pattern, plays: Ints) -> Pattern:
     return replace(p, src=plays[p.src], dst=plays[p.dst], chunk=chunk[p.chunk], place=moved)
 
 
+def rdh(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Pattern:
+    """Halve and double over distances, or over the devices of a machine.
+
+    Cost: as `halving_doubling`, or as `device_cube`.
+
+    Args:
+        size: Ranks.
+        devices: The ranks of each device; by default every rank counts as one.
+
+    Raises:
+        ScheduleError: If the devices are no cube, or are not those of all ranks.
+    """
+    if devices is None:
+        return halving_doubling(size)
+    if sum(map(len, devices)) != size:
+        raise ScheduleError(f"devices: expected those of all {size} ranks, got {list(devices)}")
+    return device_cube(devices)
+
+
 def device_cube(devices: Sequence[Sequence[int]]) -> Pattern:
     """Halve and double over devices as corners of a cube, and spread inside devices at once.
 
@@ -108,37 +117,21 @@ def _turned(corners: int, by: int) -> list[int]:
     return [(corner << by | corner >> (bits - by)) & (corners - 1) for corner in range(corners)]
 
 
-def kangarings(size: int, pairs: Sequence[tuple[int, int]], orders: Sequence[Sequence[int]]) -> Pattern:
+def kangarings(
+    size: int, *, couples: Sequence[tuple[int, int]] | None = None, orders: Sequence[Sequence[int]] | None = None
+) -> Pattern:
     """Run a KangaRing on each of several rings, each with its part of every chunk.
 
     Cost: as one KangaRing, over the wires of all rings at once.
 
     Args:
         size: Ranks.
-        pairs: Two ranks each that share a memory.
-        orders: The rings, each a sequence of all pairs.
+        couples: Two ranks each that share a memory; (0, 1), (2, 3), ... by default.
+        orders: The rings, each a sequence of all couples; by default one ring, in the order given.
 
     Raises:
-        ScheduleError: If the pairs are not all ranks, or a ring is not a permutation of the pairs.
+        ScheduleError: If the couples are not all ranks, or a ring is not a permutation of the couples.
     """
-    flat = [rank for pair in pairs for rank in pair]
-    return relabelled(side_by_side([kangaring(size, order=order) for order in orders]), flat)
-
-
-def two_levels(collective: str, between: Pattern | Schedule, inside: Pattern, slices: int = 1) -> Schedule:
-    """Compose a collective over nodes and ranks inside them, numbered node by node.
-
-    Cost: the sum of the steps of both levels; between nodes 1 / ranks_per_node of what a flat algorithm moves there.
-
-    Args:
-        collective: One of `READINGS`.
-        between: Pattern over nodes, or the table of an all-reduce over nodes.
-        inside: Pattern over the ranks of one node.
-        slices: Cut the data in so many pieces, and pipeline them through the phases.
-    """
-    if isinstance(between, Schedule):
-        schedule, starts = with_inner(read.all_reduce("hierarchical", inside), between, inside.size)
-    else:
-        schedule = READINGS[collective]("hierarchical", compose(between, inside))
-        starts = stages(collective, between.steps, inside.steps)
-    return pipelined(schedule, starts, slices)
+    rings = [kangaring(size, order=order) for order in ([None] if orders is None else orders)]
+    whole = rings[0] if len(rings) == 1 else side_by_side(rings)
+    return whole if couples is None else relabelled(whole, [rank for couple in couples for rank in couple])

@@ -1,0 +1,14 @@
+"""`overlap bench two_hosts`: a training step between two emulated hosts, ours and PyTorch's, and two rails against one."""
+
+# In the order in which to read it:
+#
+#   network      two network namespaces, and wires of a stated speed between them
+#   perceptron   what is trained
+#   training     one rank of ours: the step, and what it is made of
+#   ddp          one rank of PyTorch's DistributedDataParallel
+#   programs     runs one program in both namespaces
+#   contest      all figures, and their aims
+
+from .contest import TWO_HOSTS, figures
+
+__all__ = ["TWO_HOSTS", "figures"]

@@ -1,0 +1,71 @@
+"""What is trained between the hosts: equal dense layers with rectifiers, plain numpy, gradients in memory of their own."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BATCH", "LAYERS", "RATE", "WIDTH", "Floats", "Perceptron", "batch"]
+
+Floats: TypeAlias = NDArray[np.float32]
+
+LAYERS, WIDTH = 8, 1024
+BATCH = 256  # rows for each rank
+RATE = 0.01
+
+
+def batch(rank: int) -> tuple[Floats, Floats]:
+    """Return what a rank learns from: inputs and outputs, shape (BATCH, WIDTH)."""
+    random = np.random.default_rng((1, rank))
+    return random.standard_normal((BATCH, WIDTH), np.float32), random.standard_normal((BATCH, WIDTH), np.float32)
+
+
+class Perceptron:
+    """The same weights on every rank.
+
+    Attributes:
+        weights: Of each layer, shape (WIDTH, WIDTH).
+        gradients: Of each layer; `backward` writes there.
+        means: Of each layer's gradients on all ranks; whoever communicates writes there.
+    """
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        scale = np.float32((2 / WIDTH) ** 0.5)
+        self.weights = [random.standard_normal((WIDTH, WIDTH), np.float32) * scale for _ in range(LAYERS)]
+        self.gradients, self.means = ([np.zeros((WIDTH, WIDTH), np.float32) for _ in range(LAYERS)] for _ in range(2))
+        self._seen: list[Floats] = []
+
+    def forward(self, x: Floats, y: Floats) -> Floats:
+        """Return the gradient, by what comes out for `x`, of the mean square of its difference from `y`."""
+        self._seen = [x]
+        for weights in self.weights:
+            out = self._seen[-1] @ weights
+            np.maximum(out, 0, out=out)
+            self._seen.append(out)
+        gradient = self._seen[-1] - y
+        gradient *= np.float32(2 / gradient.size)
+        return gradient
+
+    def backward(self, layer: int, dy: Floats) -> tuple[Floats | None, Floats]:
+        """Return the gradients of a layer's input (of the first layer's, which is data, None) and of its weights.
+
+        Args:
+            layer: Which.
+            dy: Gradient of its output; overwritten.
+        """
+        x = self._seen[layer]
+        dy *= self._seen[layer + 1] > 0
+        np.matmul(x.T, dy, out=self.gradients[layer])
+        return (dy @ self.weights[layer].T if layer else None), self.gradients[layer]
+
+    def update(self, layer: int, gradient: Floats) -> None:
+        """Take a step down the gradient."""
+        self.weights[layer] -= np.float32(RATE) * gradient
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of every bit of every weight."""
+        return hashlib.sha256(b"".join(weights.tobytes() for weights in self.weights)).digest()

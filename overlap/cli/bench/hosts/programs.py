@@ -1,0 +1,78 @@
+"""Runs one program on both hosts, as somebody with two machines would by hand, and hears what it says."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ....launch.environment import without_membership
+from ..measure import Measurement, measurement
+from ..nodes import MEMBER
+from ..operations import Case
+from ..peer import Spec
+from ..process import environment, hear, start
+from ..sampling import Sampling
+from .network import Host
+
+__all__ = ["all_reduces", "ddp_steps", "our_steps"]
+
+_PORT = 29500  # a namespace of our own has no port in use
+_LIMIT_S = 600  # absolute, as for peers
+
+_TRAINING = f"{__package__}.training"
+_DDP = f"{__package__}.ddp"
+
+
+def our_steps(hosts: Sequence[Host], sampling: Sampling) -> dict[str, Any]:
+    """Train with one rank of ours on each host."""
+    [told] = _run(hosts, [], [_TRAINING, json.dumps(asdict(sampling))])
+    return told
+
+
+def all_reduces(hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int) -> list[Measurement]:
+    """Measure rows with one rank on each host, over one rail for each of the first links."""
+    options = ["--rails", ",".join(f"rail{link}" for link in range(rails))]
+    rows = _run(hosts, options, [MEMBER, Spec.of(cases, sampling).to_json()])
+    return [measurement(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
+
+
+def _run(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> Iterator[dict[str, Any]]:
+    where = [
+        "--nnodes",
+        str(len(hosts)),
+        "--rdzv-endpoint",
+        f"{hosts[0].address()}:{_PORT}",
+        "--timeout",
+        str(_LIMIT_S),
+    ]
+    secret = {"OVERLAP_SECRET": secrets.token_hex(32)}
+    return hear(
+        [
+            start([*where, "--node-rank", str(host.index), *options], program, before=host.enter, variables=secret)
+            for host in hosts
+        ]
+    )
+
+
+def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[float]) -> dict[str, Any]:
+    """Train with one rank of PyTorch on each host, with every bucket size."""
+    program = [sys.executable, "-m", _DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])]
+    world = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(hosts))}
+    shared = without_membership(environment()) | world | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "rail0"}
+    [told] = hear(
+        [
+            subprocess.Popen(
+                [*host.enter, *program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env=shared | {"RANK": str(host.index), "LOCAL_RANK": "0"},
+            )
+            for host in hosts
+        ]
+    )
+    return told

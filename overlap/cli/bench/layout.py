@@ -1,0 +1,52 @@
+"""Where the ranks of a world are while they are measured: in this process, or in one process for each node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Layout"]
+
+_LIMIT_S = 600
+"""Absolute, for each world: a rank that waits for ever ends it, and the bench."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How many nodes, all of them processes of this machine, and what joins them.
+
+    Attributes:
+        nodes: How many; ranks are spread evenly over them. 1 is this process itself.
+        tcp: Whether sockets are TCP although both ends are on one machine, where Unix sockets are faster.
+        rails: Connections between two nodes, or the names of interfaces; None: the transport's choice.
+        peer_direct: Whether sockets read and write the arrays themselves.
+        transport: "auto", "efa" or "mpi".
+    """
+
+    nodes: int = 1
+    tcp: bool = False
+    rails: str | None = None
+    peer_direct: bool = True
+    transport: str = "auto"
+
+    def options(self, ranks: int, *, algorithm: str | None = None) -> list[str]:
+        """Return what `overlap run` must be told for a world of so many ranks."""
+        options = ["--nnodes", str(self.nodes), "--nproc-per-node", str(ranks // self.nodes)]
+        options += ["--timeout", str(_LIMIT_S), "--transport", self.transport]
+        options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
+        options += [] if self.rails is None else ["--rails", self.rails]
+        return options if algorithm is None else [*options, "--algorithm", algorithm]
+
+    def describe(self) -> str:
+        """Say it in words."""
+        if self.nodes == 1:
+            return "ranks in one process"
+        return f"ranks on {self.nodes} nodes (processes of this machine) joined by {self._wires()}"
+
+    def _wires(self) -> str:
+        if self.transport == "mpi":
+            return "MPI"
+        sockets = "TCP" if self.tcp else "Unix sockets"
+        over = (
+            "" if self.rails is None else f" over {self.rails} rails" if self.rails.isdecimal() else f" on {self.rails}"
+        )
+        return f"{sockets}{over}" + ("" if self.peer_direct else ", through a bounce buffer")

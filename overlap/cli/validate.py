@@ -1,0 +1,211 @@
+"""`overlap validate`: the cost model against everything that was published of the machines it knows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from textwrap import wrap
+
+from ..collectives.cost.measurements import GIVEN, TRAINING
+from ..collectives.cost.published import Measurement, Start
+from ..collectives.cost.validation import (
+    MEDIAN_ASKED,
+    WORST_ASKED,
+    Accuracy,
+    Crossover,
+    Judged,
+    Validation,
+    validate,
+)
+from ..units import format_bytes, format_ns
+
+SCHEMA_VERSION = 1
+"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
+
+_WIDTH = 80
+
+_DESCRIPTION = """\
+Predict every published measurement of collectives, and print what was measured beside it.
+
+Errors are of times, also where a bandwidth was published. A few figures of the model are fitted, each to one row, and
+that row names its figure; all others are predicted. (Which figures there are was decided with all rows in view.) A row
+is extrapolated if no fitted rows of the same machine, ranks and operation enclose its size.
+"""
+
+_EPILOG = """\
+examples:
+  overlap validate
+  overlap validate --machine dl1.24xlarge --json
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the front door's parser; `main` is put into the default `main`."""
+    parser = subparsers.add_parser(
+        "validate",
+        help="compare the cost model with published measurements",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"exit with 1 unless rows that nothing was fitted to have a median error of at most {MEDIAN_ASKED:.0%}, "
+        f"a worst one of at most {WORST_ASKED:.0%}, and algorithms change where they should".replace("%", "%%"),
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code: 0, or 1 if `--check` finds less accuracy than is asked.
+
+    Raises:
+        UsageError: If nothing is published of the machine.
+    """
+    found = validate(args.machine)
+    print(json.dumps(describe(found), indent=2, sort_keys=True) if args.json else "\n".join(_page(found)))
+    return 1 if args.check and not found.as_asked else 0
+
+
+def describe(found: Validation) -> dict[str, object]:
+    """Return a validation as the one object that `--json` prints: seconds, bytes, errors as shares."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "rows": [_described(row) for row in found.rows],
+        "crossovers": [
+            asdict(each.knee) | {"predicted_bytes": each.predicted_bytes, "inside": each.inside}
+            for each in found.crossovers
+        ],
+        "given": [asdict(each) for each in GIVEN],
+        "unseen": asdict(found.unseen),
+        "all": asdict(found.all),
+        "asked": {"median": MEDIAN_ASKED, "worst": WORST_ASKED},
+        "as_asked": found.as_asked,
+    }
+
+
+def _described(row: Judged) -> dict[str, object]:
+    quantity = "ratio" if row.of is TRAINING else "s"
+    return asdict(row.of) | {
+        "fits": row.fits,
+        "quantity": quantity,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "error": row.error,
+        "used_for": "calibration" if row.fits else "prediction",
+        "extrapolated": row.extrapolated,
+    }
+
+
+def _page(found: Validation) -> list[str]:
+    lines: list[str] = []
+    for _, rows in groupby((*found.collectives, *found.starts), key=_title):
+        lines += [*_group(list(rows)), ""]
+    if direct := [row for row in found.collectives if _of(row).machine.startswith("dl1")]:
+        lines += [*_peer_direct(direct, found.training), ""]
+    if found.crossovers:
+        lines += [*_crossovers(found.crossovers), ""]
+    return [*lines, *_summary(found)]
+
+
+def _of(row: Judged) -> Measurement:
+    assert isinstance(row.of, Measurement)
+    return row.of
+
+
+def _title(row: Judged) -> str:
+    if isinstance(row.of, Start):
+        programs = {0: "programs without collectives", 1: "programs with one all_reduce of 32 KiB bfloat16"}
+        what = programs.get(row.of.operations, f"programs with {row.of.operations} all_reduces of 32 KiB bfloat16")
+        return f"{what} on {row.of.machine} ({row.of.source})"
+    of = _of(row)
+    how = "" if of.peer_direct else ", host copies"
+    published = "" if of.unit == "us" else f", published as {of.unit}"
+    return f"{of.collective} of {of.dtype} on {of.ranks} ranks of {of.machine}{how}{published} ({of.source})"
+
+
+def _group(rows: Sequence[Judged]) -> list[str]:
+    size = "ranks" if isinstance(rows[0].of, Start) else "size"
+    return [
+        *_wrapped(_title(rows[0])),
+        f"  {size:>10}  {'measured':>9}  {'predicted':>9}  {'error':>7}",
+        *(_row(row) for row in rows),
+    ]
+
+
+def _row(row: Judged) -> str:
+    size = str(row.of.ranks) if isinstance(row.of, Start) else format_bytes(_of(row).nbytes)
+    times = f"{_s(row.measured):>9}  {_s(row.predicted):>9}  {row.error:>+7.1%}"
+    used = f"fits {row.fits}" if row.fits else "predicted" + (", extrapolated" if row.extrapolated else "")
+    return f"  {size:>10}  {times}  {used}"
+
+
+def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
+    """Draw the columns of the document: what the host's copies cost, from one model with two settings."""
+    lines = [
+        f"Peer Direct on {_of(rows[0]).machine}, one model with two settings, in {_of(rows[0]).unit}",
+        f"  {'':14}  {'host copies':^21}  {'Peer Direct':>16}",
+        f"  {'':14}" + f"  {'measured':>10} {'predicted':>10}" * 2,
+    ]
+    for collective, pair in groupby(rows, key=lambda row: _of(row).collective):
+        figures = [(_of(row).figure, _of(row).as_published(row.predicted)) for row in pair]
+        lines.append(f"  {collective:14}" + "".join(f"  {a:>10,.0f} {b:>10,.0f}" for a, b in figures))
+    if training:
+        lines += _wrapped(
+            f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
+            f"{training.predicted:.2f} predicted ({training.error:+.1%}) for a step that is all communication; "
+            f"no batch is published, so compute is unknown ({TRAINING.source})",
+            first="  ",
+        )
+    return lines
+
+
+def _crossovers(crossovers: Sequence[Crossover]) -> list[str]:
+    lines = ["where one algorithm takes over from another"]
+    for title, alike in groupby(crossovers, key=_change):
+        found = ", ".join(f"{each.knee.collective} {_found(each)}" for each in alike)
+        lines += [*_wrapped(title, first="  "), f"    {found}"]
+    return lines
+
+
+def _change(crossover: Crossover) -> str:
+    knee = crossover.knee
+    return f"{knee.below} to {knee.above} on {knee.ranks} ranks of {knee.machine} ({knee.seen})"
+
+
+def _found(crossover: Crossover) -> str:
+    if crossover.predicted_bytes is None:
+        return "nowhere near"
+    return format_bytes(crossover.predicted_bytes) + ("" if crossover.inside else " (OUTSIDE)")
+
+
+def _summary(found: Validation) -> list[str]:
+    asked = f"asked: median at most {MEDIAN_ASKED:.0%}, worst at most {WORST_ASKED:.0%}"
+    verdict = "met" if found.unseen.as_asked else "MISSED"
+    inside = sum(each.inside for each in found.crossovers)
+    lines = [
+        f"rows that nothing was fitted to: {_accuracy(found.unseen)} ({asked}: {verdict})",
+        f"all rows: {_accuracy(found.all)}; {found.all.rows - found.unseen.rows} of them fit a figure",
+        *([f"{inside} of {len(found.crossovers)} crossovers where they were seen"] if found.crossovers else []),
+        "taken as published, not predicted: " + ", ".join(f"{each.name} {each.figure}" for each in GIVEN),
+    ]
+    return [part for line in lines for part in _wrapped(line)]
+
+
+def _accuracy(of: Accuracy) -> str:
+    return f"{of.rows}, median error {of.median:.1%}, worst {of.worst:.1%}" if of.rows else "none"
+
+
+def _wrapped(text: str, *, first: str = "") -> list[str]:
+    rest = f"{first}  "
+    return wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+
+
+def _s(duration_s: float) -> str:
+    return format_ns(duration_s * 1e9)

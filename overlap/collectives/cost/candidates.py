@@ -1,0 +1,64 @@
+"""Everything that a collective could become on a placed group, before the number of bytes is known."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from topology import Cluster
+
+from ...errors import UsageError
+from ..placement import place
+from ..schedule import ROOTED
+from .flat import Request, flat_options
+from .geometry import Geometry
+from .handed import handed_options
+from .hierarchy import two_level_options
+from .option import Option, Rejected
+from .parameters import parameters
+from .shortcut import short_cut_options
+from .sliced import Sliced
+
+__all__ = ["candidates"]
+
+
+@lru_cache(maxsize=256)
+def candidates(
+    op: str,
+    cluster: Cluster,
+    ranks: tuple[int, ...],
+    dtype: str,
+    root: int,
+    pairs: tuple[tuple[int, int], ...] | None,
+    peer_direct: bool,
+    algorithm: str | None,
+) -> tuple[list[Option], list[Rejected]]:
+    """Place every algorithm, or the one that is named. Arguments are those of `plan`.
+
+    Returns:
+        Those that apply, and the reasons of those that do not.
+    """
+    cluster.check_group(ranks)
+    size = len(ranks)
+    if not 0 <= root < size:
+        raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
+    if pairs is None:
+        pairs = tuple((rank, (rank + 1) % size) for rank in range(size)) if size > 1 else ()
+    request = Request(
+        collective=op,
+        geometry=Geometry(cluster=cluster, ranks=ranks),
+        root=root if op in ROOTED else 0,
+        pairs=pairs,
+        algorithm=algorithm,
+    )
+    together = max(len(node) for node in request.geometry.nodes)
+    figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct, ranks_per_process=together)
+    placement = place(cluster, ranks)
+    found = (
+        flat_options(request, placement, figures),
+        handed_options(request, placement, figures),
+        two_level_options(request, placement, figures),
+        short_cut_options(request),
+    )
+    # Those that have to look for their best form come last, when it is known what they must beat.
+    options = sorted((each for options, _ in found for each in options), key=lambda each: isinstance(each, Sliced))
+    return options, [each for _, rejected in found for each in rejected]

@@ -1,0 +1,145 @@
+"""What a published figure is: the records that the rows of `measurements` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Given", "Knee", "Measurement", "Start", "Training", "Unit"]
+
+Unit = Literal["us", "algbw GB/s", "nw_bw MB/s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One collective that somebody measured.
+
+    Attributes:
+        machine: as `topology.cluster` spells it; machines of GPUs are the cost model's own.
+        ranks: all of them took part.
+        collective: its name.
+        nbytes: of the whole vector: the larger one of a rank's input and output.
+        dtype: of the elements.
+        peer_direct: whether adapters read device memory themselves.
+        figure: as published.
+        unit: of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an
+            all-reduce and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
+        source: where it is published.
+        fits: the figure of the model that was fitted to this row, empty if the model has not seen it.
+    """
+
+    machine: str
+    ranks: int
+    collective: str
+    nbytes: int
+    dtype: str = "float32"
+    peer_direct: bool = True
+    figure: float
+    unit: Unit
+    source: str
+    fits: str = ""
+
+    @property
+    def travelling(self) -> float:
+        """Bytes that `figure` counts if it is a bandwidth."""
+        if self.unit != "nw_bw MB/s":
+            return float(self.nbytes)
+        passes = 2 if self.collective == "all_reduce" else 1
+        return self.nbytes * passes * (self.ranks - 1) / self.ranks
+
+    @property
+    def measured_s(self) -> float:
+        """The figure as a time."""
+        return self.figure / 1e6 if self.unit == "us" else self.travelling / (self.figure * _BYTES_PER_S[self.unit])
+
+    def as_published(self, duration_s: float) -> float:
+        """Return a time in the unit of the figure."""
+        return duration_s * 1e6 if self.unit == "us" else self.travelling / duration_s / _BYTES_PER_S[self.unit]
+
+
+_BYTES_PER_S: Mapping[str, float] = {"algbw GB/s": 1e9, "nw_bw MB/s": 1e6}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One execution of a program that holds collectives, with its launch and the barrier of its ranks.
+
+    Attributes:
+        machine: as `topology.cluster` spells it.
+        ranks: in the largest group.
+        operations: all-reduces of 32 KiB bfloat16 in the program; 0 means no barrier either.
+        figure_ms: as published.
+        source: where.
+        fits: as in `Measurement`.
+    """
+
+    machine: str
+    ranks: int
+    operations: int
+    figure_ms: float
+    source: str
+    fits: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """The size from which an algorithm wins.
+
+    Attributes:
+        machine: as `topology.cluster` spells it.
+        ranks: the group is the first ones.
+        collective: its name.
+        below: what wins below.
+        above: what wins above.
+        least_bytes: the knee is not below this size.
+        most_bytes: nor above this one.
+        seen: what is known of it, in words: a measured range, or what documents say and how near it has to come.
+        source: where.
+    """
+
+    machine: str
+    ranks: int
+    collective: str
+    below: str
+    above: str
+    least_bytes: int
+    most_bytes: int
+    seen: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The throughput of a training run with one setting over that with another.
+
+    Attributes:
+        machine: as `topology.cluster` spells it.
+        parameters: of the model that is trained.
+        itemsize: bytes of a gradient and of a parameter.
+        host_copies: samples per second with network traffic staged in host memory.
+        peer_direct: samples per second without.
+        source: where.
+    """
+
+    machine: str
+    parameters: float
+    itemsize: int
+    host_copies: float
+    peer_direct: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A published figure that the model takes as it is.
+
+    Attributes:
+        name: what it is.
+        figure: with its unit.
+        source: where.
+    """
+
+    name: str
+    figure: str
+    source: str

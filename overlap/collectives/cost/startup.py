@@ -1,0 +1,74 @@
+"""What it costs to start a program that holds collectives at all: its launch, and the barrier of its ranks.
+
+Launch and barrier are paid once for each execution, milliseconds where an operation inside takes microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+from topology import Cluster
+
+__all__ = ["Startup", "startup"]
+
+_PAIR = 2
+_FIRST_BARRIER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """Overheads of one execution.
+
+    Attributes:
+        launch_s: to start a program, with collectives or without.
+        barrier_s: for four ranks to meet before a program with collectives. A pair meets for nothing that shows.
+        doubling_s: for each time that the largest group is twice as large.
+        trigger_s: for each collective, from a compute engine's write to the CC-core's first step; collectives that
+            follow each other in a benchmark's loop do not pay it.
+    """
+
+    launch_s: float = 0.0
+    barrier_s: float = 0.0
+    doubling_s: float = 0.0
+    trigger_s: float = 0.0
+
+    def before_s(self, largest_group: int) -> float:
+        """Return the time from the call to the program's first operation.
+
+        Args:
+            largest_group: Ranks of the largest group that a collective of the program runs on; 1 if it has none.
+        """
+        if largest_group <= _PAIR:
+            return self.launch_s
+        return self.launch_s + self.barrier_s + self.doubling_s * max(0.0, log2(largest_group / _FIRST_BARRIER))
+
+    def program_s(self, largest_group: int, operations: int, operation_s: float) -> float:
+        """Return the time of a program of equal collectives one after the other, and nothing else.
+
+        Args:
+            largest_group: Ranks that they run on.
+            operations: How many collectives.
+            operation_s: What one takes once it is triggered.
+        """
+        return self.before_s(largest_group if operations else 1) + operations * (self.trigger_s + operation_s)
+
+
+# A row of foxl-ai/kiln:docs/neuron-notes.md for each figure: no collective on 64 ranks of trn2.48xlarge, twelve
+# all-reduces on 2 of them, one on 4 and on 64, and one on 32 ranks of trn1.32xlarge.
+_LAUNCH_S = 0.108e-3
+_TRIGGER_S = 13e-6
+_BARRIER_S = 0.91e-3
+_DOUBLING_S = {"Trainium2": 0.48e-3, "Trainium1": 1.35e-3}
+
+
+def startup(cluster: Cluster) -> Startup:
+    """Return what starting a program costs on a cluster; nothing on machines without collective processors.
+
+    Chips of which nothing is published get the figures of Trainium1.
+    """
+    chip = cluster.machine.chip
+    if chip.cc_cores is None:
+        return Startup()
+    doubling_s = _DOUBLING_S.get(chip.name, _DOUBLING_S["Trainium1"])
+    return Startup(launch_s=_LAUNCH_S, barrier_s=_BARRIER_S, doubling_s=doubling_s, trigger_s=_TRIGGER_S)

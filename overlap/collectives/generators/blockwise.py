@@ -1,0 +1,186 @@
+"""Two levels for collectives in which every block has one place to go: all-to-all, gather and scatter.
+
+Ranks are numbered node by node. A level is a table over the ranks of one node, or over nodes, on blocks that are as
+many blocks wide as the other level has ranks; between the levels they wait in SCRATCH. So what crosses between two
+nodes are few large messages, over the adapters of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ScheduleError
+from ..pattern import Ints
+from ..pipeline import joined, single_slots
+from ..schedule import Buffer, Schedule
+from ..table import Table
+
+__all__ = ["all_to_all", "gather", "scatter"]
+
+_Column: TypeAlias = NDArray[np.integer]
+# Where the block (number, part of it) of a level is.
+_Cells: TypeAlias = Callable[[_Column, _Column], _Column]
+_Homes: TypeAlias = Mapping[Buffer, tuple[Buffer, _Cells]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Level:
+    """One level: its table, how wide its blocks are, and where they lie."""
+
+    table: Schedule
+    width: int
+    homes: _Homes
+
+
+def all_to_all(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+    """Give every rank of a node what is for its place in any node; then exchange between the same places.
+
+    Cost: the sum of the steps; n (local_size - 1) / local_size bytes inside, n (nodes - 1) / nodes between nodes.
+
+    Args:
+        inside: All-to-all over the ranks of a node.
+        between: All-to-all over nodes.
+
+    Returns:
+        The all-to-all over all ranks, and the first steps of its two phases.
+    """
+    local_size, nodes = inside.size, between.size
+    size = local_size * nodes
+    first = _Level(
+        table=inside,
+        width=nodes,
+        homes={
+            Buffer.IN: (Buffer.IN, _node_by_node(local_size)),
+            Buffer.OUT: (Buffer.SCRATCH, _node_by_node(local_size)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, size)),
+        },
+    )
+    second = _Level(
+        table=between,
+        width=local_size,
+        homes={
+            Buffer.IN: (Buffer.SCRATCH, _side_by_side(local_size, 0)),
+            Buffer.OUT: (Buffer.OUT, _side_by_side(local_size, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(local_size, size)),
+        },
+    )
+    table = Table()
+    for node in range(nodes):
+        _add(table, first, node * local_size + np.arange(local_size), 0, 0)
+    for local in range(local_size):
+        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+    scratch = size + max(inside.blocks[2] * nodes, between.blocks[2] * local_size)
+    return table.build("all_to_all", "hierarchical", size, scratch=scratch), _starts(inside)
+
+
+def gather(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+    """Bring the blocks of every place to that place in the root's node; gather them there.
+
+    Cost: the sum of the steps; n (nodes - 1) / (nodes local_size) bytes into each rank of the root's node, and
+    n (local_size - 1) / local_size into the root.
+
+    Args:
+        inside: Gather over the ranks of a node, to the root's place.
+        between: Gather over nodes, to the root's.
+
+    Returns:
+        The gather over all ranks, and the first steps of its two phases.
+    """
+    local_size, nodes = inside.size, between.size
+    first, second = _rooted(inside, between, near=Buffer.IN, far=Buffer.OUT)
+    table = Table()
+    for local in range(local_size):
+        _add(table, second, np.arange(nodes) * local_size + local, 0, 0)
+    _add(table, first, between.root * local_size + np.arange(local_size), between.steps, between.channels)
+    return _build_rooted(table, inside, between), _starts(between)
+
+
+def scatter(inside: Schedule, between: Schedule) -> tuple[Schedule, list[int]]:
+    """Hand out in the root's node what is for each place of any node; send it on between the same places.
+
+    Cost: as `gather`, the other way round.
+
+    Args:
+        inside: Scatter over the ranks of a node, from the root's place.
+        between: Scatter over nodes, from the root's.
+
+    Returns:
+        The scatter over all ranks, and the first steps of its two phases.
+    """
+    local_size, nodes = inside.size, between.size
+    first, second = _rooted(inside, between, near=Buffer.OUT, far=Buffer.IN)
+    table = Table()
+    _add(table, first, between.root * local_size + np.arange(local_size), 0, 0)
+    for local in range(local_size):
+        _add(table, second, np.arange(nodes) * local_size + local, inside.steps, inside.channels)
+    return _build_rooted(table, inside, between), _starts(inside)
+
+
+def _rooted(inside: Schedule, between: Schedule, *, near: Buffer, far: Buffer) -> tuple[_Level, _Level]:
+    """Return the levels of a gather or scatter: `near` has one block on every rank, `far` has all on the root."""
+    local_size, nodes = inside.size, between.size
+    first = _Level(
+        table=inside,
+        width=nodes,
+        homes={
+            far: (far, _node_by_node(local_size)),
+            near: (Buffer.SCRATCH, _side_by_side(nodes, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(nodes, nodes)),
+        },
+    )
+    second = _Level(
+        table=between,
+        width=1,
+        homes={
+            far: (Buffer.SCRATCH, _side_by_side(1, 0)),
+            near: (near, _side_by_side(1, 0)),
+            Buffer.SCRATCH: (Buffer.SCRATCH, _side_by_side(1, nodes)),
+        },
+    )
+    return first, second
+
+
+def _build_rooted(table: Table, inside: Schedule, between: Schedule) -> Schedule:
+    nodes, size, root = between.size, inside.size * between.size, between.root * inside.size + inside.root
+    scratch = nodes + max(inside.blocks[2] * nodes, between.blocks[2])
+    return table.build(inside.collective, "hierarchical", size, scratch=scratch, root=root)
+
+
+def _starts(first: Schedule) -> list[int]:
+    return sorted({0, first.steps})
+
+
+def _side_by_side(width: int, start: int) -> _Cells:
+    return lambda block, part: start + block * width + part
+
+
+def _node_by_node(local_size: int) -> _Cells:
+    return lambda block, part: part * local_size + block
+
+
+def _add(table: Table, level: _Level, ranks: Ints, step: int, channel: int) -> None:
+    """Add the rows of a level for some ranks."""
+    if level.table.slots_per_block != 1:
+        raise ScheduleError(f"{level.table!r}: a level needs blocks of one slot, got {level.table.slots_per_block}")
+    rows, part = single_slots(level.table), np.arange(level.width, dtype=np.int32)
+    wide = {name: np.repeat(column, level.width) for name, column in rows.items()}
+    inner = np.tile(part, len(rows["step"]))
+    wide["src"], wide["dst"] = ranks[wide["src"]], ranks[wide["dst"]]
+    wide["step"], wide["channel"] = wide["step"] + step, wide["channel"] + channel
+    for buffer, slot in (("sbuf", "sslot"), ("dbuf", "dslot")):
+        wide[buffer], wide[slot] = _moved(wide[buffer], wide[slot], inner, level.homes)
+    table.extend(joined(wide))
+
+
+def _moved(buffer: _Column, slot: _Column, part: Ints, homes: _Homes) -> tuple[_Column, _Column]:
+    to_buffer, to_slot = buffer.copy(), slot.copy()
+    for old, (new, cells) in homes.items():
+        here = buffer == old
+        to_buffer[here] = new
+        to_slot[here] = cells(slot[here], part[here])
+    return to_buffer, to_slot

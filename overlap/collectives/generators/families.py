@@ -1,0 +1,81 @@
+"""Patterns by name, in the two families that give several collectives each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from ...errors import ScheduleError
+from .. import pattern as read
+from ..pattern import Pattern
+from ..schedule import Schedule
+from . import bruck, double_tree, layouts, mesh, ring, scattered, torus, tree
+
+__all__ = ["FROM_ROOT", "READINGS", "SLICED", "SPREADING", "Options", "from_root", "spreading"]
+
+Options: TypeAlias = Mapping[str, object]
+Make: TypeAlias = Callable[..., Pattern]
+
+SPREADING: dict[str, Make] = {
+    "ring": ring.ring,
+    "multi_ring": ring.multi_ring,
+    "mesh": mesh.mesh,
+    "rdh": layouts.rdh,
+    "kangaring": layouts.kangarings,
+    "swing": torus.swing,
+    "bucket": torus.bucket,
+    "bruck": bruck.bruck,
+}
+"""Patterns in which every rank owns a chunk: each gives an all-reduce, a reduce-scatter and an all-gather."""
+
+READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
+    "all_reduce": read.all_reduce,
+    "reduce_scatter": read.reduce_scatter,
+    "all_gather": read.all_gather,
+}
+"""The collectives that such a pattern gives."""
+
+
+def _scatter_all_gather(
+    size: int, root: int, *, gather: str = "ring", scatter: str = "binomial", gather_options: Options | None = None
+) -> Pattern:
+    inside = spreading(gather)(size, **(gather_options or {}))
+    return scattered.scatter_all_gather(size, root, inside, scatter=scatter)
+
+
+FROM_ROOT: dict[str, Make] = {
+    "mesh": mesh.star,
+    "binomial": tree.binomial,
+    "chain": tree.chain,
+    "binary_tree": tree.binary_tree,
+    "double_binary_tree": double_tree.from_root,
+    "scatter_all_gather": _scatter_all_gather,
+}
+"""Patterns in which the root owns everything: each gives a broadcast and a reduce."""
+
+SLICED = ("chain", "binary_tree", "double_binary_tree")
+"""Algorithms that send the data in `slices`, one after the other."""
+
+
+def spreading(algorithm: str) -> Make:
+    """Return the pattern of this name in which every rank owns a chunk.
+
+    Raises:
+        ScheduleError: If there is none.
+    """
+    return _known(SPREADING, algorithm)
+
+
+def from_root(algorithm: str) -> Make:
+    """Return the pattern of this name in which the root owns everything.
+
+    Raises:
+        ScheduleError: If there is none.
+    """
+    return _known(FROM_ROOT, algorithm)
+
+
+def _known(family: Mapping[str, Make], algorithm: str) -> Make:
+    if algorithm not in family:
+        raise ScheduleError(f"no level can be {algorithm!r} here; known are {', '.join(family)}")
+    return family[algorithm]

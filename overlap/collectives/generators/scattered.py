@@ -1,0 +1,135 @@
+"""Broadcasts that first hand out and then gather, on one level or on two: every link carries a share of the data.
+
+On one level this is van de Geijn's broadcast: a scatter, then an all-gather. On two levels, the root's node scatters,
+ranks of the same place in all nodes pass their parts on, and every node gathers. Backwards it is a reduce: every node
+reduces and scatters, the parts are reduced between nodes, and the root's node gathers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..pattern import Ints, Pattern, spread
+from .tree import subtrees
+
+__all__ = ["SCATTERS", "phases", "scatter_all_gather", "scattered"]
+
+SCATTERS = ("binomial", "mesh")
+"""How parts can be handed out."""
+
+
+def scatter_all_gather(size: int, root: int, gather: Pattern, *, scatter: str = "binomial") -> Pattern:
+    """Hand every rank its chunk, then gather.
+
+    Cost: ceil(log2(size)) steps, or one, and those of `gather`; n (size - 1) / size bytes sent by the root, and as many
+    by each rank at most. Source: Barnett and others, "Interprocessor collective communication library", 1994.
+
+    Args:
+        size: Ranks.
+        root: Who has the data.
+        gather: A pattern of all ranks in which each owns a chunk.
+        scatter: "binomial" or "mesh".
+
+    Raises:
+        ScheduleError: If there is no such `scatter`.
+    """
+    alone = spread(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
+    return scattered(root, alone, gather, scatter=scatter)
+
+
+def scattered(root: int, between: Pattern, inside: Pattern, *, scatter: str = "binomial") -> Pattern:
+    """Scatter in the root's node, pass on between nodes, gather in every node.
+
+    Cost: the sum of the steps; between nodes 1 / local_size of what a flat algorithm sends there.
+
+    Args:
+        root: Who has the data; ranks are numbered node by node.
+        between: Pattern over nodes, in which that of the root owns everything.
+        inside: Pattern over the ranks of one node, in which each owns a chunk.
+        scatter: "binomial" or "mesh".
+
+    Raises:
+        ScheduleError: If there is no such `scatter`.
+    """
+    if scatter not in SCATTERS:
+        raise ScheduleError(f"scatter: expected one of {', '.join(SCATTERS)}, got {scatter!r}")
+    backward = _scattered(root, between.backward, inside.backward, scatter)
+    return replace(_scattered(root, between, inside, scatter), mate=backward)
+
+
+def phases(between: Pattern, inside: Pattern, scatter: str, *, backwards: bool) -> list[int]:
+    """Return the first step of each phase that has steps."""
+    lengths = [_handing_steps(inside.size, scatter), between.steps if between.size > 1 else 0, inside.steps]
+    starts = np.cumsum([0, *(lengths[::-1] if backwards else lengths)])[:-1]
+    return sorted({int(start) for start in starts})
+
+
+def _handing_steps(size: int, scatter: str) -> int:
+    return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
+
+
+def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str) -> Pattern:
+    nodes, local_size = between.size, inside.size
+    home, local_root = divmod(root, local_size)
+    size, depth = nodes * local_size, inside.parts * len(between.owner)
+    owner = np.full(local_size * depth, root, np.int32)
+    start, lanes = _handing_steps(local_size, scatter), int(between.channel.max(initial=0)) + 2
+    first = _handed(home, local_root, local_size, depth, scatter)
+    middle = _across(between, inside, local_root, start)
+    last = _gathered(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
+    # In the root's node whoever handed something on has it: nothing needs to come to it again.
+    has = np.zeros((size, len(owner)), np.bool_)
+    has[root] = True
+    has[first[2], first[3]] = True
+    needed = ~has[last[2], last[3]]
+    columns = [np.concatenate([*three]) for three in zip(first, middle, [c[needed] for c in last], strict=True)]
+    step, src, dst, chunk, channel, group = columns
+    return spread(size, owner, step, src, dst, chunk, channel=channel, group=group)
+
+
+def _handed(home: int, root: int, local_size: int, depth: int, scatter: str) -> list[Ints]:
+    """Return the edges inside the root's node. Chunks are in the order of ranks from the root on."""
+    if scatter == "binomial":
+        step, parent, child, count = subtrees(local_size)
+    else:
+        child = np.arange(1, local_size, dtype=np.int32)
+        step, parent, count = 0 * child, 0 * child, np.ones_like(child)
+    row = np.repeat(np.arange(len(child)), count * depth)
+    before = np.cumsum(count * depth) - count * depth
+    chunk = child[row] * depth + np.arange(len(row)) - before[row]
+    src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
+    return _flat(step[row], src, dst, chunk, 0, -1)
+
+
+def _across(between: Pattern, inside: Pattern, root: int, start: int) -> list[Ints]:
+    """Return the edges between nodes: for every place in a node, what is its own."""
+    local_size, width = inside.size, len(between.owner)
+    local = np.arange(local_size, dtype=np.int32)[:, None, None]
+    part = np.arange(inside.parts, dtype=np.int32)
+    chunk = ((local - root) % local_size * inside.parts + part) * width + between.chunk[:, None]
+    shared = between.group[:, None]
+    group = np.where(shared >= 0, shared * local_size + local, -1)
+    src, dst = (end[:, None] * local_size + local for end in (between.src, between.dst))
+    return _flat(between.step[:, None] + start, src, dst, chunk, between.channel[:, None] + 1, group)
+
+
+def _gathered(between: Pattern, inside: Pattern, root: int, start: int, lanes: int) -> list[Ints]:
+    """Return the edges inside nodes: in each of them, what came to whom."""
+    local_size, width = inside.size, len(between.owner)
+    node = np.arange(between.size, dtype=np.int32)[:, None, None]
+    piece = np.arange(width, dtype=np.int32)
+    part, owner = np.divmod(inside.chunk, np.int32(local_size))
+    chunk = ((owner - root) % local_size * inside.parts + part)[:, None] * width + piece
+    shared = inside.group[:, None]
+    # Pipelined, the phases share steps, so they share no groups.
+    above = (int(between.group.max(initial=-1)) + 1) * local_size
+    group = np.where(shared >= 0, above + shared * between.size + node, -1)
+    src, dst = (node * local_size + end[:, None] for end in (inside.src, inside.dst))
+    return _flat(inside.step[:, None] + start, src, dst, chunk, inside.channel[:, None] + lanes, group)
+
+
+def _flat(*columns: Ints | int) -> list[Ints]:
+    return [column.reshape(-1).astype(np.int32) for column in np.broadcast_arrays(*columns)]

@@ -1,0 +1,38 @@
+"""Virtual time: the clock and its kernel, and the modelled cluster that programs run on.
+
+From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` moves it. `fluid` shares resources among
+flows; `demand` says what an operation needs of them by the cost model, `fabric` has everything in flight, and
+`traffic` puts it on the kernel's time. `compute_cost` says what computes take; `conditions` and `interference` hold
+what is not perfect.
+"""
+
+from __future__ import annotations
+
+from .clock import VirtualClock
+from .compute_cost import ComputeCosts, Profile, Roofline
+from .conditions import CALM, FREE, Conditions, Launch
+from .fabric import Fabric, Reached, Stretch, Transfer
+from .interference import NO_INTERFERENCE, Interference
+from .kernel import Kernel, Order, Timer
+from .traffic import Traffic
+
+__all__ = [
+    "CALM",
+    "FREE",
+    "NO_INTERFERENCE",
+    "ComputeCosts",
+    "Conditions",
+    "Fabric",
+    "Interference",
+    "Kernel",
+    "Launch",
+    "Order",
+    "Profile",
+    "Reached",
+    "Roofline",
+    "Stretch",
+    "Timer",
+    "Traffic",
+    "Transfer",
+    "VirtualClock",
+]

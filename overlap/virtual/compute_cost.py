@@ -1,0 +1,193 @@
+"""What a compute costs in virtual time: as declared, by the device's roofline, or as a real run has shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from statistics import median_low
+from typing import Literal, TypeAlias
+
+from topology import Cluster
+
+from ..errors import UsageError
+from ..timeline.spans import Timeline
+
+__all__ = ["ComputeClass", "ComputeCosts", "Profile", "Roofline"]
+
+ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
+
+# Names that numpy and the machines' files have for the same thing.
+_SHORT = {
+    "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "tf32": "tf32",
+    "float8_e4m3": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float8_e3m4": "fp8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """What one rank's core can do. A compute takes the longer one of its operations' and its bytes' time.
+
+    Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
+
+    Attributes:
+        flops_per_s: peak for the dtype; None if unknown.
+        bytes_per_s: bandwidth of the core's share of memory; None if unknown.
+        dtype: that the peak belongs to.
+        device: name, for messages.
+        efficiency: share of the peak that computes reach.
+        memory_efficiency: share of the bandwidth that computes reach.
+    """
+
+    flops_per_s: float | None
+    bytes_per_s: float | None
+    dtype: str
+    device: str
+    efficiency: float = 1.0
+    memory_efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("efficiency", "memory_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UsageError(f"{name}: expected more than 0, at most 1, got {getattr(self, name)!r}")
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, *, dtype: str = "bfloat16", efficiency: float = 1.0, memory_efficiency: float = 1.0
+    ) -> Roofline:
+        """Read the published figures of a rank of a cluster.
+
+        Args:
+            cluster: The machine.
+            dtype: That ranks compute in, as numpy ("bfloat16") or the machine's file ("bf16") call it.
+            efficiency: Share of the peak that computes reach.
+            memory_efficiency: Share of the bandwidth that computes reach.
+
+        Raises:
+            UsageError: If the machine has peaks, and none for that dtype.
+        """
+        peaks, short = dict(cluster.machine.chip.flops_per_s), _SHORT.get(dtype, dtype)
+        if peaks and short not in peaks:
+            known = ", ".join(peaks)
+            raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
+        return cls(
+            flops_per_s=cluster.flops_per_s(short) if peaks else None,
+            bytes_per_s=cluster.memory_bytes_per_s(),
+            dtype=dtype,
+            device=cluster.machine.chip.name,
+            efficiency=efficiency,
+            memory_efficiency=memory_efficiency,
+        )
+
+    def time_s(self, name: str, *, flops: float, bytes_moved: float) -> tuple[float, ComputeClass]:
+        """Return how long a compute takes, and what limits it.
+
+        Raises:
+            UsageError: If the figure for one of them is unknown, naming the compute.
+        """
+        counted_s = self._over("flops", name, flops, self.flops_per_s, self.efficiency)
+        moved_s = self._over("bytes_moved", name, bytes_moved, self.bytes_per_s, self.memory_efficiency)
+        return (counted_s, "flops") if counted_s >= moved_s else (moved_s, "memory")
+
+    def _over(self, what: str, name: str, amount: float, rate: float | None, efficiency: float) -> float:
+        if not amount:
+            return 0.0
+        if rate is None:
+            raise UsageError(
+                f"{what}: compute '{name}' states {amount:g}, but no figure is known for {self.device}; state seconds="
+            )
+        return amount / (rate * efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What computes took in a real run.
+
+    Attributes:
+        median_ns: of all spans of a name, on all ranks; of an even number the lower middle one.
+        source: where it is from, for messages.
+    """
+
+    median_ns: Mapping[str, int]
+    source: str = "a timeline"
+
+    @classmethod
+    def of(cls, timeline: Timeline, *, source: str = "a timeline") -> Profile:
+        """Take the computes of a timeline.
+
+        Raises:
+            UsageError: If it has none.
+        """
+        spans: dict[str, list[int]] = {}
+        for span in timeline.spans:
+            if span.kind == "compute":
+                spans.setdefault(span.name, []).append(span.duration_ns)
+        if not spans:
+            raise UsageError(f"profile: no compute in {source}")
+        return cls(median_ns={name: median_low(each) for name, each in sorted(spans.items())}, source=source)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read a trace file.
+
+        Raises:
+            UsageError: If it cannot be read, or has no computes.
+        """
+        from ..timeline.tracefile import read_trace  # here, because few runs have a profile
+
+        return cls.of(read_trace(path), source=os.fspath(path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeCosts:
+    """Where the costs of a run come from: a profile for the names it has, else what the compute states.
+
+    Attributes:
+        roofline: for operations and bytes.
+        profile: of an earlier run, if there is one.
+    """
+
+    roofline: Roofline
+    profile: Profile | None = None
+
+    def duration_ns(
+        self,
+        name: str,
+        *,
+        seconds: float | None = None,
+        flops: float | None = None,
+        bytes_moved: float | None = None,
+    ) -> tuple[int, ComputeClass]:
+        """Return what a compute costs, to the nearest nanosecond, and which class it is of.
+
+        Args:
+            name: Of the compute.
+            seconds: Stated time; it wins over operations and bytes.
+            flops: Stated operations.
+            bytes_moved: Stated traffic of its memory.
+
+        Raises:
+            UsageError: If nothing says what it costs, or a figure cannot be meant; names the compute.
+        """
+        for what, amount in (("seconds", seconds), ("flops", flops), ("bytes_moved", bytes_moved)):
+            # A bool is no amount, and a NaN fails every comparison.
+            if amount is not None and (isinstance(amount, bool) or not 0 <= amount < inf):
+                raise UsageError(f"{what}: compute '{name}' needs a finite number, 0 or more, got {amount!r}")
+        if self.profile is not None and name in self.profile.median_ns:
+            return self.profile.median_ns[name], "seconds"
+        if seconds is not None:
+            return round(seconds * 1e9), "seconds"
+        if flops is None and bytes_moved is None:
+            raise UsageError(self._nothing_known(name))
+        time_s, limit = self.roofline.time_s(name, flops=flops or 0.0, bytes_moved=bytes_moved or 0.0)
+        return round(time_s * 1e9), limit
+
+    def _nothing_known(self, name: str) -> str:
+        known = ""
+        if self.profile is not None:
+            known = f"; the profile {self.profile.source} knows {', '.join(self.profile.median_ns)}"
+        return (
+            f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or flops= and bytes_moved=, "
+            f"or a profile of a real run{known}"
+        )

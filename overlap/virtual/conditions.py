@@ -1,0 +1,166 @@
+"""What makes a modelled cluster less than perfect: jitter, stragglers, slow wires; and what starting a program costs.
+
+Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's luck follows
+from its two ends. So no figure depends on the order in which ranks are served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log2
+from random import Random
+from statistics import NormalDist
+
+import numpy as np
+
+from ..collectives.placement import Ints, Placement, Routes, Wires
+from ..errors import UsageError
+
+__all__ = ["CALM", "FREE", "Conditions", "Launch", "Luck", "SlowWires"]
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How far the cluster is from perfect. The defaults are a perfect one.
+
+    Attributes:
+        seed: of everything random.
+        jitter: spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about
+            five per cent.
+        straggler_share: share of the ranks that are slow, in 0..1.
+        stragglers: further ranks that are slow, whatever the seed.
+        straggler_factor: how many times as long a slow rank computes.
+        slow_wire_share: share of the wires that are slow, in 0..1.
+        slow_wire_factor: share of its bandwidth that a slow wire has left, in (0, 1].
+    """
+
+    seed: int = 0
+    jitter: float = 0.0
+    straggler_share: float = 0.0
+    stragglers: tuple[int, ...] = ()
+    straggler_factor: float = 1.0
+    slow_wire_share: float = 0.0
+    slow_wire_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("jitter", self.jitter, "0 or more", self.jitter >= 0)
+        _check("straggler_factor", self.straggler_factor, "1 or more", self.straggler_factor >= 1)
+        _check("slow_wire_factor", self.slow_wire_factor, "more than 0, at most 1", 0 < self.slow_wire_factor <= 1)
+        for name in ("straggler_share", "slow_wire_share"):
+            share = getattr(self, name)
+            _check(name, share, "from 0 to 1", 0 <= share <= 1)
+
+    def luck(self, rank: int) -> Luck:
+        """Return the stream of a rank, from its beginning."""
+        return Luck(self, rank)
+
+    def is_straggler(self, rank: int) -> bool:
+        """Tell whether a rank is slow."""
+        return rank in self.stragglers or _drawn(self.seed, f"rank {rank}") < self.straggler_share
+
+
+def _check(name: str, value: float, expected: str, holds: bool) -> None:
+    if not holds:  # also for NaN
+        raise UsageError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _drawn(seed: int, name: str) -> float:
+    """Return a number in [0, 1) that depends on nothing else; the same on every version of Python."""
+    return Random(f"{seed} {name}").random()
+
+
+class Luck:
+    """The random numbers of one rank, in the order in which it computes."""
+
+    def __init__(self, conditions: Conditions, rank: int) -> None:
+        self._draw = Random(f"{conditions.seed} computes of rank {rank}").random
+        self._jitter = conditions.jitter
+        self._factor = conditions.straggler_factor if conditions.is_straggler(rank) else 1.0
+
+    def compute_ns(self, cost_ns: int) -> int:
+        """Return how long the next compute takes, given its cost on a perfect machine."""
+        if not self._jitter:
+            return cost_ns if self._factor == 1 else round(cost_ns * self._factor)
+        # 1 - x is never 0, which the normal distribution would not take.
+        z = _NORMAL.inv_cdf((1 - self._draw()) * (1 - 2**-53))
+        return round(cost_ns * self._factor * exp(self._jitter * z))
+
+
+class SlowWires:
+    """The luck of one cluster's wires, found out as they are used."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._share_left: dict[int, float] = {}
+
+    def under(self, placement: Placement) -> Placement:
+        """Return a placement of the cluster whose slow wires are slow; the same one if there are none."""
+        of = self._conditions
+        return placement if of.slow_wire_factor == 1 or not of.slow_wire_share else _WithSlowWires(placement, self)
+
+    def share_left(self, placement: Placement, wire: int) -> float:
+        """Return the share of its bandwidth that a wire has."""
+        if wire not in self._share_left:
+            of = self._conditions
+            slow = _drawn(of.seed, placement.describe(wire)) < of.slow_wire_share
+            self._share_left[wire] = of.slow_wire_factor if slow else 1.0
+        return self._share_left[wire]
+
+
+class _WithSlowWires(Placement):
+    """A placement, and the luck of the wires that its routes use."""
+
+    def __init__(self, placement: Placement, slow: SlowWires) -> None:
+        self.size, self.device = placement.size, placement.device
+        self.memory_bytes_per_s = placement.memory_bytes_per_s
+        self._of, self._slow = placement, slow
+        self._used: set[int] = set()
+
+    def routes(self, src: Ints, dst: Ints) -> Routes:
+        found = self._of.routes(src, dst)
+        self._used.update(np.unique(found.wire).tolist())
+        return found
+
+    def wires(self) -> Wires:
+        wires = self._of.wires()
+        bytes_per_s = wires.bytes_per_s.copy()
+        for wire in self._used:
+            bytes_per_s[wire] *= self._slow.share_left(self._of, wire)
+        return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
+
+    def describe(self, wire: int) -> str:
+        return self._of.describe(wire)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What each execution of a compiled program costs a rank before it begins; operations inside are costed apart.
+
+    All ranks of a program with collectives first meet at a barrier, whose time grows with their number. Published for
+    trn2 (foxl-ai/kiln:docs/neuron-notes.md): about 0.1 ms without collectives, and 0.5 ms for each doubling of the
+    largest group; 1.3 ms on trn1.
+
+    Attributes:
+        launch_s: of any execution.
+        barrier_s: for each doubling of the ranks that meet.
+    """
+
+    launch_s: float = 0.0
+    barrier_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("launch_s", "barrier_s"):
+            _check(name, getattr(self, name), "0 or more", 0 <= getattr(self, name) < float("inf"))
+
+    def total_ns(self, ranks: int) -> int:
+        """Return what an execution costs whose largest group has so many ranks."""
+        return round((self.launch_s + self.barrier_s * log2(ranks)) * 1e9)
+
+
+CALM = Conditions()
+"""A perfect cluster."""
+
+FREE = Launch()
+"""No overhead."""

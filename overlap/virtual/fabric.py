@@ -1,0 +1,254 @@
+"""The modelled fabric: collectives, messages and computes in flight on one cluster, in virtual time. Pure; no Trio.
+
+Used in three strokes per instant: `advance` tells who is done, `start` takes what all ranks together have begun, and
+`settle` says when to come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topology import Cluster
+
+from ..collectives.cost import Parameters, parameters
+from ..collectives.cost.option import Option
+from .conditions import CALM, Conditions, SlowWires
+from .demand import Demand, Pricing, Resources
+from .fluid import Flow, Fluid
+from .interference import NO_INTERFERENCE, Interference
+
+__all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
+
+Ints: TypeAlias = NDArray[np.int64]
+
+# Messages whose demand is remembered: training loops send the same ones in every step.
+_REMEMBERED = 1 << 16
+_NOTHING = np.zeros(0, np.int64), np.zeros(0)
+
+
+class Transfer(Flow):
+    """A collective, a message or a compute in flight.
+
+    Attributes:
+        kind: name of the collective, "send", or the class of a compute.
+        demand: what it takes alone.
+        computes: whether it is a compute.
+    """
+
+    __slots__ = ("computes", "demand", "kind")
+
+    def __init__(
+        self, key: tuple[object, ...], kind: str, demand: Demand, *, weight: float = 1.0, computes: bool = False
+    ) -> None:
+        super().__init__(key, demand.marks_ns, demand.resources, demand.shares, weight=weight)
+        self.kind, self.demand, self.computes = kind, demand, computes
+
+    @property
+    def ranks(self) -> Ints:
+        """World ranks that take part, in group order."""
+        return self.demand.ranks
+
+    @property
+    def alone_ns(self) -> int:
+        """How long it takes alone."""
+        return self.demand.alone_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Some ranks are done with a transfer.
+
+    Attributes:
+        transfer: with which.
+        positions: which, as positions in its ranks.
+        last: whether it has ended.
+    """
+
+    transfer: Transfer
+    positions: Ints
+    last: bool
+
+
+@dataclass(slots=True)
+class Stretch:
+    """What sharing did to the transfers of one kind.
+
+    Attributes:
+        count: how many have ended.
+        alone_ns: what they would have taken alone, in all.
+        taken_ns: what they took.
+    """
+
+    count: int = 0
+    alone_ns: int = 0
+    taken_ns: int = 0
+
+    @property
+    def factor(self) -> float:
+        """How many times as long they took."""
+        return self.taken_ns / self.alone_ns if self.alone_ns else 1.0
+
+
+class Fabric:
+    """Everything in flight on a cluster.
+
+    Keys order what happens in one instant. They must tell transfers apart, compare with each other, and follow from
+    what is transferred, such as (ranks, stream, sequence number), never from the order of calls.
+
+    Attributes:
+        cluster: The machine.
+        interference: Between computes and communication.
+        stretches: What sharing did, by kind.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        dtype: str = "float32",
+        peer_direct: bool = True,
+        conditions: Conditions = CALM,
+        interference: Interference = NO_INTERFERENCE,
+    ) -> None:
+        """Make an idle fabric.
+
+        Args:
+            cluster: The machine.
+            dtype: Of messages; collectives bring their own.
+            peer_direct: Whether adapters read device memory themselves; for messages, collectives bring their own.
+            conditions: What is not perfect.
+            interference: Between computes and communication.
+        """
+        self.cluster, self.interference = cluster, interference
+        self.stretches: dict[str, Stretch] = {}
+        self._resources, self._slow = Resources(cluster), SlowWires(conditions)
+        self._parameters: Parameters = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
+        self._collectives: dict[Option, Pricing] = {}
+        self._pairs: dict[tuple[int, int], Pricing] = {}
+        self._messages: dict[tuple[int, int, float, int], Demand] = {}
+        self._fluid = Fluid()
+        self._communicating = np.zeros(cluster.world_size, np.int64)
+        self._computing = np.zeros(cluster.world_size, np.int64)
+
+    def __repr__(self) -> str:
+        return f"<Fabric of {self.cluster.name}: {len(self._fluid.flows)} in flight>"
+
+    # -- what may start ------------------------------------------------------------------------------------------
+
+    def collective(
+        self,
+        key: tuple[object, ...],
+        kind: str,
+        option: Option,
+        nbytes: float,
+        ranks: Sequence[int],
+        arrivals_ns: Ints,
+        *,
+        weight: float = 1.0,
+    ) -> Transfer:
+        """Make a collective of which all ranks have arrived; it is to start at the last arrival.
+
+        Args:
+            key: Of the transfer.
+            kind: Name of the collective.
+            option: What it becomes; the same object for the same group again, for speed.
+            nbytes: Of the whole vector: the larger one of a rank's input and output.
+            ranks: World ranks in group order.
+            arrivals_ns: (size,) when each of them was ready.
+            weight: How much of a wire it takes, compared with others.
+        """
+        pricing = self._collectives.get(option)
+        if pricing is None:
+            pricing = Pricing.of_option(option, ranks, self._resources, self._slow)
+            self._collectives[option] = pricing
+        return Transfer(key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), weight=weight)
+
+    def message(
+        self, key: tuple[object, ...], src: int, dst: int, nbytes: float, *, late_ns: int = 0, weight: float = 1.0
+    ) -> Transfer:
+        """Make a message of which sender and receiver are there.
+
+        Args:
+            key: Of the transfer.
+            src: World rank.
+            dst: World rank.
+            nbytes: How many.
+            late_ns: How long the receiver came after the sender, less than 0 if it came before.
+            weight: How much of a wire it takes, compared with others.
+
+        Raises:
+            TopologyError: If no wire joins them.
+        """
+        asked = src, dst, nbytes, late_ns
+        demand = self._messages.get(asked)
+        if demand is None:
+            if len(self._messages) >= _REMEMBERED:
+                self._messages.clear()
+            demand = self._messages[asked] = self._message(*asked)
+        return Transfer(key, "send", demand, weight=weight)
+
+    def _message(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
+        pricing = self._pairs.get((src, dst))
+        if pricing is None:
+            pricing = Pricing.of_message(src, dst, self._parameters, self._resources, self._slow)
+            self._pairs[src, dst] = pricing
+        ends = [max(-late_ns, 0), max(late_ns, 0)] if src != dst else [0]
+        return pricing.demand(nbytes, np.array(ends, np.int64))
+
+    def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> Transfer:
+        """Make a compute. Only where there is interference do computes belong here."""
+        alone = Demand.of(np.array([rank]), np.array([duration_ns]), *_NOTHING)
+        return Transfer(key, kind, alone, computes=True)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def start(self, now_ns: int, transfers: Iterable[Transfer]) -> None:
+        """Let transfers begin."""
+        transfers = list(transfers)
+        self._fluid.start(now_ns, transfers)
+        if not self.interference.off:
+            for transfer in transfers:
+                self._of(transfer)[transfer.ranks] += 1
+
+    def settle(self, now_ns: int) -> int | None:
+        """Fix how fast everything gets on from now on; return the next instant to `advance` to, None if all is idle."""
+        if not self.interference.off:
+            self._interfere()
+        return self._fluid.settle(now_ns)
+
+    def advance(self, now_ns: int) -> list[Reached]:
+        """Return who is done at an instant, in the order of keys."""
+        found = []
+        for flow, mark in self._fluid.advance(now_ns):
+            assert isinstance(flow, Transfer)
+            last = mark + 1 == len(flow.marks_ns)
+            found.append(Reached(flow, flow.demand.positions[mark], last))
+            if last:
+                self._ended(flow, now_ns)
+        return found
+
+    def _ended(self, transfer: Transfer, now_ns: int) -> None:
+        stretch = self.stretches.setdefault(transfer.kind, Stretch())
+        stretch.count += 1
+        stretch.alone_ns += transfer.alone_ns
+        stretch.taken_ns += now_ns - transfer.started_ns
+        if not self.interference.off:
+            self._of(transfer)[transfer.ranks] -= 1
+
+    def _of(self, transfer: Transfer) -> Ints:
+        return self._computing if transfer.computes else self._communicating
+
+    def _interfere(self) -> None:
+        """Slow down what overlaps."""
+        for flow in self._fluid.flows:
+            assert isinstance(flow, Transfer)
+            if flow.computes:
+                overlapped, factor = self._communicating[flow.ranks], self.interference.of_compute(flow.kind)
+            else:
+                overlapped, factor = self._computing[flow.ranks], self.interference.of_communication(flow.kind)
+            self._fluid.cap(flow, 1 / factor if overlapped.any() else 1.0)

@@ -1,0 +1,234 @@
+"""The driver of virtual time: waits until every task is blocked, then jumps to the next instant and wakes all of it.
+
+Inside an instant things happen in the order of `Order`, then of ranks, then of their making; each kind only once all
+tasks that the kind before has woken are blocked again. Trio may run a batch of tasks in either direction, so tasks of
+different ranks must not race within an instant: what depends on several of them belongs in `Order.SETTLE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from heapq import heappop, heappush
+from math import inf
+from operator import attrgetter
+from typing import TypeVar
+
+import trio
+import trio.testing
+from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
+
+from ..errors import OverlapError, UsageError
+from .clock import VirtualClock
+
+T = TypeVar("T")
+
+__all__ = ["Kernel", "Order", "Timer"]
+
+
+class Order(IntEnum):
+    """What comes first within an instant. Deadlines of Trio come with the first of them."""
+
+    TRANSFER = 0
+    """Communication ends."""
+    COMPUTE = 1
+    """Computes end."""
+    WAKE = 2
+    """Tasks that slept wake up."""
+    SETTLE = 3
+    """All ranks have done what they do in this instant: what they started together starts."""
+
+
+_ORDERS, _WAKE = len(Order), int(Order.WAKE)
+
+
+class Timer:
+    """Something that is due at an instant: a callback, or a task that sleeps."""
+
+    __slots__ = ("callback", "rank", "task")
+
+    def __init__(self, rank: int, callback: Callable[[], None] | None, task: Task | None = None) -> None:
+        self.rank, self.callback, self.task = rank, callback, task
+
+    def cancel(self) -> None:
+        """Let it not happen; the clock does not stop at an instant of which nothing is left."""
+        self.callback = self.task = None
+
+    def _abort(self, _: object) -> Abort:
+        self.task = None
+        return Abort.SUCCEEDED
+
+
+_rank_of = attrgetter("rank")
+
+
+class Kernel:
+    """One simulation: its clock and everything that is due.
+
+    Attributes:
+        clock: Trio's clock.
+        on_stall: called when every task is blocked and nothing is due. It returns the error to end the run with, or
+            None if it has set things moving itself, by a cancellation say.
+    """
+
+    def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
+        self.clock = VirtualClock()
+        self.on_stall = on_stall
+        self._due: dict[int, list[Timer]] = {}  # by instant and order
+        self._keys: list[int] = []  # a heap
+        self._stalled = False
+        self._failure: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Kernel at {self.now_ns} ns: {len(self._keys)} batches due>"
+
+    @property
+    def now_ns(self) -> int:
+        """The present instant."""
+        return self.clock.now_ns
+
+    # -- what is due ---------------------------------------------------------------------------------------------
+
+    def at(self, time_ns: int, rank: int, callback: Callable[[], None], *, order: Order = Order.COMPUTE) -> Timer:
+        """Call `callback` at an instant, not before this one.
+
+        Args:
+            time_ns: When.
+            rank: Whose it is: within an instant and an order the ranks take turns.
+            callback: Must not block; an exception ends the run.
+            order: What it is.
+        """
+        assert time_ns >= self.clock.now_ns, f"{time_ns} ns is over, it is {self.clock.now_ns} ns"
+        timer = Timer(rank, callback)
+        self._insert(time_ns * _ORDERS + order, timer)
+        return timer
+
+    def _insert(self, key: int, timer: Timer) -> None:
+        batch = self._due.get(key)
+        if batch is None:
+            self._due[key] = [timer]
+            heappush(self._keys, key)
+        else:
+            batch.append(timer)
+
+    async def sleep_until(self, time_ns: int, *, rank: int = 0) -> None:
+        """Sleep until an instant; if it has passed, until the end of this batch."""
+        timer = Timer(rank, None, current_task())
+        self._insert(max(time_ns, self.clock.now_ns) * _ORDERS + _WAKE, timer)
+        await wait_task_rescheduled(timer._abort)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def run(self, main: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Run `main(*args)` in virtual time, from instant 0, and return what it returns.
+
+        Raises:
+            UsageError: If the program waits for real input or output, or for a thread.
+            OverlapError: If it is blocked for ever and `on_stall` knows nothing better.
+        """
+        return trio.run(self._main, main, args, clock=self.clock)
+
+    async def _main(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
+        # Nobody gets a thread: to_thread.run_sync waits for a token, and is seen waiting.
+        trio.to_thread.current_default_thread_limiter().total_tokens = 0
+        await trio.testing.wait_all_tasks_blocked()  # Trio's own: they wait for files too
+        outside = _Outside()
+        results: list[T] = []
+        error: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drive, outside, nursery.cancel_scope)
+            try:
+                results.append(await main(*args))
+            except Exception as raised:
+                error = raised
+            nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure from error
+        if error is not None:
+            raise error
+        return results[0]
+
+    async def _drive(self, outside: _Outside, scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                await trio.testing.wait_all_tasks_blocked()
+                statistics = trio.lowlevel.current_statistics()
+                outside.check(statistics)
+                self._advance(statistics.seconds_to_next_deadline)
+        except Exception as error:
+            self._failure = error
+            scope.cancel()
+
+    def _advance(self, to_deadline_s: float) -> None:
+        """Jump to the next instant and carry out what comes first in it."""
+        clock, batch = self.clock, self._next_batch()
+        next_ns = None if batch is None else self._keys[0] // _ORDERS
+        deadline_ns = None if to_deadline_s == inf else clock.nearest_ns(clock.current_time() + to_deadline_s)
+        if next_ns is None and deadline_ns is None:
+            self._stall()
+            return
+        self._stalled = False
+        first_ns = min(each for each in (next_ns, deadline_ns) if each is not None)
+        clock.jump(first_ns)
+        if batch is not None and first_ns == next_ns:
+            del self._due[heappop(self._keys)]
+            batch.sort(key=_rank_of)
+            for timer in batch:
+                if timer.task is not None:
+                    reschedule(timer.task)
+                elif timer.callback is not None:
+                    timer.callback()
+        if first_ns == deadline_ns:
+            clock.jump(first_ns, expire=True)
+
+    def _next_batch(self) -> list[Timer] | None:
+        """Return what is due next, passing over batches of which everything was cancelled."""
+        while self._keys:
+            batch = self._due[self._keys[0]]
+            if any(timer.task or timer.callback for timer in batch):
+                return batch
+            del self._due[heappop(self._keys)]
+        return None
+
+    def _stall(self) -> None:
+        """Ask what to do about a deadlock; a second time in a row is one too many."""
+        error = self.on_stall() if self.on_stall is not None and not self._stalled else _blocked()
+        self._stalled = True
+        if error is not None:
+            raise error
+
+
+def _blocked() -> OverlapError:
+    return OverlapError("the program is blocked for ever: every task waits, and nothing is due on the virtual clock")
+
+
+class _Outside:
+    """What tasks wait for that virtual time knows nothing of; made before the program begins."""
+
+    def __init__(self) -> None:
+        self._limiter = trio.to_thread.current_default_thread_limiter()
+        self._files = _waiting_for_files(trio.lowlevel.current_statistics().io_statistics)
+
+    def check(self, statistics: trio.lowlevel.RunStatistics) -> None:
+        """Refuse real input, output and threads.
+
+        Raises:
+            UsageError: Saying which.
+        """
+        if _waiting_for_files(statistics.io_statistics) > self._files:
+            raise _refused("real input or output (a socket, a pipe or a process)")
+        if self._limiter.statistics().tasks_waiting or trio.testing.active_thread_count():
+            raise _refused("a thread (trio.to_thread)")
+
+
+def _waiting_for_files(statistics: object) -> int:
+    """Add up the waiting tasks; their attributes have a common beginning on all of Trio's backends."""
+    names = ("tasks_waiting", "tasks_waiting_read", "tasks_waiting_write", "tasks_waiting_overlapped")
+    return sum(getattr(statistics, name, 0) for name in names)
+
+
+def _refused(what: str) -> UsageError:
+    return UsageError(
+        f"clock: the program waits for {what}, which takes no virtual time; do that before or after the run, declare a "
+        "compute with its seconds=, or run on clock='real'"
+    )

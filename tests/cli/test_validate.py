@@ -1,0 +1,89 @@
+"""`overlap validate`: what it prints and returns."""
+
+import json
+
+import pytest
+
+from overlap.cli import validate as command
+from overlap.collectives.cost import validation
+from overlap.collectives.cost.validation import Accuracy
+
+
+def test_the_whole_page_of_a_machine(overlap):
+    code, out, err = overlap("validate", "--machine", "inf2.xlarge")
+    assert (code, err) == (0, "")
+    assert (
+        out
+        == """\
+all_reduce of uint8 on 2 ranks of inf2.xlarge (nccom-test on inf2.xlarge, uint8)
+        size   measured  predicted    error
+       1 MiB    23.5 us    27.3 us   +16.2%  predicted
+     2.4 MiB    50.5 us    54.1 us    +7.1%  predicted
+     3.8 MiB    77.8 us    80.8 us    +3.8%  predicted
+     5.2 MiB     105 us     108 us    +2.4%  predicted
+       8 MiB     160 us     161 us    +0.7%  fits elements reduced per second
+
+all_reduce of uint8 on 2 ranks of inf2.xlarge (floor of two ranks on one chip)
+        size   measured  predicted    error
+         0 B       4 us     4.1 us    +2.5%  fits semaphores of a step
+
+rows that nothing was fitted to: 4, median error 5.4%, worst 16.2% (asked:
+  median at most 15%, worst at most 35%: met)
+all rows: 6, median error 3.1%, worst 16.2%; 2 of them fit a figure
+taken as published, not predicted: start of a DMA 1.3 us, NeuronLink hop 1.5 us
+  (of 1 to 2 us), EFA hop 15 us
+"""
+    )
+
+
+def test_peer_direct_is_one_table_of_two_settings(overlap):
+    code, out, _ = overlap("validate", "--machine", "dl1.24xlarge")
+    assert code == 0
+    lines = out.splitlines()
+    at = lines.index("Peer Direct on dl1.24xlarge x4, one model with two settings, in nw_bw MB/s")
+    figures = [[int(word.replace(",", "")) for word in line.split()[1:]] for line in lines[at + 3 : at + 5]]
+    assert [row[::2] for row in figures] == [[12110, 21136], [9249, 17418]]
+    assert lines[at + 5].startswith("  training throughput with Peer Direct over without: 1.72 measured, ")
+
+
+def test_crossovers(overlap):
+    code, out, _ = overlap("validate", "--machine", "trn2.48xlarge")
+    assert code == 0
+    assert "where one algorithm takes over from another\n  mesh to rdh on 64 ranks of trn2.48xlarge" in out
+    assert "8 of 8 crossovers where they were seen\n" in out
+    assert "OUTSIDE" not in out
+
+
+def test_json(overlap):
+    code, out, _ = overlap("validate", "--machine", "trn2.48xlarge", "--json")
+    found = json.loads(out)
+    assert (code, found["schema_version"], found["as_asked"]) == (0, command.SCHEMA_VERSION, True)
+    assert len(found["rows"]) == 32
+    fitted, *_ = (row for row in found["rows"] if row["fits"] == "wire efficiency")
+    assert (fitted["measured"], fitted["figure"], fitted["used_for"]) == (221.62e-6, 221.62, "calibration")
+    assert fitted["error"] == fitted["predicted"] / fitted["measured"] - 1
+    assert {row["used_for"] for row in found["rows"] if not row["fits"]} == {"prediction"}
+    assert found["unseen"]["rows"] == sum(not row["fits"] for row in found["rows"])
+    assert [each["inside"] for each in found["crossovers"]] == [True] * 8
+
+
+def test_check_tells_by_the_exit_code(overlap, monkeypatch):
+    words = ("validate", "--machine", "inf2.xlarge")
+    assert overlap(*words, "--check")[0] == 0
+    monkeypatch.setattr(validation, "WORST_ASKED", 0.1)
+    assert overlap(*words)[0] == 0
+    code, out, _ = overlap(*words, "--check")
+    assert code == 1
+    assert "MISSED" in out
+
+
+def test_an_unknown_machine(overlap):
+    code, out, err = overlap("validate", "--machine", "trn9")
+    assert (code, out) == (2, "")
+    assert "nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge, p5.48xlarge" in err
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_accuracy_in_words(rows):
+    text = command._accuracy(Accuracy(rows=rows, median=0.05, worst=0.125))
+    assert text == ("3, median error 5.0%, worst 12.5%" if rows else "none")

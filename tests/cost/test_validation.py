@@ -1,0 +1,181 @@
+"""Published rows, what is made of them, and how far off the model is."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+import topology
+from overlap.collectives.cost import Parameters, measurements, validation
+from overlap.collectives.cost.published import Knee, Measurement
+from overlap.collectives.cost.startup import Startup, startup
+from overlap.collectives.cost.switched import Switched
+from overlap.collectives.cost.validation import Accuracy, Crossover, Judged, Validation, validate
+from overlap.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return validate()
+
+
+def row(**changes):
+    fields = {"machine": "x", "ranks": 4, "collective": "all_reduce", "nbytes": 3_000_000, "source": "", "unit": "us"}
+    return Measurement(**(fields | {"figure": 250.0} | changes))
+
+
+def test_figures_become_times_and_back():
+    times = {
+        "us": (row(), 250e-6),
+        "algbw": (row(unit="algbw GB/s", figure=6.0), 0.5e-3),
+        "all-reduce": (row(unit="nw_bw MB/s", figure=4500.0), 1e-3),
+        "reduce-scatter": (row(unit="nw_bw MB/s", figure=4500.0, collective="reduce_scatter"), 0.5e-3),
+    }
+    for name, (each, measured_s) in times.items():
+        assert each.measured_s == pytest.approx(measured_s, rel=1e-12), name
+        assert each.as_published(measured_s) == pytest.approx(each.figure, rel=1e-12), name
+
+
+def test_dl1_bandwidths_are_the_times_that_the_document_means():
+    found = {
+        (each.collective, each.peer_direct): round(each.measured_s * 1e3, 2)
+        for each in measurements.COLLECTIVES
+        if each.machine == "dl1.24xlarge x4"
+    }
+    assert found == {
+        ("all_reduce", False): 5.12,
+        ("all_reduce", True): 2.93,
+        ("reduce_scatter", False): 3.35,
+        ("reduce_scatter", True): 1.78,
+    }
+
+
+def test_every_published_row_is_judged(everything):
+    machines = Counter(each.of.machine for each in everything.rows)
+    assert machines == {
+        "trn2.48xlarge": 14 + 18,
+        "inf2.xlarge": 5 + 1,
+        "trn1.32xlarge": 1 + 3,
+        "dl1.24xlarge x4": 4,
+        "dl1.24xlarge x16": 1,
+        "p5.48xlarge x2": 5,
+        "p5.48xlarge x8": 5,
+    }
+
+
+def test_the_accuracy_that_is_asked(everything):
+    """On 40 rows or more that nothing was fitted to."""
+    assert everything.unseen.rows >= 40
+    assert everything.unseen.median <= 0.15
+    assert everything.unseen.worst <= 0.35
+    assert all(each.inside for each in everything.crossovers)
+    assert everything.as_asked
+
+
+def test_each_kind_of_row_has_that_accuracy(everything):
+    """None hides behind the many of another."""
+    for machine in ("trn2.48xlarge", "inf2.xlarge", "p5.48xlarge"):
+        unseen = [abs(each.error) for each in everything.collectives if machine in each.of.machine and not each.fits]
+        assert sorted(unseen)[len(unseen) // 2] <= 0.15, machine
+    programs = [abs(each.error) for each in everything.starts if not each.fits and each.of.operations]
+    assert sorted(programs)[len(programs) // 2] <= 0.15
+
+
+def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
+    found = {
+        (each.of.collective, each.of.nbytes >> 20): each.extrapolated
+        for each in everything.collectives
+        if each.of.machine == "trn2.48xlarge"
+    }
+    inside = {key for key, extrapolated in found.items() if not extrapolated}
+    assert inside == {("all_gather", 32), ("all_gather", 128), ("all_gather", 512), ("all_gather", 2048)}
+    starts = {each.of.ranks for each in everything.starts if each.of.operations == 1 and not each.extrapolated}
+    assert starts == {4, 8, 16, 32, 64}
+
+
+def test_only_one_machine():
+    found = validate("inf2.xlarge")
+    assert {each.of.machine for each in found.rows} == {"inf2.xlarge"}
+    assert (found.training, found.crossovers) == (None, ())
+    assert {each.of.machine for each in validate("p5.48xlarge x8").rows} == {"p5.48xlarge x8"}
+    assert {each.of.machine for each in validate("dl1.24xlarge").rows} == {"dl1.24xlarge x4", "dl1.24xlarge x16"}
+
+
+def test_no_such_machine():
+    with pytest.raises(UsageError, match=r"nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge"):
+        validate("trn9")
+
+
+def judged(measured, predicted, fits=""):
+    return Judged(of=row(), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
+
+
+def validation_of(*rows, crossovers=()):
+    return Validation(collectives=rows, starts=(), training=None, crossovers=crossovers)
+
+
+def test_errors_and_their_summary():
+    found = validation_of(judged(1.0, 1.25), judged(2.0, 1.0), judged(4.0, 4.0), judged(1.0, 9.0, fits="something"))
+    assert [each.error for each in found.rows] == [0.25, -0.5, 0.0, 8.0]
+    assert found.unseen == Accuracy(rows=3, median=0.25, worst=0.5)
+    assert found.all == Accuracy(rows=4, median=0.375, worst=8.0)
+    assert validation_of().all == Accuracy(rows=0, median=0.0, worst=0.0)
+
+
+def test_what_is_not_as_asked():
+    assert validation_of(judged(1.0, 1.14), judged(1.0, 1.34), judged(1.0, 1.0)).as_asked
+    assert not validation_of(judged(1.0, 1.36), judged(1.0, 1.0), judged(1.0, 1.0)).as_asked
+    assert not validation_of(judged(1.0, 1.16), judged(1.0, 1.16), judged(1.0, 1.0)).as_asked
+    knee = measurements.KNEES[0]
+    near, far, never = (Crossover(knee=knee, predicted_bytes=size) for size in (1_000_000, 2_000_001, None))
+    assert [each.inside for each in (near, far, never)] == [True, False, False]
+    assert validation_of(crossovers=(near,)).as_asked
+    assert not validation_of(crossovers=(near, far)).as_asked
+
+
+def knee(**changes):
+    fields = {"machine": "trn2.48xlarge", "ranks": 64, "collective": "all_gather", "below": "mesh", "above": "rdh"}
+    bounds = {"least_bytes": 500_000, "most_bytes": 2_000_000, "seen": "", "source": ""}
+    return Knee(**(fields | bounds | changes))
+
+
+def test_a_crossover_is_where_the_plan_changes(monkeypatch):
+    monkeypatch.setattr(validation, "KNEES", (knee(), knee(least_bytes=100_000_000, most_bytes=200_000_000)))
+    here, elsewhere = validate("trn2.48xlarge").crossovers
+    machine = topology.cluster("trn2.48xlarge")
+    sizes = (round(here.predicted_bytes / 1.02), here.predicted_bytes)
+    assert [validation.plan("all_gather", size, machine).algorithm for size in sizes] == ["mesh", "rdh"]
+    assert elsewhere.predicted_bytes is None
+
+
+def test_starting_a_program():
+    found = Startup(launch_s=1.0, barrier_s=10.0, doubling_s=2.0, trigger_s=0.5)
+    assert [found.before_s(ranks) for ranks in (1, 2, 4, 8, 64)] == [1.0, 1.0, 11.0, 13.0, 19.0]
+    assert found.program_s(8, 2, 3.0) == 13.0 + 2 * 3.5
+    assert found.program_s(8, 0, 3.0) == 1.0
+
+
+def test_which_machines_pay_for_a_start():
+    assert startup(topology.cluster("local", ranks=4)) == Startup()
+    assert startup(topology.cluster("dl1.24xlarge")) == Startup()
+    trn1, trn2, inf2 = (startup(topology.cluster(name)) for name in ("trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"))
+    assert trn1.doubling_s > trn2.doubling_s > 0
+    assert inf2 == trn1
+
+
+def test_an_all_reduce_of_gpus_by_hand():
+    """Two nodes of two, 8 GB, 1 GB/s everywhere: 4 s inside, 4 s between, 4 s inside."""
+    node = Switched(
+        gpus=2,
+        inside_s=0.0,
+        inside_bytes_per_s=1e9,
+        network_s=0.0,
+        network_bytes_per_s=1e9,
+        completion_s=0.0,
+        parameters=Parameters(launch_s=0.25, most_slices=1),
+    )
+    assert node.all_reduce_s(2, 8_000_000_000) == 12.25
+    halves = replace(node, parameters=Parameters(most_slices=2))
+    assert halves.all_reduce_s(2, 8_000_000_000) == 2 + 2 + 2 + 2
+    late = replace(node, network_s=1.0, completion_s=0.5)
+    assert late.all_reduce_s(2, 8_000_000_000) == 12.25 + 2 * 1.5

@@ -1,0 +1,143 @@
+"""Flows that share, against times computed by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap.virtual.fluid import Flow, Fluid, fair_rates, quantised
+
+
+def flow(name, marks_ns, needs, weight=1.0):
+    """`needs` says which resources, by number, and how much of each."""
+    marks = [marks_ns] if isinstance(marks_ns, int) else marks_ns
+    resources, shares = np.array([*needs], np.int64), np.array([*needs.values()], np.float64)
+    return Flow((name,), marks, resources, quantised(shares), weight=weight)
+
+
+def play(*starts, caps=()):
+    """Run flows given as (start_ns, flow), and caps as (time_ns, flow, cap); return when each mark was reached."""
+    fluid, reached, now_ns, todo = Fluid(), {}, 0, sorted({time for time, *_ in (*starts, *caps)})
+    while True:
+        next_ns = fluid.settle(now_ns)
+        due = [time for time in (next_ns, *todo[:1]) if time is not None]
+        if not due:
+            break
+        now_ns = min(due)
+        for each, _ in fluid.advance(now_ns):
+            reached.setdefault(each.key[0], []).append(now_ns)
+        if todo[:1] == [now_ns]:
+            del todo[0]
+            fluid.start(now_ns, [each for time, each in starts if time == now_ns])
+            for time, each, cap in caps:
+                if time == now_ns:
+                    fluid.cap(each, cap)
+    assert not fluid.flows
+    assert not fluid._load.any(), "what was added to resources was taken away again, exactly"
+    return {name: times[0] if len(times) == 1 else times for name, times in reached.items()}
+
+
+def test_alone_it_takes_its_time():
+    assert play((7, flow("a", 123_456_789_012_345, {0: 0.3, 5: 1.0}))) == {"a": 123_456_789_012_352}
+
+
+def test_two_on_one_wire_take_twice_as_long():
+    assert play((0, flow("a", 100, {0: 1.0})), (0, flow("b", 100, {0: 1.0}))) == {"a": 200, "b": 200}
+
+
+def test_on_wires_of_their_own_they_do_not():
+    assert play((0, flow("a", 100, {0: 1.0})), (0, flow("b", 100, {1: 1.0}))) == {"a": 100, "b": 100}
+
+
+def test_what_fits_side_by_side_is_not_slowed():
+    assert play((0, flow("a", 100, {0: 0.5})), (0, flow("b", 80, {0: 0.5}))) == {"a": 100, "b": 80}
+
+
+def test_a_short_one_in_the_middle_of_a_long_one():
+    # From 30 on at half speed: b needs 40 for its 20; then a has 50 of its 100 left.
+    assert play((0, flow("a", 100, {0: 1.0})), (30, flow("b", 20, {0: 1.0}))) == {"b": 70, "a": 120}
+
+
+def test_three_with_different_shares():
+    # Each may take a third; b takes only its quarter, a and c 3/8 each. So c is at 3/4 speed and a at 3/8.
+    # At 100 b is done, c at 75, a at 37.5. Then half each: c at full speed until 125, a at half speed, at 50 by then.
+    found = play((0, flow("a", 100, {0: 1.0})), (0, flow("b", 100, {0: 0.25})), (0, flow("c", 100, {0: 0.5})))
+    assert found == {"b": 100, "c": 125, "a": 175}
+
+
+def test_what_one_wire_holds_back_leaves_room_on_another():
+    # a and b halve wire 0. On wire 1 b takes that half, and c, which wants 3/4, gets the other: 2/3 speed.
+    found = play((0, flow("a", 100, {0: 1.0})), (0, flow("b", 100, {0: 1.0, 1: 1.0})), (0, flow("c", 100, {1: 0.75})))
+    assert found == {"a": 200, "b": 200, "c": 150}
+
+
+def test_marks_on_the_way():
+    # a: 25 alone; then half speed: mark 50 at 75. b: 100 at 225, when a is at 100 too.
+    assert play((0, flow("a", [50, 100], {0: 1.0})), (25, flow("b", 50, {0: 1.0}))) == {"a": [75, 150], "b": 125}
+
+
+def test_weights():
+    # Three quarters to a, one to b; a is done at 400/3, b is at 1/3 by then.
+    found = play((0, flow("a", 100, {0: 1.0}, weight=3.0)), (0, flow("b", 100, {0: 1.0})))
+    assert found == {"a": 133, "b": 200}
+
+
+def test_caps():
+    a, b = flow("a", 100, {}), flow("b", 100, {0: 1.0})
+    assert play((0, a), (0, b), caps=[(0, a, 0.5), (50, a, 1.0), (50, b, 0.25)]) == {"a": 125, "b": 250}
+
+
+def test_a_cap_leaves_the_rest_to_others():
+    a, b = flow("a", 100, {0: 1.0}), flow("b", 100, {0: 1.0})
+    assert play((0, a), (0, b), caps=[(0, a, 0.25)]) == {"b": 133, "a": 400}
+
+
+def test_no_work_ends_at_once():
+    assert play((5, flow("a", 0, {0: 1.0})), (5, flow("b", 10, {0: 1.0}))) == {"a": 5, "b": 15}
+
+
+def test_order_of_starts_does_not_matter():
+    flows = [flow(f"{n}", 100 + n, {0: 0.7, n % 3: 0.9}) for n in range(9)]
+    again = [flow(f"{n}", 100 + n, {0: 0.7, n % 3: 0.9}) for n in range(9)]
+    forwards, backwards = play(*((0, each) for each in flows)), play(*((0, each) for each in reversed(again)))
+    assert forwards == backwards
+    assert list(forwards) == list(backwards), "within an instant, keys order what is reached"
+
+
+def test_flows_that_start_together_stand_in_the_order_of_keys():
+    fluid = Fluid()
+    fluid.start(0, [flow(name, 10, {0: 1.0}) for name in "bca"])
+    assert [each.key[0] for each in fluid.flows] == ["a", "b", "c"]
+    assert repr(fluid) == "<Fluid: 3 flows>"
+
+
+def test_a_key_is_used_once_at_a_time():
+    fluid = Fluid()
+    fluid.start(0, [flow("a", 10, {})])
+    with pytest.raises(AssertionError, match="in flight"):
+        fluid.start(0, [flow("a", 10, {})])
+
+
+@st.composite
+def crowds(draw):
+    needs = st.dictionaries(st.integers(0, 4), st.integers(1, 8).map(lambda n: n / 8), min_size=1)
+    return [flow(n, 100, draw(needs)) for n in range(draw(st.integers(1, 6)))]
+
+
+@settings(deadline=None, max_examples=200)
+@given(crowds())
+def test_rates_are_max_min_fair(flows):
+    """Nothing is overfull, and whoever is below its need meets a full resource on which nobody takes more."""
+    rates = fair_rates(flows, np.ones(5, np.bool_))
+    used, level = np.zeros(5), [rate * float(each.shares.max()) for rate, each in zip(rates, flows, strict=True)]
+    for each, rate in zip(flows, rates, strict=True):
+        used[each.resources] += each.shares * rate
+    assert used.max() <= 1 + 1e-9
+    for number, each in enumerate(flows):
+        assert 0 < rates[number] <= 1
+        if rates[number] < 1:
+            full = [r for r in each.resources if used[r] > 1 - 1e-9]
+            assert any(
+                level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.resources) - 1e-9
+                for r in full
+            )
