@@ -9,8 +9,11 @@ from abc import ABC, abstractmethod
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import numpy as np
 from trio.lowlevel import TrioToken
 
+from .collectives.kinds import Shape
+from .collectives.reduce import Array
 from .compute import ComputeStream, ThreadedCompute
 from .engine import BaseEngine, Engine
 
@@ -29,9 +32,19 @@ class Clock(ABC):
 
     Attributes:
         name: As the timeline calls it.
+        shapes_only: Whether arrays have a shape and no data.
     """
 
     name: ClockName
+    shapes_only = False
+
+    def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
+        """Return a new array."""
+        return np.empty(shape, dtype)
+
+    def meta(self) -> dict[str, str]:
+        """Return what a timeline should say of it."""
+        return {}
 
     @abstractmethod
     def now_ns(self) -> int:

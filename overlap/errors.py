@@ -161,15 +161,20 @@ class RankFailedError(OverlapError):
 
 
 class StallError(OverlapError):
-    """The world made no end of it within `timeout_s`.
+    """The world made no end of it within `timeout_s`, or never will.
 
     Attributes:
+        timeout_s: How long it was given; None if every rank is blocked and nothing is due in virtual time, or if
+            another process lost its patience.
         report: One line for each rank: what it waits for, where, and on whom.
     """
 
-    def __init__(self, timeout_s: float, report: Sequence[str]) -> None:
+    def __init__(self, timeout_s: float | None, report: Sequence[str]) -> None:
         self.timeout_s, self.report = timeout_s, tuple(report)
-        super().__init__("\n  ".join([f"the world did not finish within timeout_s={timeout_s:g}", *self.report]))
+        what = "cannot finish: every rank is blocked, and nothing is due"
+        if timeout_s is not None:
+            what = f"did not finish within timeout_s={timeout_s:g}"
+        super().__init__("\n  ".join([f"the world {what}", *self.report]))
 
 
 class ScheduleError(OverlapError):

@@ -133,7 +133,7 @@ class CollectiveFuture(Future[T_co]):
                 self.call = call(kind._value_, op, x.dtype, x.shape, self.port.channel.size, root, pairs)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}") from error
-            self.source = x if x.flags.c_contiguous else x.copy(order="C")
+            self.source = x if x.flags.c_contiguous or self.group._world.clock.shapes_only else x.copy(order="C")
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
             if x is not None and not self._in_place(self.out, x) and np.may_share_memory(self.out, x):
@@ -213,9 +213,11 @@ class CollectiveFuture(Future[T_co]):
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape."""
         if self.out is None and self._receives() and pattern.dtype is not None:
-            self.out = np.empty(pattern.result_shape, pattern.dtype)
+            self.out = self.group._world.clock.empty(pattern.result_shape, pattern.dtype)
         if self.target is None:
             self.target = self.out
+        if self.group._world.clock.shapes_only:
+            return
         if self.kind is Collective.PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}:
             cast(Array, self.target)[...] = 0
 

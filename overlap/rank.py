@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from sys import _getframe
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from .calls import Calls
+from .collectives.reduce import Array
 from .compute import ComputeFuture
 from .errors import UsageError
 from .future import Failure, Future
@@ -18,6 +21,7 @@ from .group import Group
 from .loans import Loans
 from .mesh import Mesh
 from .operation import CollectiveFuture
+from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream
 from .timeline.spans import Recorder
 
@@ -108,6 +112,17 @@ class Rank(Calls):
         self._unfinished[operation] = None
         self._compute.submit(operation)
         return operation
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
+        """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
+
+        Args:
+            shape: Of the array.
+            dtype: Of the array.
+        """
+        if self._world.clock.shapes_only:
+            return shape_only(shape, dtype)
+        return np.zeros(shape, dtype)
 
     # -- streams, groups, meshes ---------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ class World:
         self._calling = False
         self._doing: list[str] = []
         self._stalled: list[str] = []  # the first report of a rank that did not end in peace
+        self._deadlocked = False
         self._others: dict[int, BaseException] = {}
         self._blas = BlasLimit()
         self._ranks = [Rank(self, rank) for rank in transport.ranks]
@@ -89,7 +90,7 @@ class World:
         if self.failure is not None:
             raise self._rank_failed() from self.failure[1]
         if self._scope.cancelled_caught:
-            raise StallError(timeout_s or 0.0, self._stalled)
+            raise StallError(None if self._deadlocked else timeout_s, self._stalled)
         return [results[rank.rank] for rank in self._ranks]
 
     async def _live(
@@ -208,6 +209,12 @@ class World:
             world_size=self.size,
         )
 
+    def deadlock(self) -> None:
+        """End the world because every rank is blocked and nothing is due; only virtual time can know."""
+        self._deadlocked = True
+        self._stalled = self.report()
+        self._scope.cancel(reason="every rank is blocked, and nothing is due")
+
     def report(self) -> list[str]:
         """Say of each rank what it waits for and on whom, one line each."""
         lines = []
@@ -282,7 +289,7 @@ class World:
 
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""
-        meta = {"script": sys.argv[0]}
+        meta = {"script": sys.argv[0]} | self.clock.meta()
         return Timeline.collect(
             [rank.recorder for rank in self._ranks], world_size=self.size, clock=self.clock.name, meta=meta
         )

@@ -29,9 +29,10 @@ FLOORS = {
     "overlap": 6,  # world, rank, group, stream, future, and what they stand on
     "overlap.parallel": 7,
     "overlap.launch": 7,
-    "overlap.entry": 8,  # the front door: what `import overlap` gives, and run()
-    "overlap.cli": 9,
-    "overlap.__main__": 10,
+    "overlap.surroundings": 8,  # what run() opens, other processes among it
+    "overlap.entry": 9,  # the front door: what `import overlap` gives, and run()
+    "overlap.cli": 10,
+    "overlap.__main__": 11,
 }
 # Rooms without any waiting, and what they must therefore not know.
 PURE = ("topology", "overlap.errors", "overlap.units", "overlap.collectives", "overlap.timeline")

@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 #: Messages up to this length travel at once, longer ones when the receiver has named their place. Copying this much
-#: twice takes as long as asking once.
-EAGER_BYTES = 32 << 10
+#: twice takes 20 us, asking first 80 us and more (measured one way: 64 KiB at once 50 us, 128 KiB after asking 200 us).
+EAGER_BYTES = 64 << 10
 #: Longer messages are cut in pieces of this length. At 3 GB/s it takes 0.2 ms: what something urgent waits at most,
 #: and enough for a system call and a frame (20 us) to count for little.
 CHUNK_BYTES = 512 << 10

@@ -96,6 +96,7 @@ class Plan:
         busiest: the wire that is busy longest, None if nothing travels.
         alternatives: all others, the fastest first, then those that do not apply.
         reason: why it won.
+        option: the cheapest, as placed and priced.
     """
 
     op: str
@@ -115,7 +116,7 @@ class Plan:
     busiest: Busiest | None
     alternatives: tuple[Alternative, ...]
     reason: str
-    _option: Option = field(repr=False, compare=False)
+    option: Option = field(repr=False, compare=False)
 
     def schedule(self) -> Schedule:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
@@ -123,7 +124,7 @@ class Plan:
         Raises:
             ScheduleError: If the table does not compute the collective, or there is none, as of the short cut.
         """
-        return _proved(self._option, self.slices)
+        return _proved(self.option, self.slices)
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +225,7 @@ def _plan(
         busiest=_busiest(best, nbytes),
         alternatives=_alternatives(priced[1:], rejected),
         reason=_reason(breakdown, priced[1:], nbytes),
-        _option=best,
+        option=best,
     )
 
 

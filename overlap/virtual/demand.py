@@ -18,7 +18,6 @@ from topology import Cluster
 from ..collectives.cost import Parameters, Round, Rounds, cost, on
 from ..collectives.cost.option import Option, Part, Price
 from ..collectives.cost.phased import pipeline_s
-from ..collectives.cost.sliced import Sliced
 from ..collectives.placement import place
 from .conditions import SlowWires
 from .fluid import quantised
@@ -134,11 +133,7 @@ class Pricing:
     @classmethod
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Price a collective that has become an algorithm."""
-
-        def phases(slices: int) -> Sequence[Part]:
-            return (option._part(slices),) if isinstance(option, Sliced) else option.parts
-
-        return cls(phases, option.price, np.asarray(ranks, np.int64), resources, slow)
+        return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow)
 
     @classmethod
     def of_message(cls, src: int, dst: int, figures: Parameters, resources: Resources, slow: SlowWires) -> Pricing:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from overlap import UsageError
-from overlap.cli.bench import peers, session
+from overlap.cli.bench import peers, process, session
 from overlap.cli.bench.operations import OPERATIONS, Case, find
 from overlap.cli.bench.peer import Fabric, Spec, measure_rows
 from overlap.cli.bench.peers import PEERS, Peer, PeerUnavailableError, measure_peer, peers_named
+from overlap.cli.bench.process import Child, environment
 from overlap.cli.bench.sampling import Sampling, Times
 
 F32 = np.dtype(np.float32)
@@ -92,7 +93,7 @@ def fake(started):
 
     def make(*programs, module="json"):
         def start(ranks, command, errors):
-            started.extend(peers._spawn([sys.executable, "-c", program], errors, {}) for program in programs)
+            started.extend(Child([sys.executable, "-c", program], environment(), errors=errors) for program in programs)
             return started
 
         return Peer(name="fake", module=module, packages="fake-package", start=start)
@@ -128,7 +129,7 @@ def test_a_peer_that_hangs_is_ended_with_all_its_processes(fake, started, monkey
 
 
 def test_a_peer_that_ignores_the_signal_is_killed(fake, started, monkeypatch):
-    monkeypatch.setattr(peers, "GRACE_S", 0.01)
+    monkeypatch.setattr(process, "GRACE_S", 0.01)
     deaf = "import signal, os; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.close(1); signal.pause()"
     monkeypatch.setattr(peers, "_told", lambda peer, ranks, errors: ranks[0].stdout.read() or 1 / 0)
     with pytest.raises(ZeroDivisionError):

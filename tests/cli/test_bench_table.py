@@ -8,6 +8,7 @@ import pytest
 
 from overlap import OverlapError
 from overlap.cli.bench import aims, costs, measure, operations, schedules, session, table
+from overlap.cli.bench.layout import Layout
 from overlap.cli.bench.measure import Measurement
 from overlap.cli.bench.operations import Case, find
 from overlap.cli.bench.peers import PeerResult
@@ -50,7 +51,7 @@ def test_rows_and_columns():
 
 def test_the_title_says_how_a_time_is_taken_and_what_busbw_is():
     assert (
-        table.title(measured(in_place=True).case, Sampling(iters=7, warmup=2))
+        table.title(measured(in_place=True).case, Sampling(iters=7, warmup=2), Layout())
         == """\
 # all_reduce, in place, ranks in one process
 # time: median, 10th and 90th percentile of 7 samples after 2 of warm-up;
@@ -92,11 +93,11 @@ def test_lines_of_figures():
     peer = aims.Figure(name="b", text="  as fast as gloo", value=4.5, unit="ratio", aim=5.0, times=times(1.0))
     lines = [aims.line(one) for one in (ours, replace(ours, aim=1e3), replace(ours, aim=None), peer)]
     assert [aims.HEADING, *lines] == [
-        "# figure                                       median  p10 - p90          aim",
-        "issue                                          6.5 us  6 us - 7 us        <= 15 us   met",
-        "issue                                          6.5 us  6 us - 7 us        <= 1 us    missed",
-        "issue                                          6.5 us  6 us - 7 us",
-        "  as fast as gloo                               4.50x                     >= 5x      missed",
+        "# figure                                                   median  p10 - p90          aim",
+        "issue                                                      6.5 us  6 us - 7 us        <= 15 us   met",
+        "issue                                                      6.5 us  6 us - 7 us        <= 1 us    missed",
+        "issue                                                      6.5 us  6 us - 7 us",
+        "  as fast as gloo                                           4.50x                     >= 5x      missed",
     ]
     assert aims.verdict([ours, peer, replace(ours, aim=None)]) == "# 1 of 2 aims met"
 
@@ -171,7 +172,7 @@ def test_json_on_stdout_is_all_there_is(overlap):
     code, out, err = overlap("bench", "allg", "-b", "80", "-n", "2", "-w", "0", "--ranks", "2", "--json", "-")
     told = json.loads(out)
     assert (code, err) == (0, "")
-    assert list(told) == ["schema_version", "sampling", "machine", "rows", "peers"]
+    assert list(told) == ["schema_version", "sampling", "machine", "layout", "rows", "peers"]
     assert (told["schema_version"], told["peers"]) == (1, [])
     assert told["sampling"] == {"iters": 2, "warmup": 0, "batch": 50, "batched_bytes": 32768, "seed": 1}
     assert list(told["machine"]) == ["cpu_count", "system", "processor", "python", "numpy", "trio"]
@@ -200,22 +201,27 @@ def test_json_in_a_file_comes_with_the_table(overlap, tmp_path):
 
 
 def test_json_that_could_not_be_written_is_refused_before_measuring(overlap, monkeypatch):
-    monkeypatch.setattr(session, "measure", None)
+    monkeypatch.setattr(session, "measure_rows", None)
     assert overlap("bench", "allr", "--json", "no/b.json") == (2, "", "overlap: --json: cannot write no/b.json\n")
 
 
 # -- costs and aims ----------------------------------------------------------------------------------------------
 
 
+def quick_rows(cases, sampling, layout):
+    us = 10.0 if layout.nodes == 1 else 25.0 if layout.tcp else 30.0
+    return [Measurement(case=case, times=times(us), wrong=0) for case in cases]
+
+
 @pytest.fixture
 def quick(monkeypatch):
-    """Costs that are known, an all-reduce that takes 10 us, and a peer that takes 40 us."""
+    """Costs that are known, an all-reduce that takes 10 us (more between nodes), and a peer that takes 40 or 60 us."""
     known = {"issue": 6.0, "span": 2.0, "import": 40e3, "startup": 1e3, "run": 2e6}
     known |= {"prove": 199e3, "prove/4096": 4e6, "compile": 51e3, "cost": 9e3, "cost/loads": 101e3, "look_up": 4.0}
     fake = tuple(replace(cost, measure=lambda _, us=known[cost.name]: times(us)) for cost in costs.COSTS)
     monkeypatch.setattr(aims, "COSTS", fake)
     monkeypatch.setattr(session, "COSTS", fake)
-    monkeypatch.setattr(aims, "measure", lambda case, how: Measurement(case=case, times=times(10.0), wrong=0))
+    monkeypatch.setattr(aims, "measure_rows", quick_rows)
     answer = PeerResult(name="gloo", version="", times=(times(40.0), times(60.0)), wrong=(0, 0))
     monkeypatch.setattr(aims, "measure_peer", lambda peer, spec: answer)
 
@@ -224,9 +230,9 @@ def test_one_word_may_stand_for_two_costs(overlap, quick):
     assert overlap("bench", "startup") == (
         0,
         """\
-# figure                                       median  p10 - p90          aim
-32 ranks up and down                             1 ms  1 us - 2 us        <= 500 ms  met
-overlap run, 4 ranks that do nothing              2 s  1 us - 2 us        <= 1 s     missed
+# figure                                                   median  p10 - p90          aim
+32 ranks up and down                                         1 ms  1 us - 2 us        <= 500 ms  met
+overlap run, 4 ranks that do nothing                          2 s  1 us - 2 us        <= 1 s     missed
 # 1 of 2 aims met
 """,
         "",
@@ -238,13 +244,13 @@ def test_the_largest_proof_is_with_the_schedules_only(overlap, quick):
     assert overlap("bench", "schedule") == (
         0,
         """\
-# figure                                       median  p10 - p90          aim
-prove a ring all-reduce, 1024 ranks            199 ms  1 us - 2 us        <= 200 ms  met
-generate, prove, project, 64 ranks              51 ms  1 us - 2 us        <= 50 ms   missed
-cost a ring, 1024 ranks, no contention           9 ms  1 us - 2 us        <= 20 ms   met
-cost a ring, 1024 ranks, link loads            101 ms  1 us - 2 us        <= 100 ms  missed
-look up a cached plan                            4 us  1 us - 2 us        <= 5 us    met
-prove a ring all-reduce, 4096 ranks               4 s  1 us - 2 us        <= 3 s     missed
+# figure                                                   median  p10 - p90          aim
+prove a ring all-reduce, 1024 ranks                        199 ms  1 us - 2 us        <= 200 ms  met
+generate, prove, project, 64 ranks                          51 ms  1 us - 2 us        <= 50 ms   missed
+cost a ring, 1024 ranks, no contention                       9 ms  1 us - 2 us        <= 20 ms   met
+cost a ring, 1024 ranks, link loads                        101 ms  1 us - 2 us        <= 100 ms  missed
+look up a cached plan                                        4 us  1 us - 2 us        <= 5 us    met
+prove a ring all-reduce, 4096 ranks                           4 s  1 us - 2 us        <= 3 s     missed
 # 3 of 6 aims met
 """,
         "",
@@ -255,26 +261,34 @@ def test_everything_with_its_aims(overlap, quick, tmp_path):
     assert overlap("bench", "all", "--vs", "gloo", "--json", "all.json") == (
         0,
         """\
-# figure                                       median  p10 - p90          aim
-issue an all_reduce                              6 us  1 us - 2 us        <= 15 us   met
-record a span                                    2 us  1 us - 2 us        <= 1 us    missed
-import overlap, beyond trio and numpy           40 ms  1 us - 2 us        <= 50 ms   met
-32 ranks up and down                             1 ms  1 us - 2 us        <= 500 ms  met
-overlap run, 4 ranks that do nothing              2 s  1 us - 2 us        <= 1 s     missed
-prove a ring all-reduce, 1024 ranks            199 ms  1 us - 2 us        <= 200 ms  met
-generate, prove, project, 64 ranks              51 ms  1 us - 2 us        <= 50 ms   missed
-cost a ring, 1024 ranks, no contention           9 ms  1 us - 2 us        <= 20 ms   met
-cost a ring, 1024 ranks, link loads            101 ms  1 us - 2 us        <= 100 ms  missed
-look up a cached plan                            4 us  1 us - 2 us        <= 5 us    met
-all_reduce, 8 B, 2 ranks                        10 us  1 us - 2 us        <= 30 us   met
-all_reduce, 8 B, 8 ranks                        10 us  1 us - 2 us        <= 60 us   met
-all_reduce, 1 MiB, 2 ranks                      10 us  1 us - 2 us
-all_reduce, 64 MiB, 2 ranks                     10 us  1 us - 2 us
-  1 MiB, 2 ranks: as fast as gloo (40 us)       4.00x                     >= 5x      missed
-  64 MiB, 2 ranks: as fast as gloo (60 us)      6.00x                     >= 5x      met
-all_reduce, 64 MiB, 4 ranks                     10 us  1 us - 2 us
-  64 MiB, 4 ranks: as fast as gloo (40 us)      4.00x                     >= 5x      missed
-# 9 of 15 aims met
+# figure                                                   median  p10 - p90          aim
+issue an all_reduce                                          6 us  1 us - 2 us        <= 15 us   met
+record a span                                                2 us  1 us - 2 us        <= 1 us    missed
+import overlap, beyond trio and numpy                       40 ms  1 us - 2 us        <= 50 ms   met
+32 ranks up and down                                         1 ms  1 us - 2 us        <= 500 ms  met
+overlap run, 4 ranks that do nothing                          2 s  1 us - 2 us        <= 1 s     missed
+prove a ring all-reduce, 1024 ranks                        199 ms  1 us - 2 us        <= 200 ms  met
+generate, prove, project, 64 ranks                          51 ms  1 us - 2 us        <= 50 ms   missed
+cost a ring, 1024 ranks, no contention                       9 ms  1 us - 2 us        <= 20 ms   met
+cost a ring, 1024 ranks, link loads                        101 ms  1 us - 2 us        <= 100 ms  missed
+look up a cached plan                                        4 us  1 us - 2 us        <= 5 us    met
+all_reduce, 8 B, 2 ranks                                    10 us  1 us - 2 us        <= 30 us   met
+all_reduce, 8 B, 8 ranks                                    10 us  1 us - 2 us        <= 60 us   met
+all_reduce, 1 MiB, 2 ranks                                  10 us  1 us - 2 us
+all_reduce, 64 MiB, 2 ranks                                 10 us  1 us - 2 us
+  1 MiB, 2 ranks: as fast as gloo (40 us)                   4.00x                     >= 5x      missed
+  64 MiB, 2 ranks: as fast as gloo (60 us)                  6.00x                     >= 5x      met
+all_reduce, 64 MiB, 4 ranks                                 10 us  1 us - 2 us
+  64 MiB, 4 ranks: as fast as gloo (40 us)                  4.00x                     >= 5x      missed
+all_reduce, 8 B, 2 nodes x 1, Unix                          30 us  1 us - 2 us
+all_reduce, 64 MiB, 2 nodes x 1, Unix                       30 us  1 us - 2 us
+  8 B, 2 nodes x 1, Unix: as fast as gloo (40 us)           1.33x                     >= 2x      missed
+  64 MiB, 2 nodes x 1, Unix: as fast as gloo (60 us)        2.00x                     >= 1.7x    met
+all_reduce, 64 MiB, 2 nodes x 1, TCP                        25 us  1 us - 2 us
+  64 MiB, 2 nodes x 1, TCP: as fast as gloo (40 us)         1.60x                     >= 1.2x    met
+all_reduce, 64 MiB, 2 nodes x 2, Unix                       30 us  1 us - 2 us
+  64 MiB, 2 nodes x 2, Unix: as fast as gloo (40 us)        1.33x                     >= 2x      missed
+# 11 of 19 aims met
 """,
         "",
     )
@@ -286,6 +300,8 @@ all_reduce, 64 MiB, 4 ranks                     10 us  1 us - 2 us
         "cost/loads",
         "all_reduce/1048576/2/gloo",
         "all_reduce/67108864/4/gloo",
+        "all_reduce/8/2/2_unix/gloo",
+        "all_reduce/67108864/4/2_unix/gloo",
     ]
 
 

@@ -220,7 +220,7 @@ BAD_RUNS: list[tuple[dict[str, object], str]] = [
     ({"ranks": -1}, "^ranks: expected a positive integer, got -1$"),
     ({"ranks": 1.5}, "^ranks: expected a positive integer, got 1.5$"),
     ({"ranks": "2"}, "^ranks: expected a positive integer, got '2'$"),
-    ({"clock": "sundial"}, "^clock: 'sundial' is unknown; known are real"),
+    ({"clock": "sundial"}, "^clock: 'sundial' is unknown; known are 'real', 'virtual' and overlap"),
     ({"algorithm": "rign"}, "^algorithm: 'rign' is unknown; known are direct, "),
     ({"timeout_s": 0}, "^timeout_s: expected a positive number of seconds, got 0$"),
     ({"timeout_s": -3.0}, "^timeout_s: expected a positive number of seconds, got -3.0$"),

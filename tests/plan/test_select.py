@@ -174,7 +174,7 @@ def test_a_table_that_fails_its_proof_is_no_schedule(monkeypatch):
     found = plan("all_gather", 999, TRN1, tuple(range(8)))
     table = generate("all_gather", "mesh", 8)
     wrong = replace(table, dst=np.where(np.arange(len(table)) == len(table) - 1, table.src, table.dst))
-    monkeypatch.setattr(type(found._option), "schedule", lambda self, slices: wrong)
+    monkeypatch.setattr(type(found.option), "schedule", lambda self, slices: wrong)
     _proved.cache_clear()
     with pytest.raises(ScheduleError):
         found.schedule()

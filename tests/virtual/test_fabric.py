@@ -13,7 +13,7 @@ TRN1 = topology.cluster("trn1.32xlarge")
 
 
 def option(op, nbytes, cluster=TRN1, ranks=None, algorithm=None):
-    return plan(op, nbytes, cluster, ranks, algorithm=algorithm)._option
+    return plan(op, nbytes, cluster, ranks, algorithm=algorithm).option
 
 
 def play(fabric, *starts):

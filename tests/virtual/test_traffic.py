@@ -17,7 +17,7 @@ def step_times(shuffled, *, jitter=0.0):
     """Let 32 ranks compute and then all-reduce on two streams at once, three times; return who was done when."""
     kernel, fabric = Kernel(), Fabric(RING)
     traffic, conditions = Traffic(kernel, fabric), Conditions(seed=3, jitter=jitter)
-    option = plan("all_reduce", NBYTES, RING)._option
+    option = plan("all_reduce", NBYTES, RING).option
     arrivals, told = {}, []
 
     def arrive(key, rank):
@@ -60,7 +60,7 @@ def test_steps_take_what_computes_and_shared_wires_take():
     told = step_times(lambda keys: keys)
     fabric = Fabric(RING)
     both = [
-        fabric.collective((n,), "all_reduce", plan("all_reduce", NBYTES, RING)._option, NBYTES, range(32),
+        fabric.collective((n,), "all_reduce", plan("all_reduce", NBYTES, RING).option, NBYTES, range(32),
                           np.zeros(32, np.int64)) for n in (0, 1)
     ]  # fmt: skip
     fabric.start(0, both)

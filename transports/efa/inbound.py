@@ -78,7 +78,7 @@ class Inbound:
         if posted is None or number != self._next_number:
             self._announced(number, lane, payload.nbytes, bytes(payload))
             return
-        self._next_number += 1  # the short way: a receive waits, and nothing is early
+        self._next_number += 1  # the short way: its turn has come, and a receive waits
         self._hand_over(self._pop_posted(lane), payload)
         if self._early:
             self._catch_up()

@@ -25,6 +25,8 @@ __all__ = ["Rail"]
 _READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
 # After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
 _HEAD_BYTES = 256
+# So many small frames are acted upon before others may run: about 2 ms.
+_FRAMES_AT_ONCE = 256
 # So many frames may arrive before the other side is told, and can let go of them.
 _ACKNOWLEDGE_EVERY = 64
 
@@ -183,6 +185,8 @@ class Rail(ABC):
                     self._count()
                     self.peer.take(self, kind, fields, view[payload_at:after])
                     start = after
+                    if self.arrived % _FRAMES_AT_ONCE == 0:
+                        await self._let_others_run()
                 else:
                     break
             self.peer.settle()
@@ -197,6 +201,12 @@ class Rail(ABC):
             wanted = _READ_BYTES
             end += count
             self._heard(count)
+
+    async def _let_others_run(self) -> None:
+        self.peer.settle()
+        await trio.lowlevel.checkpoint()
+        if self.dead:
+            raise trio.ClosedResourceError
 
     async def _read_chunk(self, fields: list[int], nbytes: int, ready: memoryview) -> None:
         """Read the bytes of a chunk to where they belong, the first of which are there already."""

@@ -44,7 +44,8 @@ class Efa(Transport):
 
     Messages of up to `frame.EAGER_BYTES` leave at once, and wait at the receiver if it is late (up to
     `outbound.BUDGET_BYTES` for each pair of processes). Longer ones wait for their receive, and then travel in chunks
-    over all rails, from the sender's memory into the receiver's. A send of these returns when all has arrived. A rail
+    over all rails, from the sender's memory into the receiver's. A send of these returns when all has arrived; one that
+    is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail
     that dies is survived as long as another one lives.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.

@@ -1,9 +1,9 @@
 """`overlap bench OP`: measure, always check, and print it as nccl-tests does.
 
-`sweep` says which cases, `operations` and `data` what they are, `layout` where their ranks are, `sampling` how a time is
-taken; `measure` takes it on our ranks in this process, `nodes` (with `member` in each process) on several, and `peers`
-(with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `process` starts them all. `costs` are the library's
-own, with those of its `schedules`; `peer_direct` compares with and without, `hosts` is a training step between two
+`sweep` says which cases, `operations` and `data` what they are, `layout` where their ranks are, `sampling` how a time
+is taken; `measure` takes it on our ranks in this process, `nodes` (with `member` in each process) on several, and
+`peers` (with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `process` starts them all. `costs` are the
+library's own, with those of its `schedules`; `peer_direct` compares with and without, `hosts` is training between two
 emulated machines; `aims` are all speeds with an aim; `table` and `report` tell, `session` goes through it all.
 """
 

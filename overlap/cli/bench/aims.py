@@ -77,7 +77,7 @@ class Contest:
             return f"{format_bytes(nbytes)}, {self.ranks} ranks"
         wires = "TCP" if self.layout.tcp else "Unix"
         each = self.ranks // self.layout.nodes
-        return f"{format_bytes(nbytes)}, {self.layout.nodes} nodes x {each} rank{'s' * (each > 1)}, {wires}"
+        return f"{format_bytes(nbytes)}, {self.layout.nodes} nodes x {each}, {wires}"
 
     def name(self, nbytes: int) -> str:
         """Return a stable name."""

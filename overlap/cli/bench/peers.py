@@ -20,7 +20,7 @@ import ml_dtypes
 
 from ... import OverlapError, UsageError
 from .peer import Spec
-from .process import end, environment
+from .process import Child, environment
 from .sampling import Times, slowest
 
 __all__ = ["PEERS", "Peer", "PeerResult", "PeerUnavailableError", "measure_peer", "peers_named"]
@@ -50,7 +50,7 @@ class Peer:
     name: str
     module: str
     packages: str
-    start: Callable[[int, Sequence[str], IO[bytes]], list[subprocess.Popen[bytes]]]
+    start: Callable[[int, Sequence[str], IO[bytes]], list[Child]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,12 @@ def measure_peer(peer: Peer, spec: Spec) -> PeerResult:
         errors = stack.enter_context(TemporaryFile())
         ranks = peer.start(spec.ranks, command, errors)
         for rank in ranks:
-            stack.callback(end, rank)
+            stack.callback(rank.end)
         told = _told(peer, ranks, errors)
     return _result(peer, told, spec)
 
 
-def _told(peer: Peer, ranks: Sequence[subprocess.Popen[bytes]], errors: IO[bytes]) -> bytes:
+def _told(peer: Peer, ranks: Sequence[Child], errors: IO[bytes]) -> bytes:
     try:
         told, _ = ranks[0].communicate(timeout=TIMEOUT_S)
         codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
@@ -129,7 +129,7 @@ def _result(peer: Peer, told: bytes, spec: Spec) -> PeerResult:
     )
 
 
-def _start_gloo(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[subprocess.Popen[bytes]]:
+def _start_gloo(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[Child]:
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
     return [
         _spawn([sys.executable, *command], errors, world | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -137,7 +137,7 @@ def _start_gloo(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[s
     ]
 
 
-def _start_mpi(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[subprocess.Popen[bytes]]:
+def _start_mpi(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[Child]:
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
@@ -146,9 +146,9 @@ def _start_mpi(ranks: int, command: Sequence[str], errors: IO[bytes]) -> list[su
     return [_spawn([mpiexec, "-n", str(ranks), sys.executable, "-m", "mpi4py", *command], errors, {})]
 
 
-def _spawn(command: Sequence[str], errors: IO[bytes], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(command: Sequence[str], errors: IO[bytes], variables: Mapping[str, str]) -> Child:
     environ = environment() | {"OMP_NUM_THREADS": "1"} | dict(variables)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environ)
+    return Child(command, environ, errors=errors)
 
 
 def _free_port() -> int:

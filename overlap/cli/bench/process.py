@@ -4,20 +4,66 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ... import OverlapError
 from ...launch.environment import without_membership
+from ...launch.lifeline import tie
 
-__all__ = ["end", "environment", "hear", "start"]
+__all__ = ["Child", "environment", "hear", "start"]
 
 GRACE_S = 5.0
 
 _ROOT = str(Path(__file__).parents[3])
+
+
+class Child(subprocess.Popen[bytes]):
+    """A process whose output we read; it leads a session, and is killed when this process is gone, however that ends.
+
+    Ctrl-C is for this process alone, which passes it on by `end`.
+
+    Args:
+        command: The program and its arguments.
+        environ: Its environment.
+        errors: Where its stderr goes; None: where ours does.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], *, errors: IO[bytes] | None = None) -> None:
+        lifeline, self._held = os.pipe()
+        try:
+            super().__init__(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environ,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+            tie(lifeline, self.pid)
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(lifeline)
+
+    def end(self) -> None:
+        """See it end, however we got here: mpiexec and `overlap run` take along what they have started."""
+        if self.poll() is None:
+            self.terminate()
+            try:
+                self.wait(timeout=GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.pid, signal.SIGKILL)
+                self.wait()
+        os.close(self._held)
+        if self.stdout is not None:
+            self.stdout.close()
 
 
 def environment(*, bytecode: str | None = None) -> dict[str, str]:
@@ -43,7 +89,7 @@ def start(
     *,
     before: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start `overlap run OPTIONS -m PROGRAM`; what goes wrong there it tells on stderr itself.
 
     Settings of this process's own environment do not reach the program.
@@ -57,10 +103,10 @@ def start(
     command = [*before, sys.executable, "-m", "overlap", "run", *options, "--no-prefix", "-m", *program]
     plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
     environ = without_membership(plain) | dict(variables or {})
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environ)
+    return Child(command, environ)
 
 
-def hear(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any]]:
+def hear(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
     """Yield each line of JSON that the first process prints, as soon as it does, and see all of them end.
 
     Raises:
@@ -75,17 +121,4 @@ def hear(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[dict[str, Any
             raise OverlapError(f"a process that was to be measured ended with exit code {max(codes)}; see above")
     finally:
         for process in processes:
-            end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process behind, however we got here: mpiexec and `overlap run` take along what they have started."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+            process.end()

@@ -105,6 +105,10 @@ class Option(ABC):
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table, not yet proved."""
 
+    def phases(self, slices: int) -> tuple[Part, ...]:
+        """Return its phases with the data cut in so many slices."""
+        return self.parts
+
     @property
     def label(self) -> str:
         """Name and detail in one."""

@@ -56,6 +56,10 @@ class Sliced(Option):
             best, slices = more, 2 * slices
         return best
 
+    def phases(self, slices: int) -> tuple[Part, ...]:
+        """Return the one phase that it has, cut in so many slices."""
+        return (self._part(slices),)
+
     def breakdown(self, nbytes: float, slices: int) -> Breakdown:
         """Return where the time goes."""
         return self._part(slices).breakdown(nbytes)

@@ -28,11 +28,13 @@ def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]]) -> None:
     async def both() -> None:
         fabric = Fabric(2)
         async with LoopMpi(fabric, 0).open() as a, LoopMpi(fabric, 1).open() as b:
-            with trio.fail_after(30):
-                await main(a, b)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(a.aclose)
-                nursery.start_soon(b.aclose)
+            try:
+                with trio.fail_after(30):
+                    await main(a, b)
+            finally:
+                async with trio.open_nursery() as nursery:  # each waits for the other
+                    nursery.start_soon(a.aclose)
+                    nursery.start_soon(b.aclose)
         assert [wire.agreed for wire in fabric.wires] == [True, True]
 
     trio.run(both)
@@ -139,20 +141,23 @@ def run_table(main: Callable[[Table, trio.Nursery], Awaitable[None]]) -> None:
     trio.run(body)
 
 
-def test_a_send_withdrawn_while_the_answer_is_on_its_way_leaves_the_receive_waiting() -> None:
+def test_a_send_withdrawn_while_the_answer_is_on_its_way_leaves_its_receive_first_in_line() -> None:
     async def main(table: Table, nursery: trio.Nursery) -> None:
         scope = trio.CancelScope()
         nursery.start_soon(table.send, "A", scope)
-        nursery.start_soon(table.receive, "R")
-        await wait_all_tasks_blocked()
+        for name in ("R", "S"):
+            nursery.start_soon(table.receive, name)
+            await wait_all_tasks_blocked()
         table.b.poll()  # asks for A
         scope.cancel()
         await table.settle()
         assert table.ended == ["A cancelled"]
-        assert table.b.statistics().unmatched_receives == (Envelope(src=0, dst=1, tag=7, nbytes=LARGE),)
+        waiting = Envelope(src=0, dst=1, tag=7, nbytes=LARGE)
+        assert table.b.statistics().unmatched_receives == (waiting, waiting)
         nursery.start_soon(table.send, "B", trio.CancelScope())
         await table.settle()
         assert sorted(table.ended[1:]) == ["B sent", "R got B"]
+        nursery.cancel_scope.cancel()
 
     run_table(main)
 

@@ -1,4 +1,4 @@
-"""`overlap bench two_hosts`: a training step between two emulated hosts, ours and PyTorch's, and two rails against one."""
+"""`overlap bench two_hosts`: a training step between two emulated hosts, and two links against one."""
 
 # In the order in which to read it:
 #

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from .... import OverlapError
@@ -60,6 +60,8 @@ def two_hosts(*, links: int, bits_per_s: int) -> Iterator[tuple[Host, Host]]:
     _check_tools()
     with ExitStack() as stack:
         first, second = (stack.enter_context(_host(index)) for index in range(2))
+        for host in (first, second):
+            _run([*host.enter, "ip", "link", "set", "lo", "up"])  # a host also talks to itself
         for link in range(links):
             name = f"rail{link}"
             _run(
@@ -93,11 +95,9 @@ def _host(index: int) -> Iterator[Host]:
         assert holder.stdin is not None
         assert holder.stdout is not None
         assert holder.stderr is not None
-        try:
+        with suppress(BrokenPipeError):  # it has ended, and said why
             holder.stdin.write(b"\n")
             holder.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended, and said why
         if not holder.stdout.readline():
             raise HostsUnavailableError(
                 f"no rights to make a network namespace: {holder.stderr.read().decode().strip()}"

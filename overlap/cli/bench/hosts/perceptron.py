@@ -1,4 +1,4 @@
-"""What is trained between the hosts: equal dense layers with rectifiers, plain numpy, gradients in memory of their own."""
+"""What is trained between the hosts: equal dense layers with rectifiers, plain numpy, gradients in place."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from ..measure import Measurement, measurement
 from ..nodes import MEMBER
 from ..operations import Case
 from ..peer import Spec
-from ..process import environment, hear, start
+from ..process import Child, environment, hear, start
 from ..sampling import Sampling
 from .network import Host
 
@@ -23,6 +22,8 @@ __all__ = ["all_reduces", "ddp_steps", "our_steps"]
 
 _PORT = 29500  # a namespace of our own has no port in use
 _LIMIT_S = 600  # absolute, as for peers
+
+_QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns of hosts without names
 
 _TRAINING = f"{__package__}.training"
 _DDP = f"{__package__}.ddp"
@@ -63,16 +64,8 @@ def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[f
     """Train with one rank of PyTorch on each host, with every bucket size."""
     program = [sys.executable, "-m", _DDP, json.dumps(asdict(sampling)), json.dumps([str(b) for b in buckets_mib])]
     world = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(_PORT), "WORLD_SIZE": str(len(hosts))}
-    shared = without_membership(environment()) | world | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "rail0"}
+    shared = without_membership(environment()) | world | _QUIET | {"GLOO_SOCKET_IFNAME": "rail0"}
     [told] = hear(
-        [
-            subprocess.Popen(
-                [*host.enter, *program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                env=shared | {"RANK": str(host.index), "LOCAL_RANK": "0"},
-            )
-            for host in hosts
-        ]
+        [Child([*host.enter, *program], shared | {"RANK": str(host.index), "LOCAL_RANK": "0"}) for host in hosts]
     )
     return told

@@ -24,7 +24,7 @@ Data: TypeAlias = "tuple[Floats, Floats]"
 Measure: TypeAlias = "Callable[[Rank, Perceptron, Data], Awaitable[None]]"
 
 
-def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: object) -> Future[object]:
+def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: Floats | Future[object]) -> Future[object]:
     return rank.all_reduce(gradient, "mean", model.means[layer])
 
 
@@ -35,7 +35,7 @@ async def head(rank: Rank, model: Perceptron, data: Data) -> None:
 
 async def compute(rank: Rank, model: Perceptron, data: Data) -> None:
     """Compute all gradients, and update with what is there."""
-    grad = rank.compute(model.forward, *data)
+    grad: Future[object] = rank.compute(model.forward, *data)
     for layer in reversed(range(LAYERS)):
         grad = rank.compute(model.backward, layer, grad)[0]
     for layer in reversed(range(LAYERS)):
@@ -51,7 +51,7 @@ async def communicate(rank: Rank, model: Perceptron, data: Data) -> None:
 
 async def one_after_the_other(rank: Rank, model: Perceptron, data: Data) -> None:
     """Take a step that communicates when the backward pass is over."""
-    grad = rank.compute(model.forward, *data)
+    grad: Future[object] = rank.compute(model.forward, *data)
     for layer in reversed(range(LAYERS)):
         grad = rank.compute(model.backward, layer, grad)[0]
     await grad
@@ -63,7 +63,8 @@ async def one_after_the_other(rank: Rank, model: Perceptron, data: Data) -> None
 
 async def overlapped(rank: Rank, model: Perceptron, data: Data) -> None:
     """Take a step in which each gradient travels as soon as it exists."""
-    grad, pending = rank.compute(model.forward, *data), []
+    grad: Future[object] = rank.compute(model.forward, *data)
+    pending = []
     for layer in reversed(range(LAYERS)):
         back = rank.compute(model.backward, layer, grad)
         grad = back[0]

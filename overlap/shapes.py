@@ -1,0 +1,24 @@
+"""Arrays without data: shape and dtype, and no memory, for models that fit no memory at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from .collectives.reduce import Array
+
+__all__ = ["shape_only"]
+
+
+def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
+    """Return an array that has a shape and a dtype, and one element for all its places: a read-only zero.
+
+    Views and slices of it take no memory either. Anything that computes with it makes real arrays of that shape.
+
+    >>> everything = shape_only((70_000_000_000,), np.float32)
+    >>> everything.nbytes, everything[:3].tolist()
+    (280000000000, [0.0, 0.0, 0.0])
+    """
+    return np.broadcast_to(np.zeros((), dtype), shape)

@@ -1,0 +1,102 @@
+"""What a world stands on: the placed cluster, the wires, and the other processes if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transports import NeuronLink, Transport
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    import topology
+
+    from .launch.environment import Place
+    from .launch.joining import Joined
+
+__all__ = ["Surroundings", "alone", "among", "cluster_of"]
+
+DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a world stands on.
+
+    Attributes:
+        size: Ranks in the world.
+        cluster: Where they are placed.
+        transport: Reaches them all; open.
+        joined: The other processes, if there are any.
+    """
+
+    size: int
+    cluster: topology.Cluster
+    transport: Transport
+    joined: Joined | None = None
+
+
+@asynccontextmanager
+async def alone(
+    ranks: int | None, cluster: str | topology.Cluster, transport: Transport | None
+) -> AsyncIterator[Surroundings]:
+    """Open the surroundings of a world in this process."""
+    if ranks is None and transport is not None:
+        ranks = len(transport.ranks)
+    placed = cluster_of(cluster, ranks)
+    size = ranks or placed.world_size
+    transport = transport or NeuronLink(size)
+    if transport.ranks != tuple(range(size)):
+        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
+    async with transport.open():
+        yield Surroundings(size=size, cluster=placed, transport=transport)
+
+
+@asynccontextmanager
+async def among(
+    place: Place, cluster: str | topology.Cluster, transport: Transport | None
+) -> AsyncIterator[Surroundings]:
+    """Open the surroundings of a world of several processes, of which this is one."""
+    from .launch.joining import joined
+
+    placed = _spread(place, cluster)
+    if transport is not None and (transport.ranks, len(transport.peers)) != (tuple(place.ranks), place.world_size):
+        raise UsageError(
+            f"transport: serves ranks {list(transport.ranks)} and reaches {len(transport.peers)}; this is process "
+            f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
+        )
+    async with joined(place, placed.name, transport=transport) as around:
+        yield Surroundings(size=place.world_size, cluster=placed, transport=around.transport, joined=around)
+
+
+def cluster_of(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:
+    """Return the cluster of that name; the plain machine has as many ranks as are asked for.
+
+    Raises:
+        UsageError: If the ranks do not fit.
+        TopologyError: If there is no such cluster.
+    """
+    import topology  # here, because a program that only imports us should not pay for the machines
+
+    if cluster == "local":
+        return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
+    placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+    if ranks is not None and ranks > placed.world_size:
+        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}")
+    return placed
+
+
+def _spread(place: Place, cluster: str | topology.Cluster) -> topology.Cluster:
+    """Return the cluster, with as many nodes as the launcher says."""
+    import topology
+
+    if not isinstance(cluster, str):
+        if cluster.world_size < place.world_size:
+            raise UsageError(
+                f"{place.source} started {place.world_size} ranks; {cluster.name} has {cluster.world_size}"
+            )
+        return cluster
+    return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
