@@ -114,8 +114,6 @@ class Door:
             return f"epoch {theirs.epoch} refused, current is {mine.epoch}"
         if theirs.epoch == mine.epoch and theirs.members != mine.members:
             return f"expected {mine.members} processes, this one was started with {theirs.members}"
-        if theirs.epoch == mine.epoch and self._hub.is_here(theirs.member):
-            return f"process {theirs.member} has already joined"
         return mine
 
     async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:

@@ -102,17 +102,13 @@ class Hub:
         """Whether all have joined."""
         return len(self.joined) == self.members
 
-    def is_here(self, member: int) -> bool:
-        """Return whether somebody has come as this member."""
-        return member in self._senders or member in self.gone
-
     def attach(self, member: int, send: Callable[[Message], None]) -> None:
         """Take note of a connection. It may ask for the time, and has yet to join.
 
         Raises:
             RefusedError: There is one already.
         """
-        if self.is_here(member):
+        if member in self._senders or member in self.gone:
             raise RefusedError(f"process {member} has already joined")
         self._senders[member] = send
 

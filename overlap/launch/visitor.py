@@ -82,6 +82,8 @@ class _Visitor:
     def too_late(self) -> JoinError:
         """Say what the time was spent waiting for."""
         within = f"within {self._invitation.timeout_s:g} s"
+        if self._reached and not self._missing:
+            return JoinError(f"process 0 at {self._where} did not let this process in {within}", missing=[0])
         if self._reached:
             return JoinError(f"{name_processes(self._missing)} did not join {within}", missing=self._missing)
         return JoinError(f"process 0 could not be reached at {self._where} {within}: {self._trouble}", missing=[0])

@@ -33,10 +33,10 @@ from overlap.launch.messages import (
     encode,
 )
 from transports import ArgumentError
-from transports.handshake import Hello, welcome
+from transports.handshake import welcome
 from transports.tls import Tls
 
-from .company import SECRET, UNSHAKEN, Company, Puppet, listening, run
+from .company import UNSHAKEN, Company, Puppet, listening, run
 
 OPENING = b"ovlp" + struct.pack("!H", 1)
 
@@ -246,20 +246,12 @@ def test_a_silent_host_is_lost_too() -> None:
         async with trio.open_nursery() as nursery:
             patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.4)
             nursery.start_soon(partial(company.attend, 1, hear, patience=patience))
-            trio_listener = trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup()))
-            async with trio_listener, await trio_listener.accept() as stream:
-                hello = Hello(role="member", job="digits", epoch=0, member=0, members=2)
-                await welcome(stream, SECRET, lambda _: hello)
-                puppet = Puppet(stream)
-                while True:
-                    asked = await puppet.hear(Ping | Join)  # type: ignore[arg-type]
-                    if isinstance(asked, Join):
-                        break
-                    assert isinstance(asked, Ping)
-                    await puppet.say(encode(Pong(sent_ns=asked.sent_ns, hub_ns=1)))
-                await puppet.say(encode(Ready()))
-                while await puppet.hear(Ping) is not None:
-                    pass
+            puppet = await Puppet.receive(company)
+            await puppet.answer()
+            await puppet.say(encode(Ready()))
+            while await puppet.hear(Ping) is not None:
+                pass
+            await puppet.stream.aclose()
 
     async def hear(membership: Membership) -> None:
         seen.extend([news async for news in membership.messages()])
@@ -360,7 +352,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
 @needs_openssl
 def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
     tls = certificates["ours"]
-    results = []
+    results: list[list[bytes] | None] = []
 
     async def talk(membership: Membership) -> None:
         results.append(await membership.exchange("x", bytes([membership.member])))
@@ -378,22 +370,48 @@ def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
 
 
 @needs_openssl
-@pytest.mark.parametrize("other", ["plain", "theirs"])
-def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls], other: str) -> None:
-    tls = certificates["ours"]
+def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls]) -> None:
+    ours = certificates["ours"]
 
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=tls))
-            with pytest.raises(JoinError) as caught:
-                await company.attend(1, wait_and_leave, tls=certificates.get(other), timeout_s=0.5)
-            told.append(str(caught.value))
-            nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=tls))
+            nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=ours))
+            need = r"TLS failed \(.+\); all processes need certificates of one authority, or none has any$"
+            with pytest.raises(JoinError, match=need):
+                await company.attend(1, wait_and_leave, tls=certificates["theirs"])
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as trying:
+                    trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
+                    await company.lines.until("waits for process 0")
+                    await company.lines.until("TLS failed")
+                    scope.cancel()
+            nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
 
-    told: list[str] = []
     with_company(2, main)
-    assert "\n" not in told[0]
-    assert {"plain": "hung up", "theirs": "TLS"}[other] in told[0]
+
+
+def test_a_link_reads_on_while_it_hangs_up() -> None:
+    heard = []
+
+    async def main(company: Company) -> None:
+        dialled = await trio.open_tcp_stream(*company.endpoint)
+        async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as listener:
+            accepted = await listener.accept()
+        link, other = Link(accepted, limit_bytes=1000), Puppet(dialled)
+        async with accepted, dialled, trio.open_nursery() as nursery:
+            nursery.start_soon(link.write)
+            nursery.start_soon(link.read, heard.append)
+            link.send(Ready())
+            async with trio.open_nursery() as hanging_up:
+                hanging_up.start_soon(link.hang_up)
+                assert await other.hear(Ready) == Ready()
+                assert await other.hear(Ready) is None  # this side has ended, and its own words still go through
+                await other.say(encode(Ping(sent_ns=1)))
+                await dialled.send_eof()
+            assert heard == [Ping(sent_ns=1)]
+            nursery.cancel_scope.cancel()
+
+    with_company(2, main)
 
 
 @needs_openssl

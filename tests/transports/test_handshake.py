@@ -31,9 +31,14 @@ class Dribble(trio.abc.ReceiveStream):
 
     def __init__(self) -> None:
         self.memory = MemoryReceiveStream()
+        self.given_bytes, self.asked_to_bytes = 0, 0
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        return await self.memory.receive_some(1)
+        assert max_bytes is not None, "a handshake must not ask for all there is"
+        self.asked_to_bytes = max(self.asked_to_bytes, self.given_bytes + max_bytes)
+        data = await self.memory.receive_some(1)
+        self.given_bytes += len(data)
+        return data
 
     async def aclose(self) -> None:
         await self.memory.aclose()
@@ -48,27 +53,27 @@ class Wire:
     said: tuple[bytearray, bytearray]
 
     @classmethod
-    def make(cls, *, flip: tuple[int, int] | None = None) -> Wire:
-        """Make one; `flip` names the direction (0: the dialler's words) and the bit that arrives wrong."""
+    def make(cls, *, flip: tuple[int, int, int] | None = None) -> Wire:
+        """Make one; `flip` names the direction (0: the dialler's words), a byte, and which of its bits turn over."""
         ends = [trio.StapledStream(MemorySendStream(), Dribble()) for _ in range(2)]
         said = (bytearray(), bytearray())
         for direction, end in enumerate(ends):
             end.send_stream.send_all_hook = partial(
                 cls._carry, end.send_stream, ends[1 - direction].receive_stream.memory, said[direction],
-                None if flip is None or flip[0] != direction else flip[1],
+                flip[1:] if flip is not None and flip[0] == direction else None,
             )  # fmt: skip
             end.send_stream.close_hook = ends[1 - direction].receive_stream.memory.put_eof
         return cls(ends[0], ends[1], said)
 
     @staticmethod
     async def _carry(
-        out: MemorySendStream, into: MemoryReceiveStream, said: bytearray, flipped_bit: int | None
+        out: MemorySendStream, into: MemoryReceiveStream, said: bytearray, flip: tuple[int, int] | None
     ) -> None:
         data = out.get_data_nowait()
         begin = len(said)
         said += data
-        if flipped_bit is not None and begin <= flipped_bit // 8 < len(said):
-            data[flipped_bit // 8 - begin] ^= 1 << flipped_bit % 8
+        if flip is not None and begin <= flip[0] < len(said):
+            data[flip[0] - begin] ^= flip[1]
         try:
             into.put_data(data)
         except trio.ClosedResourceError:
@@ -131,24 +136,12 @@ def test_both_sides_learn_who_the_other_is() -> None:
     assert judged == [DIALLER]
 
 
-def test_nothing_is_read_but_the_handshake() -> None:
-    async def dial(wire: Wire) -> bytes:
-        await greet(wire.dialler, DIALLER, SECRET)
-        await wire.dialler.send_all(b"first words")
-        return bytes(await wire.dialler.receive_some())
-
-    async def main() -> None:
-        wire = Wire.make()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(dial, wire)
-            await welcome(wire.listener, SECRET, lambda _: LISTENER)
-            got = b""
-            while len(got) < len(b"first words"):
-                got += await wire.listener.receive_some()
-            assert got == b"first words"
-            await wire.listener.send_all(b"!")
-
-    trio.run(main)
+def test_nothing_is_asked_for_but_the_handshake() -> None:
+    """What follows may be there already, and belongs to somebody else."""
+    wire = Wire.make()
+    meet(wire)
+    assert wire.listener.receive_stream.asked_to_bytes == len(wire.said[0])
+    assert wire.dialler.receive_stream.asked_to_bytes == len(wire.said[1])
 
 
 def test_different_secrets_are_named_on_both_sides_and_nobody_is_judged() -> None:
@@ -193,9 +186,16 @@ def test_no_bit_may_change_on_the_way(direction: int) -> None:
     """One bit of every byte that travels, turned over: the side that hears it refuses."""
     wire = Wire.make()
     meet(wire)
-    for bit in range(0, 8 * len(wire.said[direction]), 7):
-        heard = meet(Wire.make(flip=(direction, bit)))[1 - direction]
-        assert isinstance(heard, HandshakeError), f"bit {bit} of what side {direction} says"
+    for at in range(len(wire.said[direction])):
+        heard = meet(Wire.make(flip=(direction, at, 1 << at % 8)))[1 - direction]
+        assert isinstance(heard, HandshakeError), f"byte {at} of what side {direction} says"
+
+
+@pytest.mark.parametrize("judge", [lambda _: LISTENER, lambda _: "no"], ids=["welcome", "refusal"])
+def test_a_welcome_cannot_be_made_a_refusal_nor_the_reverse(judge: Callable[[Hello], Hello | str]) -> None:
+    dialler, _ = meet(Wire.make(flip=(1, 38, ord("W") ^ ord("R"))), judge=judge)
+    assert isinstance(dialler, HandshakeError)
+    assert dialler.why == "secret"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 #
 #   model      the classifier: blocks, gradients, weights; pure numpy
 #   training   the two loops, and the run in which they take turns
+#   nodes      the same run in several processes; member: what each of them does
 #   progress   how far it is, on a terminal or in a log
 #   report     the figures, and how they are written
 
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from ...data import Digits, digits
 from ...errors import UsageError
 from ...timeline.tracefile import write_trace
 from ...units import parse_bytes
+from ..nodeoptions import count
 from .model import WIDTHS, windows
+from .nodes import compare_on_nodes
 from .progress import Bar
 from .report import drawings, figures, introduction, summary
-from .training import Lesson, Run, compare, fitting_bandwidth
+from .training import Lesson, Run, Wires, compare, fitting_bandwidth
 
 __all__ = ["add_parser", "main"]
 
@@ -37,6 +41,7 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
+  overlap demo --nnodes 2                          the same on two processes, joined by sockets
 
 The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, C. Kaynak, 1998, CC BY 4.0).
 """
@@ -52,6 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
+    parser.add_argument("--nnodes", type=count, default=1, metavar="N", help="spread over N processes (default: 1)")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
     parser.add_argument(
@@ -70,13 +76,13 @@ def main(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    bandwidth_bytes_per_s = _checked(args)
+    wires = _checked(args)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
     train, test = digits().split()
     with Bar(console, steps=2 * args.steps, ascii=ascii) as bar:
-        run = _trained(args, train, bar, bandwidth_bytes_per_s)
-    found = figures(run, test=test)
+        run = _trained(args, train, test, bar, wires)
+    found = figures(run)
     console.print(f"\n{summary(found)}", soft_wrap=True)
     color = console.color_system is not None and not console.no_color
     for line in drawings(run, found, width=console.width, ascii=ascii, color=color):
@@ -87,20 +93,30 @@ def main(args: argparse.Namespace) -> int:
     return 0 if found.identical else 1
 
 
-def _trained(args: argparse.Namespace, train: Digits, bar: Bar, bandwidth_bytes_per_s: float | None) -> Run:
+def _trained(args: argparse.Namespace, train: Digits, test: Digits, bar: Bar, wires: Wires) -> Run:
     lesson = Lesson(
-        images=windows(train.images), labels=train.labels, steps=args.steps, widths=WIDTHS, progress=bar.advance
+        images=windows(train.images),
+        labels=train.labels,
+        test=test,
+        steps=args.steps,
+        widths=WIDTHS,
+        progress=bar.advance,
     )
-    speed = bandwidth_bytes_per_s or fitting_bandwidth(lesson, ranks=args.ranks)
-    chosen = bandwidth_bytes_per_s is None
-    bar.say(introduction(lesson, ranks=args.ranks, bandwidth_bytes_per_s=speed, chosen=chosen))
-    return compare(lesson, ranks=args.ranks, bandwidth_bytes_per_s=speed)
+    chosen = args.bandwidth is None
+    if chosen:
+        wires = replace(wires, bandwidth_bytes_per_s=fitting_bandwidth(lesson, wires))
+    bar.say(introduction(lesson, wires, chosen=chosen))
+    run = compare(lesson, wires) if wires.nodes == 1 else compare_on_nodes(lesson, wires)
+    assert run is not None, "rank 0 is here, or has told"
+    return run
 
 
-def _checked(args: argparse.Namespace) -> float | None:
-    """Return the bandwidth asked for, in bytes per second, after a look at all options."""
+def _checked(args: argparse.Namespace) -> Wires:
+    """Return the wires asked for, without pacing if nobody has said how fast, after a look at all options."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
+    if args.ranks % args.nnodes:
+        raise UsageError(f"--ranks: {args.ranks} ranks cannot be divided among --nnodes {args.nnodes}")
     if args.steps < 1:
         raise UsageError(f"--steps: {args.steps} is not at least 1")
     if args.width is not None and args.width < MIN_WIDTH:
@@ -108,8 +124,8 @@ def _checked(args: argparse.Namespace) -> float | None:
     if args.trace and not os.path.isdir(os.path.dirname(args.trace) or "."):
         raise UsageError(f"--trace: there is no directory {os.path.dirname(args.trace)}")
     if args.bandwidth is None:
-        return None
+        return Wires(ranks=args.ranks, nodes=args.nnodes)
     bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")
     if not bandwidth_bytes_per_s:
         raise UsageError("--bandwidth: 0 bytes per second carry nothing")
-    return float(bandwidth_bytes_per_s)
+    return Wires(ranks=args.ranks, nodes=args.nnodes, bandwidth_bytes_per_s=float(bandwidth_bytes_per_s))

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...data import Digits
 from ...timeline import Breakdown, Timeline, TimelineView, breakdowns
 from ...units import format_ns
-from .model import windows
-from .training import ALGORITHM, COMM_PER_COMPUTE, Lesson, Run
+from .training import ALGORITHM, COMM_PER_COMPUTE, Lesson, Run, Wires
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -78,15 +76,13 @@ class Figures:
         return (self.without.wall_ns - self.overlapped.wall_ns) / possible_ns if possible_ns else None
 
 
-def figures(run: Run, *, test: Digits) -> Figures:
+def figures(run: Run) -> Figures:
     """Measure a finished run; the first step of each training only warms up, if there are others."""
     counted = range(min(1, run.steps - 1), run.steps)
-    models = run.outcomes[0].models
-    correct = models[1].predict(windows(test.images)) == test.labels
     return Figures(
-        accuracy=float(correct.mean()),
-        tests=len(test),
-        digests=[(one.models[0].digest(), one.models[1].digest()) for one in run.outcomes],
+        accuracy=run.outcome.right / run.tests,
+        tests=run.tests,
+        digests=run.outcome.digests,
         without=median(run.timeline, counted),
         overlapped=median(run.timeline, (run.steps + step for step in counted)),
         counted=len(counted),
@@ -113,12 +109,16 @@ def _step(index: int, rows: list[Breakdown]) -> Step:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def introduction(lesson: Lesson, *, ranks: int, bandwidth_bytes_per_s: float, chosen: bool) -> str:
+def introduction(lesson: Lesson, wires: Wires, *, chosen: bool) -> str:
     """Say what is going to happen, in lines of at most 79 characters."""
     why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
+    among, between = f"{wires.ranks} ranks", "any two ranks"
+    if wires.nodes > 1:
+        among += f" on {wires.nodes} nodes, which are processes joined by sockets,"
+        between += " of different nodes"
     said = (
-        f"{ranks} ranks learn {len(lesson.labels)} images of handwritten digits with {lesson.weights:,} weights. "
-        f"Links: {bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between any two ranks{why}. "
+        f"{among} learn {len(lesson.labels)} images of handwritten digits with {lesson.weights:,} weights. "
+        f"Links: {wires.bandwidth_bytes_per_s / 1e6:.4g} MB/s each way between {between}{why}. "
         f"All-reduce: {ALGORITHM}, mean, float32. "
         f"Two equal models take turns for {lesson.steps} steps each: the first communicates after its backward pass, "
         "the second under it."
@@ -155,7 +155,7 @@ def drawings(run: Run, found: Figures, *, width: int, ascii: bool, color: bool) 
     """Draw the median step without overlap and the one with it."""
     from rich.text import Text
 
-    ranks = range(min(DRAWN_RANKS, len(run.outcomes)))
+    ranks = range(min(DRAWN_RANKS, run.timeline.world_size))
     for title, step in (("without overlap", found.without), ("with overlap", found.overlapped)):
         picture = TimelineView(run.timeline, step=step.index, ranks=ranks).lines(width=width, ascii=ascii, color=color)
         picture[0] = [(f"\n{title}, ", ""), *picture[0]]

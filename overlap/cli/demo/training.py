@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
 from typing import TypeAlias
+
+import numpy as np
 
 from transports import LinkSpeed, NeuronLink, Paced
 
 from ... import Future, Rank, run
+from ...data import Digits
 from ...timeline import Recorder, Timeline, breakdowns
-from .model import Classifier, Floats, Labels, parameter_count
+from .model import Classifier, Floats, Labels, parameter_count, windows
 
 ALGORITHM = "binomial"
 """A tree up and a tree down: 14 messages for 8 ranks, where a ring needs 112. Real CC-cores have hardware for messages;
@@ -39,6 +44,7 @@ class Lesson:
     Attributes:
         images: To learn from, as `windows`.
         labels: What they show.
+        test: Images that nobody learns from.
         steps: How many steps each model takes.
         widths: The model's.
         progress: Told by rank 0.
@@ -46,6 +52,7 @@ class Lesson:
 
     images: Floats
     labels: Labels
+    test: Digits
     steps: int
     widths: Sequence[Sequence[int]]
     progress: Progress
@@ -57,16 +64,44 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one rank has at the end.
+class Wires:
+    """Where the ranks are, and how fast what joins them is.
 
     Attributes:
-        models: Trained without and with overlap.
-        recorder: The rank's spans. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
+        ranks: Data-parallel ranks, at least 2.
+        nodes: Processes that they are spread over. With one, every two ranks have a wire; with several, every two ranks
+            of different nodes, on top of the sockets that carry the bytes.
+        bandwidth_bytes_per_s: Of each wire, each way; `inf` for no pacing at all.
     """
 
-    models: tuple[Classifier, Classifier]
-    recorder: Recorder
+    ranks: int
+    nodes: int = 1
+    bandwidth_bytes_per_s: float = math.inf
+
+    def speed(self, src: int, dst: int) -> LinkSpeed | None:
+        """Return the speed from a rank to a rank."""
+        each = self.ranks // self.nodes
+        if self.nodes > 1 and src // each == dst // each:
+            return None
+        return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
+
+    @property
+    def rounds(self) -> int:
+        """How many messages that follow each other cross wires when a bucket is reduced: up the tree and down."""
+        return 2 * ((self.nodes if self.nodes > 1 else self.ranks) - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the ranks have at the end, as rank 0 knows it.
+
+    Attributes:
+        digests: For each rank, SHA-256 of all weights, trained without and with overlap.
+        right: Test images that the model trained with overlap knows.
+    """
+
+    digests: list[tuple[str, str]]
+    right: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +109,14 @@ class Run:
     """A finished comparison.
 
     Attributes:
-        outcomes: In rank order.
-        timeline: Of both trainings.
+        outcome: What was learnt.
+        tests: How many test images there were.
+        timeline: Of both trainings. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
         steps: Steps of each.
     """
 
-    outcomes: list[Outcome]
+    outcome: Outcome
+    tests: int
     timeline: Timeline
     steps: int
 
@@ -112,8 +149,8 @@ async def step_with(rank: Rank, model: Classifier, images: Floats, labels: Label
     await update
 
 
-async def train(rank: Rank, lesson: Lesson) -> Outcome:
-    """Train two equal models on this rank's share of the images, one in each way.
+async def train(rank: Rank, lesson: Lesson) -> Outcome | None:
+    """Train two equal models on this rank's share of the images, one in each way; tell rank 0 what became of them.
 
     They take turns step by step, so that whatever else the machine does meets both alike.
     """
@@ -127,36 +164,57 @@ async def train(rank: Rank, lesson: Lesson) -> Outcome:
                 await step(rank, model, images, labels)
             if rank.rank == 0:
                 lesson.progress(model.loss)
-    return Outcome(models=models, recorder=rank.recorder)
+    return await _outcome(rank, models, lesson.test)
 
 
-def compare(lesson: Lesson, *, ranks: int, bandwidth_bytes_per_s: float) -> Run:
-    """Train both ways on `ranks` ranks, over links of that speed each way between any two; `inf` for no pacing at all.
+async def _outcome(rank: Rank, models: tuple[Classifier, Classifier], test: Digits) -> Outcome | None:
+    digests = bytes.fromhex("".join(model.digest() for model in models))
+    told = await rank.gather(np.frombuffer(digests, np.uint8)[None])
+    if told is None:
+        return None
+    halves = told.reshape(rank.world_size, 2, -1)
+    right = int((models[1].predict(windows(test.images)) == test.labels).sum())
+    return Outcome(digests=[(a.tobytes().hex(), b.tobytes().hex()) for a, b in halves], right=right)
 
-    Args:
-        lesson: What to learn.
-        ranks: Data-parallel ranks, at least 2.
-        bandwidth_bytes_per_s: Of each link.
+
+def compare(lesson: Lesson, wires: Wires, *, trace: str | PathLike[str] | None = None) -> Run | None:
+    """Train both ways.
+
+    Returns:
+        What came out, or None in a process without rank 0. In a world of several processes its timeline has the ranks
+        of this one; `trace` has all.
     """
-    speed = LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-    paced = bandwidth_bytes_per_s < math.inf
-    transport = Paced(NeuronLink(ranks), links=lambda src, dst: speed) if paced else NeuronLink(ranks)
-    outcomes = run(train, lesson, ranks=ranks, transport=transport, algorithm=ALGORITHM if paced else None)
-    recorders = [outcome.recorder for outcome in outcomes]
-    timeline = Timeline.collect(recorders, world_size=ranks, meta={"script": "overlap demo"})
-    return Run(outcomes=outcomes, timeline=timeline, steps=lesson.steps)
+    paced = wires.bandwidth_bytes_per_s < math.inf
+    recorders: list[Recorder] = []
+
+    async def main(rank: Rank) -> Outcome | None:
+        recorders.append(rank.recorder)
+        return await train(rank, lesson)
+
+    pace = partial(Paced, links=wires.speed)
+    outcome, *_ = run(
+        main,
+        ranks=wires.ranks,
+        transport=(pace(NeuronLink(wires.ranks)) if wires.nodes == 1 else pace) if paced else None,
+        algorithm=ALGORITHM if paced else None,
+        trace=trace,
+    )
+    if outcome is None:
+        return None
+    timeline = Timeline.collect(recorders, world_size=wires.ranks, meta={"script": "overlap demo"})
+    return Run(outcome=outcome, tests=len(lesson.test), timeline=timeline, steps=lesson.steps)
 
 
-def fitting_bandwidth(lesson: Lesson, *, ranks: int) -> float:
-    """Return the speed of links, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
+def fitting_bandwidth(lesson: Lesson, wires: Wires) -> float:
+    """Return the speed of wires, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
 
-    It takes a few steps without any links to find out how long compute takes on this machine.
+    It takes a few steps without any wires, in this process, to find out how long compute takes on this machine.
     """
     silent = replace(lesson, steps=PROBE_STEPS, progress=lambda loss: None)
-    probed = compare(silent, ranks=ranks, bandwidth_bytes_per_s=math.inf)
+    probed = compare(silent, Wires(ranks=wires.ranks))
+    assert probed is not None, "rank 0 is here"
     compute_ns = min(
         max(row.compute_ns for row in breakdowns(probed.timeline, step=step)) for step in probed.timeline.steps()
     )
-    rounds = 2 * (ranks - 1).bit_length()  # each passes on a whole bucket
-    wire_bytes = rounds * 4 * lesson.weights
+    wire_bytes = wires.rounds * 4 * lesson.weights  # each message is a whole bucket
     return float(f"{wire_bytes / (COMM_PER_COMPUTE * compute_ns / 1e9):.2g}")

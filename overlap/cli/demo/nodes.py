@@ -1,0 +1,44 @@
+"""The comparison on several nodes: their processes are started, train, and tell; the timeline comes as a trace file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ...timeline import read_trace
+from ..bench.process import hear, start
+from .member import Task
+from .training import Lesson, Outcome, Run, Wires
+
+__all__ = ["compare_on_nodes"]
+
+MEMBER = "overlap.cli.demo.member"
+
+
+def compare_on_nodes(lesson: Lesson, wires: Wires) -> Run:
+    """Train both ways, in one process for each node, all of which read the digits themselves.
+
+    Raises:
+        OverlapError: If one of them fails.
+    """
+    options = ["--nnodes", str(wires.nodes), "--nproc-per-node", str(wires.ranks // wires.nodes)]
+    widths = [list(block) for block in lesson.widths]
+    outcome = None
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, "demo.trace.json")
+        task = Task(wires=wires, widths=widths, steps=lesson.steps, trace=str(trace))
+        for told in hear([start(options, [MEMBER, task.to_json()])]):
+            if "loss" in told:
+                lesson.progress(told["loss"])
+            else:
+                outcome = told["outcome"]
+        timeline = replace(read_trace(trace), meta={"script": "overlap demo"})
+    assert outcome is not None, "who trains to the end tells what came out"
+    digests = [(before, after) for before, after in outcome["digests"]]
+    return Run(
+        outcome=Outcome(digests=digests, right=outcome["right"]),
+        tests=len(lesson.test),
+        timeline=timeline,
+        steps=lesson.steps,
+    )
