@@ -22,7 +22,7 @@ from .collectives.reduce import Array, Reducer
 from .collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["Buffers", "execute"]
+__all__ = ["Buffers", "Execution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +53,8 @@ class Buffers:
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
 
 
-async def execute(
-    program: Program,
-    buffers: Buffers,
-    endpoint: Endpoint,
-    *,
-    members: Sequence[int],
-    tag: int,
-    priority: int,
-    workers: Workers,
-) -> None:
-    """Run one rank's program to its end.
+class Execution:
+    """One rank's program under way.
 
     Args:
         program: The rank's part of a proved schedule.
@@ -74,16 +65,17 @@ async def execute(
         priority: Of the messages; lower is more urgent.
         workers: Where large reductions run.
     """
-    core = _Core(program, buffers, endpoint, members, tag, priority, workers)
-    await core.execute()
 
+    __slots__ = (
+        "_buffers", "_endpoint", "_finished", "_left", "_members", "_priority", "_program", "_tag", "_workers",
+    )  # fmt: skip
 
-class _Core:
     def __init__(
         self,
         program: Program,
         buffers: Buffers,
         endpoint: Endpoint,
+        *,
         members: Sequence[int],
         tag: int,
         priority: int,
@@ -92,22 +84,22 @@ class _Core:
         self._program, self._buffers, self._endpoint = program, buffers, endpoint
         self._members, self._tag, self._priority, self._workers = members, tag, priority, workers
         self._finished = [0] * len(program.queues)
-        self._progress = ParkingLot()
+        self._left = list(range(len(program.queues)))
 
-    async def execute(self) -> None:
-        """Run all queues; in this very task as long as messages leave without waiting."""
-        left = self._advance_all()
-        if not left:
+    def begin(self) -> bool:
+        """Send whatever leaves without waiting; True if that was all there is to do."""
+        self._left = [index for index in self._left if not self._advance(index)]
+        return not self._left
+
+    async def run(self) -> None:
+        """Run all queues to their end; in this very task as long as messages leave without waiting."""
+        if self.begin():
             await trio.lowlevel.checkpoint()
-        while len(left) > 0 and (alone := self._alone(left)) is not None:
+        while self._left and (alone := self._alone()) is not None:
             await self._next(alone)
-            left = self._advance_all()
-        if left:
-            await self._drive_all(left)
-
-    def _advance_all(self) -> list[int]:
-        """Send whatever leaves without waiting; return the queues that are not finished."""
-        return [index for index in range(len(self._finished)) if not self._advance(index)]
+            self.begin()
+        if self._left:
+            await self._drive_all()
 
     def _advance(self, index: int) -> bool:
         """Send from one queue what leaves without waiting; True if that was all of it."""
@@ -119,28 +111,31 @@ class _Core:
             self._finished[index] += 1
         return True
 
-    def _alone(self, left: Sequence[int]) -> int | None:
+    def _alone(self) -> int | None:
         """Return the one queue that can go on, if all others wait for it."""
-        able = [index for index in left if not self._must_wait(self._program.queues[index][self._finished[index]])]
+        able = [
+            index for index in self._left if not self._must_wait(self._program.queues[index][self._finished[index]])
+        ]
         return able[0] if len(able) == 1 else None
 
     def _must_wait(self, step: Step) -> bool:
         return any(self._finished[queue] < count for queue, count in step.waits)
 
-    async def _drive_all(self, left: Sequence[int]) -> None:
+    async def _drive_all(self) -> None:
+        progress = ParkingLot()
         async with trio.open_nursery() as nursery:
-            for index in left[1:]:
-                nursery.start_soon(self._drive, index)
-            await self._drive(left[0])
+            for index in self._left[1:]:
+                nursery.start_soon(self._drive, index, progress)
+            await self._drive(self._left[0], progress)
 
-    async def _drive(self, index: int) -> None:
+    async def _drive(self, index: int, progress: ParkingLot) -> None:
         """Run one queue in order, beside the others."""
         steps = self._program.queues[index]
         while self._finished[index] < len(steps):
             while self._must_wait(steps[self._finished[index]]):
-                await self._progress.park()
+                await progress.park()
             await self._next(index)
-            self._progress.unpark_all()
+            progress.unpark_all()
 
     async def _next(self, index: int) -> None:
         """Run the next step of a queue."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiler"]
 
+# Calls whose programs are found at one look-up: those of a training loop are the same in every step.
+_REMEMBERED = 1 << 14
+
 _Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...]]
 
 
@@ -37,11 +40,20 @@ class Compiler:
 
     def __init__(self, cluster: Cluster, algorithm: str | None) -> None:
         self.cluster, self.algorithm = cluster, algorithm
+        self._known: dict[tuple[Call, tuple[int, ...], int], tuple[Schedule, Program]] = {}
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
 
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
+        found = self._known.get((call, members, position))
+        if found is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[call, members, position] = self._compiled(call, members, position)
+        return found
+
+    def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
         key = (call.kind.value, size_class(call.nbytes), str(call.dtype), call.root, call.pairs, members)
         schedule = self._schedules.get(key)
         if schedule is None:

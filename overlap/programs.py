@@ -10,7 +10,7 @@ import trio
 from transports import Transport
 
 from .blame import first
-from .cc_core import Buffers, execute
+from .cc_core import Buffers, Execution
 from .collectives.call import Call
 from .collectives.kinds import Collective
 from .collectives.reduce import Array, reducer
@@ -40,19 +40,36 @@ class Programs:
             if operation is not None and not (operation.running or operation.done):
                 operation.running = True
                 operation.fit(cast("Call", meeting.pattern))
-                operation.scope = trio.CancelScope()
-                operation.port.stream.rank._nursery.start_soon(self._run, channel, meeting, operation)
+                self._begin(channel, meeting, operation)
 
-    async def _run(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+    def _begin(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+        """Do what needs no waiting at once: small messages are on their way before any task starts."""
+        try:
+            execution = self._execution(channel, operation, cast("Call", meeting.pattern))
+            over = execution.begin()
+        except Exception as error:
+            self._over(channel, meeting, operation, Failure(error))
+            return
+        if over and meeting.count == channel.here:  # else somebody may yet come who means another operation
+            self._over(channel, meeting, operation, None)
+        else:
+            operation.scope = trio.CancelScope()
+            rank = operation.port.stream.rank
+            rank._nursery.start_soon(self._run, channel, meeting, operation, execution)
+
+    async def _run(self, channel: Channel, meeting: Meeting, operation: Operation, execution: Execution) -> None:
         failure: Failure | None = None
         assert operation.scope is not None
         try:
             with operation.scope:
-                await self._travel(channel, operation, cast("Call", meeting.pattern))
+                await execution.run()
         except* Exception as group:
             failure = Failure(first(group))
         finally:
-            operation.stopped()
+            self._over(channel, meeting, operation, failure)
+
+    def _over(self, channel: Channel, meeting: Meeting, operation: Operation, failure: Failure | None) -> None:
+        operation.stopped()
         if failure is not None and not operation.done:
             channel.fail_one(meeting, operation, failure)
         elif not operation.done:
@@ -60,13 +77,14 @@ class Programs:
             operation.finish(operation.group._now_ns(), operation.describe(cast("Call", meeting.pattern), met_ns))
         channel.ended(meeting, operation)
 
-    async def _travel(self, channel: Channel, operation: Operation, pattern: Call) -> None:
-        schedule, program = self._compiler.compile(pattern, channel.members, operation.port.position)
+    def _execution(self, channel: Channel, operation: Operation, pattern: Call) -> Execution:
+        position = operation.port.position
+        schedule, program = self._compiler.compile(pattern, channel.members, position)
         operation.algorithm = schedule.algorithm
-        await execute(
+        return Execution(
             program,
             _buffers(schedule, operation),
-            self._transport.endpoint(channel.members[operation.port.position]),
+            self._transport.endpoint(channel.members[position]),
             members=channel.members,
             tag=channel.tag(pattern, operation.seq),
             priority=operation.urgency,

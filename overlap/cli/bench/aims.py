@@ -187,7 +187,7 @@ def line(figure: Figure) -> str:
     """Write one line of the table."""
     if figure.unit == "ratio":
         shown, spread = f"{figure.value:.2f}x", ""
-        aim = "" if figure.aim is None else f">= {figure.aim:g}x"
+        aim = "" if figure.aim is None else f">= {figure.aim:.3g}x"
     else:
         shown = format_ns(figure.value)
         spread = f"{format_ns(figure.times.p10_ns)} - {format_ns(figure.times.p90_ns)}"

@@ -7,41 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 from ...data import digits
 from .model import windows
-from .training import Lesson, Wires, compare
+from .nodes import Task
+from .training import Lesson, compare
 
-__all__ = ["Task", "main"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What all processes do, as text for a command line.
-
-    Attributes:
-        wires: Where the ranks are, and what joins them.
-        widths: The model's.
-        steps: How many steps each model takes.
-        trace: Where the timeline of all ranks goes.
-    """
-
-    wires: Wires
-    widths: list[list[int]]
-    steps: int
-    trace: str
-
-    def to_json(self) -> str:
-        """Write it as one argument of a command."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Task:
-        """Read what `to_json` has written."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields | {"wires": Wires(**fields["wires"])})
+__all__ = ["main"]
 
 
 def main(text: str) -> None:

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ...timeline import read_trace
 from ..bench.process import hear, start
-from .member import Task
 from .training import Lesson, Outcome, Run, Wires
 
-__all__ = ["compare_on_nodes"]
+__all__ = ["Task", "compare_on_nodes"]
 
 MEMBER = "overlap.cli.demo.member"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What all processes do, as text for a command line.
+
+    Attributes:
+        wires: Where the ranks are, and what joins them.
+        widths: The model's.
+        steps: How many steps each model takes.
+        trace: Where the timeline of all ranks goes.
+    """
+
+    wires: Wires
+    widths: list[list[int]]
+    steps: int
+    trace: str
+
+    def to_json(self) -> str:
+        """Write it as one argument of a command."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Read what `to_json` has written."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**fields | {"wires": Wires(**fields["wires"])})
 
 
 def compare_on_nodes(lesson: Lesson, wires: Wires) -> Run:

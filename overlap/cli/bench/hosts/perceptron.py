@@ -50,17 +50,20 @@ class Perceptron:
         gradient *= np.float32(2 / gradient.size)
         return gradient
 
-    def backward(self, layer: int, dy: Floats) -> tuple[Floats | None, Floats]:
-        """Return the gradients of a layer's input (of the first layer's, which is data, None) and of its weights.
+    def backward(self, layer: int, dy: Floats) -> Floats:
+        """Return the gradient of a layer's weights.
 
         Args:
             layer: Which.
-            dy: Gradient of its output; overwritten.
+            dy: Gradient of its output; becomes that of what its rectifier is given.
         """
-        x = self._seen[layer]
         dy *= self._seen[layer + 1] > 0
-        np.matmul(x.T, dy, out=self.gradients[layer])
-        return (dy @ self.weights[layer].T if layer else None), self.gradients[layer]
+        return np.matmul(self._seen[layer].T, dy, out=self.gradients[layer])
+
+    def propagate(self, layer: int, dy: Floats) -> Floats:
+        """Return the gradient of a layer's input, after `backward` of that layer."""
+        back: Floats = dy @ self.weights[layer].T
+        return back
 
     def update(self, layer: int, gradient: Floats) -> None:
         """Take a step down the gradient."""

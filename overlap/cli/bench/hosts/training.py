@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import TypeAlias
 
@@ -24,23 +24,35 @@ Data: TypeAlias = "tuple[Floats, Floats]"
 Measure: TypeAlias = "Callable[[Rank, Perceptron, Data], Awaitable[None]]"
 
 
-def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: Floats | Future[object]) -> Future[object]:
+def _backward(rank: Rank, model: Perceptron, data: Data) -> Iterator[tuple[int, Future[Floats]]]:
+    """Compute forward and backward; yield each layer with the gradient of its weights, which comes before the next."""
+    grad = rank.compute(model.forward, *data)
+    for layer in reversed(range(LAYERS)):
+        yield layer, rank.compute(model.backward, layer, grad)
+        if layer:  # nobody wants the gradient of data
+            grad = rank.compute(model.propagate, layer, grad)
+
+
+def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: Floats | Future[Floats]) -> Future[object]:
     return rank.all_reduce(gradient, "mean", model.means[layer])
 
 
+async def _updated(rank: Rank, model: Perceptron, pending: Iterable[tuple[int, Floats | Future[object]]]) -> None:
+    for layer, gradient in pending:
+        update = rank.compute(model.update, layer, gradient)
+    await update
+
+
 async def head(rank: Rank, model: Perceptron, data: Data) -> None:
-    """Compute until the first gradient exists: forward, and backward through the last layer."""
-    await rank.compute(model.backward, LAYERS - 1, rank.compute(model.forward, *data))
+    """Compute forward, and backward through the last layer."""
+    grad = rank.compute(model.forward, *data)
+    rank.compute(model.backward, LAYERS - 1, grad)
+    await rank.compute(model.propagate, LAYERS - 1, grad)
 
 
 async def compute(rank: Rank, model: Perceptron, data: Data) -> None:
-    """Compute all gradients, and update with what is there."""
-    grad: Future[object] = rank.compute(model.forward, *data)
-    for layer in reversed(range(LAYERS)):
-        grad = rank.compute(model.backward, layer, grad)[0]
-    for layer in reversed(range(LAYERS)):
-        update = rank.compute(model.update, layer, model.gradients[layer])
-    await update
+    """Take a step alone."""
+    await _updated(rank, model, list(_backward(rank, model, data)))
 
 
 async def communicate(rank: Rank, model: Perceptron, data: Data) -> None:
@@ -51,27 +63,14 @@ async def communicate(rank: Rank, model: Perceptron, data: Data) -> None:
 
 async def one_after_the_other(rank: Rank, model: Perceptron, data: Data) -> None:
     """Take a step that communicates when the backward pass is over."""
-    grad: Future[object] = rank.compute(model.forward, *data)
-    for layer in reversed(range(LAYERS)):
-        grad = rank.compute(model.backward, layer, grad)[0]
-    await grad
-    pending = [(layer, _reduced(rank, model, layer, model.gradients[layer])) for layer in reversed(range(LAYERS))]
-    for layer, reduced in pending:
-        update = rank.compute(model.update, layer, reduced)
-    await update
+    gradients = [(layer, await gradient) for layer, gradient in list(_backward(rank, model, data))]
+    await _updated(rank, model, [(layer, _reduced(rank, model, layer, gradient)) for layer, gradient in gradients])
 
 
 async def overlapped(rank: Rank, model: Perceptron, data: Data) -> None:
     """Take a step in which each gradient travels as soon as it exists."""
-    grad: Future[object] = rank.compute(model.forward, *data)
-    pending = []
-    for layer in reversed(range(LAYERS)):
-        back = rank.compute(model.backward, layer, grad)
-        grad = back[0]
-        pending.append((layer, _reduced(rank, model, layer, back[1])))
-    for layer, reduced in pending:
-        update = rank.compute(model.update, layer, reduced)
-    await update
+    gradients = _backward(rank, model, data)
+    await _updated(rank, model, [(layer, _reduced(rank, model, layer, gradient)) for layer, gradient in gradients])
 
 
 MEASURES: dict[str, Measure] = {
