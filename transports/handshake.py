@@ -46,9 +46,9 @@ _PROOF_BYTES = 32
 _UNPROVED, _WELCOME, _REFUSED = b"U", b"W", b"R"
 
 #: Why a handshake failed. ``left``: the other side hung up half-way; ``silent``: it let the deadline pass;
-#: ``protocol``: it does not speak this protocol; ``version``: another version of it; ``secret``: the secrets differ;
-#: ``refused``: it knows the secret and does not want us.
-Why: TypeAlias = Literal["left", "silent", "protocol", "version", "secret", "refused"]
+#: ``tls``: it has no certificate for us, or no TLS; ``protocol``: it does not speak this protocol; ``version``: another
+#: version of it; ``secret``: the secrets differ; ``refused``: it knows the secret and does not want us.
+Why: TypeAlias = Literal["left", "silent", "tls", "protocol", "version", "secret", "refused"]
 
 
 class HandshakeError(TransportError):
@@ -235,7 +235,7 @@ def _broken(error: trio.BrokenResourceError, *, strange: bool = False) -> Handsh
     cause = error.__cause__
     if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
         need = "all processes need certificates of one authority, or none has any"
-        return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="protocol")
+        return HandshakeError(f"TLS failed ({cause.reason or cause}); {need}", why="tls")
     return _left(strange=strange)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 
@@ -24,6 +24,9 @@ from .rendezvous import Invitation, join
 from .secret import user_secret
 
 __all__ = ["Joined", "joined"]
+
+# How long the first process stays for the others to leave; whatever they still compute, they have been told.
+LEAVE_S = 10.0
 
 _epochs = count()
 """A program may run several worlds, one after the other; each process counts them alike."""
@@ -61,11 +64,23 @@ async def joined(place: Place, machine: str, *, transport: Transport | None = No
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
     invitation = await _invitation(place, epoch, machine)
+    with invitation.listener or nullcontext():
+        async with _met(place, placement, invitation, transport) as found:
+            yield found
+
+
+@asynccontextmanager
+async def _met(
+    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, transport: Transport | None
+) -> AsyncIterator[Joined]:
     async with join(invitation, report=report) as membership:
         wires = transport or Router([NeuronLink(list(place.ranks)), _between(place, placement, invitation, membership)])
         async with wires.open():
             neighbours = Neighbours(_Company(membership), placement)
             yield Joined(transport=wires, neighbours=neighbours, membership=membership)
+        # Not after an error: that this process was cut off is for the others to know.
+        with trio.move_on_after(LEAVE_S):
+            await membership.leave()
 
 
 def report(line: str) -> None:

@@ -23,6 +23,7 @@ from overlap.launch.messages import (
     Goodbye,
     Join,
     MemberLeft,
+    Message,
     Offer,
     Piece,
     Ping,
@@ -391,7 +392,7 @@ def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[s
 
 
 def test_a_link_reads_on_while_it_hangs_up() -> None:
-    heard = []
+    heard: list[Message] = []
 
     async def main(company: Company) -> None:
         dialled = await trio.open_tcp_stream(*company.endpoint)

@@ -96,6 +96,10 @@ _MEMORY_EFFICIENCY = 0.74
 # limit (54 GB/s while wire and memory would allow four times that).
 _REDUCED_ELEMENTS_PER_S = 33e9
 
+# What a received byte of a float32 sum costs a process of this computer, staging included: 64 MiB between two processes
+# take 15 ms longer by recursive doubling, which adds all of them twice, than by a ring, which adds each half once.
+_HOST_REDUCTION_S_PER_BYTE = 0.45e-9
+
 _DEVICE_WIRES: tuple[LinkKind, ...] = ("chip", "neuronlink", "ultraserver")
 _HOST_WIRES: tuple[LinkKind, ...] = ("neuronlink", "efa")
 
@@ -130,7 +134,14 @@ def parameters(
     if cluster.machine.devices is None:
         message_s: ByKind = tuple((kind, host.message_s(ranks_per_process)) for kind in _HOST_WIRES)
         launch_s = host.launch_s(ranks_per_process)
-        return Parameters(launch_s=launch_s, start_s=message_s, gap_s=message_s, memory_bounds=True)
+        return Parameters(
+            launch_s=launch_s,
+            start_s=message_s,
+            gap_s=message_s,
+            memory_bounds=True,
+            reduction_s_per_byte=_HOST_REDUCTION_S_PER_BYTE if cluster.nodes > 1 else 0.0,
+            reduction_overlaps=cluster.nodes == 1,
+        )
     if cluster.machine.chip.cc_cores is None:
         return Parameters(efficiency=(("efa", _NETWORK_EFFICIENCY),))
     return Parameters(
