@@ -46,6 +46,9 @@ class Clock(ABC):
         """Return what a timeline should say of it."""
         return {}
 
+    def step_begins(self, rank: Rank) -> None:
+        """Take note that a rank begins a step."""
+
     @abstractmethod
     def now_ns(self) -> int:
         """Return the present instant."""

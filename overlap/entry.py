@@ -113,13 +113,18 @@ async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wan
         joined = around.joined
         neighbours = joined.neighbours if joined else None
         world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, neighbours=neighbours)
+        results: list[T] = []
         try:
-            return await world.live(main, args, wanted.timeout_s)
+            results = await world.live(main, args, wanted.timeout_s)
         except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
             failure = error
         finally:
             await _keep(world.timeline, wanted, joined.membership if joined else None)
-    raise failure
+        if joined is not None and failure is None:
+            await joined.leave()
+    if failure is not None:
+        raise failure
+    return results
 
 
 def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request) -> list[T]:

@@ -13,6 +13,8 @@
      +- RankFailedError          what `overlap.run` raises: the first culprit, its error, and what it was doing
      +- StallError               nothing moved for `timeout_s`; says who waits for whom
      +- ScheduleError            a schedule that does not compute its collective; it is never run
+     +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
+                                 processes that do not come together, or apart: see `overlap.launch`
 
 Errors carry data and build their message from it.
 """

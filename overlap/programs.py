@@ -44,14 +44,15 @@ class Programs:
 
     def _begin(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
         """Do what needs no waiting at once: small messages are on their way before any task starts."""
+        failure: Failure | None = None
         try:
             execution = self._execution(channel, operation, cast("Call", meeting.pattern))
-            over = execution.begin()
+            over = execution.begin() and meeting.count == channel.here  # else one may come who means something else
         except Exception as error:
-            self._over(channel, meeting, operation, Failure(error))
-            return
-        if over and meeting.count == channel.here:  # else somebody may yet come who means another operation
-            self._over(channel, meeting, operation, None)
+            failure, over = Failure(error), True
+        if over:
+            operation.stopped()
+            self._settle(channel, meeting, operation, failure)
         else:
             operation.scope = trio.CancelScope()
             rank = operation.port.stream.rank
@@ -66,10 +67,10 @@ class Programs:
         except* Exception as group:
             failure = Failure(first(group))
         finally:
-            self._over(channel, meeting, operation, failure)
+            operation.stopped()
+        self._settle(channel, meeting, operation, failure)
 
-    def _over(self, channel: Channel, meeting: Meeting, operation: Operation, failure: Failure | None) -> None:
-        operation.stopped()
+    def _settle(self, channel: Channel, meeting: Meeting, operation: Operation, failure: Failure | None) -> None:
         if failure is not None and not operation.done:
             channel.fail_one(meeting, operation, failure)
         elif not operation.done:

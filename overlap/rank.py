@@ -67,7 +67,7 @@ class Rank(Calls):
         self._compute = world.clock.compute_stream(self, world.token)
         self._default = self.stream("comm")
         self._nursery: trio.Nursery
-        self.world = self._comm = self._new_group(tuple(range(world.size)), "world")
+        self.world = self._comm = self._new_group(world.everybody, "world")
 
     def __repr__(self) -> str:
         return f"<Rank {self.rank} of {self.world_size}: {len(self._unfinished)} operations unfinished>"
@@ -167,6 +167,7 @@ class Rank(Calls):
     def step(self, index: int) -> Iterator[None]:
         """Mark everything inside the `with` as step `index` of the timeline."""
         started_ns = self._world.now_ns()
+        self._world.clock.step_begins(self)
         try:
             yield
         finally:

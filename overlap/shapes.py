@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .collectives.reduce import Array
+from .errors import UsageError
 
 __all__ = ["shape_only"]
 
@@ -20,5 +21,17 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
     >>> everything = shape_only((70_000_000_000,), np.float32)
     >>> everything.nbytes, everything[:3].tolist()
     (280000000000, [0.0, 0.0, 0.0])
+
+    Args:
+        shape: Of the array.
+        dtype: Of the array; its elements must be numbers.
+
+    Raises:
+        UsageError: If there can be no such array.
     """
-    return np.broadcast_to(np.zeros((), dtype), shape)
+    kind = np.dtype(dtype)
+    sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if kind.hasobject or any(side < 0 for side in sides):
+        raise UsageError(f"shape_only: there is no array of {kind} {sides} without data")
+    # A tenth of the time of np.broadcast_to, and simulations make one for every result of every rank.
+    return np.ndarray(sides, kind, bytes(kind.itemsize), 0, (0,) * len(sides))

@@ -41,6 +41,7 @@ class World:
         clock: What time it is, and who works in it.
         now_ns: Its present instant.
         left: World ranks that have finished their program.
+        everybody: All world ranks.
         engine: Runs their operations.
         token: Of the event loop.
     """
@@ -62,7 +63,9 @@ class World:
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
         self.engine = self.clock.engine(transport, cluster, self.token, algorithm=algorithm)
+        self.everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._cluster = cluster
+        self._legal: set[tuple[int, ...]] = set()
         self._scope = trio.CancelScope()
         self._channels: dict[tuple[object, ...], Channel] = {}
         self._far: dict[int, FarChannel] = {}  # those that reach into other processes, by id
@@ -70,6 +73,7 @@ class World:
         self._callbacks: deque[Callable[[], None]] = deque()
         self._calling = False
         self._doing: list[str] = []
+        self._failed_ns = -1
         self._stalled: list[str] = []  # the first report of a rank that did not end in peace
         self._deadlocked = False
         self._others: dict[int, BaseException] = {}
@@ -126,7 +130,7 @@ class World:
                     rank._abandon(self.ended)
         except* (Exception, SystemExit) as group:
             error = only(group)
-            if self._neighbours and self._may_be_blamed(error):
+            if self._neighbours and self._is_consequence(rank, error):
                 await self._neighbours.verdict()
             self.fail(rank, error)
         else:
@@ -159,14 +163,21 @@ class World:
     def fail(self, rank: Rank, error: BaseException) -> None:
         """Take note that `rank` raised; the first culprit ends the world."""
         culprit, cause = origin(rank.rank, error)
+        doing = [line for r in self._ranks if r.rank == culprit for line in r._doing or r._unfinished_lines()]
         if self.failure is not None:
             if not isinstance(error, PeerError) and culprit != self.failure[0]:
+                if self._is_before(culprit):
+                    self.failure, (culprit, cause), self._doing = (culprit, cause), self.failure, doing
                 self._others[culprit] = cause
             return
-        doing = [line for r in self._ranks if r.rank == culprit for line in r._doing or r._unfinished_lines()]
         if self._neighbours:
             self._neighbours.tell_failure(culprit, cause, doing)
         self._end_because(culprit, cause, doing, spared=rank)
+
+    def _is_before(self, culprit: int) -> bool:
+        """Whether a rank fails in the same instant as the first culprit and comes before it; virtual time only."""
+        assert self.failure is not None
+        return self.clock.name == "virtual" and self._failed_ns == self.now_ns() and culprit < self.failure[0]
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """Take note that a rank of another process ended the world."""
@@ -174,16 +185,16 @@ class World:
             self._end_because(culprit, cause, doing)
 
     def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: Rank | None = None) -> None:
-        self.failure, self._doing = (culprit, cause), doing
+        self.failure, self._doing, self._failed_ns = (culprit, cause), doing, self.now_ns()
         for rank in self._ranks:
             if rank is not spared:
                 rank._abandon(self.peer_failed)
         self._scope.cancel(reason=f"rank {culprit} failed: {in_one_line(cause)}")
 
-    def _may_be_blamed(self, error: BaseException) -> bool:
+    def _is_consequence(self, rank: Rank, error: BaseException) -> bool:
         """Whether the error looks like the consequence of one in another process, which is about to be told."""
-        elsewhere = isinstance(error, PeerFailedError) and error.culprit not in self.local
-        return elsewhere or isinstance(error, TransportError)
+        culprit, cause = origin(rank.rank, error)
+        return culprit not in self.local or isinstance(cause, TransportError)
 
     def ended(self) -> PeerFailedError:
         """Return the error of operations that the end of the world overtakes."""
@@ -284,8 +295,10 @@ class World:
         return divmod(rank, self._cluster.ranks_per_node or self.size)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group."""
-        self._cluster.check_group(ranks)
+        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out."""
+        if ranks not in self._legal:
+            self._cluster.check_group(ranks)
+            self._legal.add(ranks)
 
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""

@@ -7,6 +7,7 @@
 #   frame        what travels between processes, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together; tls: encrypted
 #   efa          sockets between processes, several to each
+#   mpi          the same over an MPI library;  rooms: memory that both use again
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks
@@ -39,6 +40,8 @@ from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:
     from transports.efa import Efa
+    from transports.mpi import Mpi
+    from transports.tls import Tls
 
 __all__ = [
     "ArgumentError",
@@ -52,12 +55,14 @@ __all__ = [
     "LengthMismatchError",
     "LinkLostError",
     "LinkSpeed",
+    "Mpi",
     "NeuronLink",
     "Paced",
     "Recording",
     "Router",
     "Sent",
     "Statistics",
+    "Tls",
     "Transport",
     "TransportClosedError",
     "TransportError",
@@ -65,7 +70,7 @@ __all__ = [
 ]
 
 # One process needs no sockets: what joins several loads when it is asked for.
-_HOMES = {"Efa": "transports.efa"}
+_HOMES = {"Efa": "transports.efa", "Mpi": "transports.mpi", "Tls": "transports.tls"}
 
 
 def __getattr__(name: str) -> object:

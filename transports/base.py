@@ -40,6 +40,7 @@ class TransportError(Exception):
         |- ArgumentError          the caller: a buffer, rank or tag that no transport can take (also a ValueError)
         |- LengthMismatchError    the program: the two ends of one message disagree on its length
         |- LinkLostError          the world: the wire is cut or the peer is gone
+        |- HandshakeError         another process: it is not, or not this time, a member (`transports.handshake`)
         `- TransportClosedError   the owner: this end has been closed
 
     Attributes:
@@ -296,7 +297,7 @@ class Transport(ABC):
 
     Attributes:
         ranks: The local ranks, whose endpoints live in this process.
-        peers: All ranks that these can send to and receive from, themselves included.
+        peers: All ranks that these can send to and receive from; their own process's only where it joins those too.
         shares_memory: Every two of its ranks can read each other's memory at no cost. Wrappers that emulate or damage a
             wire say no, so that nobody takes a short cut around them.
     """

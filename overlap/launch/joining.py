@@ -46,6 +46,11 @@ class Joined:
     neighbours: Neighbours
     membership: Membership
 
+    async def leave(self) -> None:
+        """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
+        with trio.move_on_after(LEAVE_S):
+            await self.membership.leave()
+
 
 @asynccontextmanager
 async def joined(place: Place, machine: str, *, transport: Transport | None = None) -> AsyncIterator[Joined]:
@@ -78,9 +83,6 @@ async def _met(
         async with wires.open():
             neighbours = Neighbours(_Company(membership), placement)
             yield Joined(transport=wires, neighbours=neighbours, membership=membership)
-        # Not after an error: that this process was cut off is for the others to know.
-        with trio.move_on_after(LEAVE_S):
-            await membership.leave()
 
 
 def report(line: str) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from transports.base import LengthMismatchError
 from transports.efa.messages import Lane, Receive
 from transports.efa.outbound import BUDGET_BYTES, OVERHEAD_BYTES
-from transports.efa.rooms import Rooms
 from transports.frame import CHUNK_BYTES, FrameError, Kind
+from transports.rooms import Rooms
 
 __all__ = ["Arrival", "Inbound"]
 

@@ -15,7 +15,7 @@ from transports.frame import FrameError, Kind
 if TYPE_CHECKING:
     from transports.efa.messages import Lane, Receive, Send
     from transports.efa.rail import Rail
-    from transports.efa.rooms import Rooms
+    from transports.rooms import Rooms
 
 __all__ = ["Peer"]
 

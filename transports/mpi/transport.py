@@ -24,7 +24,6 @@ from transports.base import (
     check_tag,
     describe_ranks,
 )
-from transports.efa.rooms import Rooms
 from transports.mpi.bootstrap import wait_for
 from transports.mpi.header import RANK_LIMIT
 from transports.mpi.library import world
@@ -32,6 +31,7 @@ from transports.mpi.mailroom import Mailroom
 from transports.mpi.pace import Pace
 from transports.mpi.waiting import Key
 from transports.mpi.wire import MpiWire, Wire
+from transports.rooms import Rooms
 
 if TYPE_CHECKING:
     from mpi4py import MPI

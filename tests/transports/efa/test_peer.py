@@ -10,7 +10,7 @@ from transports.base import LengthMismatchError
 from transports.efa.messages import Receive, Send
 from transports.efa.outbound import BUDGET_BYTES
 from transports.efa.peer import Peer
-from transports.efa.rooms import Rooms
+from transports.rooms import Rooms
 from transports.frame import CHUNK_BYTES, FrameError, Kind, parse
 
 LONG_BYTES = CHUNK_BYTES + 100

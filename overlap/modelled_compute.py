@@ -1,0 +1,167 @@
+"""The compute streams of a simulation: functions run at once, in the event loop, and take what they are said to cost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter, itemgetter
+from sys import _getframe
+from typing import TYPE_CHECKING, cast
+
+from .compute import ComputeFuture, ComputeStream
+from .future import Failure, pending_in, resolve
+from .virtual import ComputeCosts, Conditions, Order, Traffic
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+__all__ = ["ModelledCompute", "Starts"]
+
+_number_of = attrgetter("number")
+
+
+class Starts:
+    """What computes are to start in an instant, once every task has issued what it issues then.
+
+    Trio runs the tasks of an instant in any order. So streams take turns by rank, and what several tasks of one rank
+    have issued goes by the order in which the rank has started these tasks.
+    """
+
+    def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions) -> None:
+        self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
+        self.alone = traffic.fabric.interference.off
+        self._waiting: list[ModelledCompute] = []
+
+    def soon(self, stream: ModelledCompute) -> None:
+        """Let an idle stream start when all tasks are blocked."""
+        if not self._waiting:
+            self.kernel.at(self.kernel.now_ns, 0, self._start, order=Order.COMPUTE)
+        self._waiting.append(stream)
+
+    def _start(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        waiting.sort(key=_number_of)
+        for stream in waiting:
+            stream.start()
+
+
+class ModelledCompute(ComputeStream):
+    """A rank's compute stream in virtual time: functions run at their start, and end when their cost is over.
+
+    Attributes:
+        number: Of the rank.
+        launch: The start of the program that it is in, where that has a price.
+        launched_ns: When that was issued.
+    """
+
+    def __init__(self, rank: Rank, starts: Starts) -> None:
+        super().__init__(rank)
+        self.number, self._starts, self._kernel = rank.rank, starts, starts.kernel
+        self.launch: ComputeFuture[None] | None = None
+        self.launched_ns = 0
+        self._computes = 0
+        self._luck = starts.conditions.luck(rank.rank)
+        self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # in this instant, and by which task
+        self._queue: deque[ComputeFuture[object]] = deque()
+        self._busy = self._asked = self._stopped = False
+
+    def price(
+        self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
+    ) -> tuple[int, str] | None:
+        """Return what a function takes, and what limits it.
+
+        Raises:
+            UsageError: If nothing says so, or a figure cannot be meant.
+        """
+        return self._starts.costs.duration_ns(name, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+
+    def submit(self, operation: ComputeFuture[object]) -> None:
+        """Append a function."""
+        self._issued.append((self._kernel.lineage.here(), operation))
+        if not self._asked:
+            self._asked = True
+            self._starts.soon(self)
+
+    def start_program(self, cost_ns: int) -> None:
+        """Let everything that is issued from now on wait for the start of its program, behind what is queued."""
+        launch = ComputeFuture(_nothing, (), "program start", _getframe())
+        launch.cost = (cost_ns, "seconds")
+        self._rank._unfinished[launch] = None
+        self.launch, self.launched_ns = launch, self._kernel.now_ns
+        self.submit(cast("ComputeFuture[object]", launch))
+
+    def start(self) -> None:
+        """Take in what was issued in this instant, and start if there is nothing else to do."""
+        self._asked = False
+        if len(self._issued) > 1:
+            self._issued.sort(key=itemgetter(0))
+        self._queue.extend(operation for _, operation in self._issued)
+        self._issued.clear()
+        if not self._busy:
+            self._next()
+
+    def stop(self) -> None:
+        """Let no other function start."""
+        self._stopped = True
+
+    async def ended(self) -> None:
+        """Nothing runs on its own here."""
+
+    def _next(self) -> None:
+        """Start the first function, as soon as its arguments exist."""
+        self._busy = False
+        while self._queue and not self._stopped:
+            operation = self._queue[0]
+            if operation.done:  # given up
+                self._queue.popleft()
+                continue
+            self._busy = True
+            pending = pending_in(operation.args)
+            if pending:
+                pending[0]._on_done(partial(self._rank._world.soon, self._next))
+            else:
+                self._start(self._queue.popleft())
+            return
+
+    def _start(self, operation: ComputeFuture[object]) -> None:
+        started_ns = self._kernel.now_ns
+        args, failure = resolve(operation.args)
+        if failure is not None:
+            self._end(operation, None, failure)
+            return
+        value = None
+        assert operation.function is not None
+        assert operation.cost is not None
+        try:
+            value = operation.function(*cast("tuple[object, ...]", args))
+        except (Exception, SystemExit) as error:
+            failure = Failure(error)
+        operation.function, operation.args = None, ()
+        cost_ns, kind = operation.cost
+        done = partial(self._done, operation, started_ns, value, failure)
+        self._take(self._luck.compute_ns(cost_ns), kind, done)
+
+    def _take(self, duration_ns: int, kind: str, done: Callable[[], None]) -> None:
+        """Let time pass; where computes and communication slow each other down, the fabric knows how much."""
+        if self._starts.alone:
+            self._kernel.at(self._kernel.now_ns + duration_ns, self.number, done)
+            return
+        self._computes += 1
+        traffic = self._starts.traffic
+        transfer = traffic.fabric.compute(("compute", str(self.number), self._computes), kind, self.number, duration_ns)
+        traffic.begin(transfer, lambda _: done())
+
+    def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
+        self._rank.record(("compute", "compute", operation.name, started_ns, self._kernel.now_ns, None))
+        self._end(operation, value, failure)
+
+    def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
+        if not operation.done:  # the world may have given it up meanwhile
+            operation._settle(value, failure)
+            self._ended(operation)
+        self._rank._world.soon(self._next)
+
+
+def _nothing() -> None:
+    """What the start of a program computes."""

@@ -1,0 +1,187 @@
+"""Whole worlds of several processes, started as users start them: results, traces, and every way to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap.timeline import read_trace
+
+ROOT = str(Path(__file__).parents[2])
+LIMIT_S = 90  # of one run; reached only by one that hangs
+
+TRAIN = """
+import os, signal, sys
+import numpy as np
+import overlap
+
+async def main(rank):
+    for step in range(3):
+        with rank.step(step):
+            grad = rank.compute(np.full, 4, float(rank.rank + step))
+            total = await rank.all_reduce(grad)
+    if rank.rank == rank.world_size - 1:
+        FAILURE
+    everybody = await rank.all_gather(np.array([rank.rank, rank.node, rank.local_rank]))
+    return total.tolist(), everybody.tolist()
+
+if __name__ == "__main__":
+    for world in range(WORLDS):
+        print(overlap.run(main, timeout_s=60))
+"""
+
+
+def program(folder: Path, *, failure: str = "pass", worlds: int = 1) -> Path:
+    path = folder / "train.py"
+    path.write_text(TRAIN.replace("FAILURE", failure).replace("WORLDS", str(worlds)))
+    return path
+
+
+def clean(**more: str) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+    return plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | more
+
+
+def launched(folder: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "overlap", "run", *options, str(script)]
+    return subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def results(size: int, each: int) -> list[str]:
+    """What each process prints: of its own ranks, in order."""
+    total = [float(sum(range(size)) + 2 * size)] * 4
+    everybody = [number for rank in range(size) for number in (rank, rank // each, rank % each)]
+    return [str([(total, everybody)] * each)] * (size // each)
+
+
+WAYS = (
+    (),
+    ("--no-unix", "--rails", "2"),
+    ("--no-unix", "--no-peer-direct"),
+)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["Unix", "TCP, two rails", "TCP, staged"])
+def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
+    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", *way)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
+
+
+def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
+    run = launched(tmp_path, program(tmp_path, worlds=3), "--nnodes", "4", "--nproc-per-node", "1")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == 3 * results(4, 1)
+
+
+def test_one_trace_of_all_processes(tmp_path: Path) -> None:
+    run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
+    assert run.returncode == 0, run.stderr
+    assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"]
+    timeline = read_trace(tmp_path / "run.json")
+    assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
+    assert 0 <= int(timeline.meta["clock_error_ns"]) < 1_000_000_000
+    reduces = [span.info for span in timeline.spans if span.info and span.info.op == "all_reduce"]
+    assert len(reduces) == 12
+    for seq in range(3):  # when the last of all four came is known only to the merged file
+        assert len({min(info.met_ns, info.end_ns) for info in reduces if info.seq == seq}) == 1
+
+
+FAILURES = {
+    "raises": ("raise ValueError('no such batch')", 1, "rank 3 failed at train.py:12: ValueError: no such batch"),
+    "differs": (
+        "await rank.all_reduce(np.zeros(5))",
+        1,
+        r"operation #3 on group 'world' differs between ranks: rank \d called all_\w+\(.*, rank \d called all_\w+\(",
+    ),
+    "leaves": ("return", 1, "rank 3 finished its program while rank [0-2].* waits for it in all_gather #3"),
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "node 1.*SIGKILL"),
+    "exits with 0": ("os._exit(0)", 1, r"process 1 \(ranks 2-3\) is lost"),
+    "exits with 3": ("os._exit(3)", 3, "node 1.* 3"),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> None:
+    failure, code, told = FAILURES[how]
+    script = program(tmp_path, failure=failure)
+    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2")
+    assert run.returncode == code, run.stderr
+    assert re.search(told, run.stderr), run.stderr
+
+
+def ports() -> str:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def started(folder: Path, script: Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=clean(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None:
+    """What torchrun puts into the environment of each of its processes, one rank in each."""
+    script, port = program(tmp_path), ports()
+    ranks = [
+        started(
+            tmp_path, script, RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
+            GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        )
+        for rank in range(3)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=LIMIT_S) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0, 0], told
+    total, everybody = [9.0] * 4, [0, 0, 0, 1, 0, 1, 2, 0, 2]
+    assert [out for out, _ in told] == [f"{[(total, everybody)]}\n"] * 3
+
+
+def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
+    script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
+    run = launched(tmp_path, script, "--nnodes", "2", "--timeout", "2", "--grace", "1")
+    assert run.returncode != 0
+    assert "did not finish within timeout_s=2" in run.stderr
+    assert "rank 0: all_gather #3 on group 'world'" in run.stderr
+
+
+def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
+    script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
+    with subprocess.Popen(
+        [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", str(script)],
+        cwd=tmp_path,
+        env=clean(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        assert "waiting" in job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 130
+    assert "Traceback" not in err, err
+
+
+def test_json_is_not_left_behind(tmp_path: Path) -> None:
+    """A failed run leaves a trace of each process that could still write one, and nothing else."""
+    script = program(tmp_path, failure="raise ValueError('no')")
+    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
+    assert run.returncode == 1
+    written = sorted(path.name for path in tmp_path.glob("*.json"))
+    assert written == ["run.json"], run.stderr
+    assert json.loads((tmp_path / "run.json").read_text())["overlap"]["world_size"] == 4
