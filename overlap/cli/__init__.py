@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "demo": "train on handwritten digits without overlap and with it, and see the difference",
     "run": "run a program's ranks, with settings and a trace from the command line",
+    "simulate": "run a program on a modelled cluster in virtual time, once or over a sweep of settings",
     "timeline": "draw a trace file: what was hidden, what was exposed",
     "bench": "measure a collective, a cost of the library, or everything against its aims",
     "topology": "draw a machine, its legal groups and rings",

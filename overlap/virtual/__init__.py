@@ -10,22 +10,22 @@ from __future__ import annotations
 
 from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
-from .conditions import CALM, FREE, Conditions, Launch
+from .conditions import CALM, Conditions
 from .fabric import Fabric, Reached, Stretch, Transfer
 from .interference import NO_INTERFERENCE, Interference
 from .kernel import Kernel, Order, Timer
+from .lineage import Lineage
 from .traffic import Traffic
 
 __all__ = [
     "CALM",
-    "FREE",
     "NO_INTERFERENCE",
     "ComputeCosts",
     "Conditions",
     "Fabric",
     "Interference",
     "Kernel",
-    "Launch",
+    "Lineage",
     "Order",
     "Profile",
     "Reached",

@@ -1,4 +1,4 @@
-"""What makes a modelled cluster less than perfect: jitter, stragglers, slow wires; and what starting a program costs.
+"""What makes a modelled cluster less than perfect: jitter, stragglers, slow wires.
 
 Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's luck follows
 from its two ends. So no figure depends on the order in which ranks are served.
@@ -7,7 +7,7 @@ from its two ends. So no figure depends on the order in which ranks are served.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, log2
+from math import exp
 from random import Random
 from statistics import NormalDist
 
@@ -16,7 +16,7 @@ import numpy as np
 from ..collectives.placement import Ints, Placement, Routes, Wires
 from ..errors import UsageError
 
-__all__ = ["CALM", "FREE", "Conditions", "Launch", "Luck", "SlowWires"]
+__all__ = ["CALM", "Conditions", "Luck", "SlowWires"]
 
 _NORMAL = NormalDist()
 
@@ -134,33 +134,5 @@ class _WithSlowWires(Placement):
         return self._of.describe(wire)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What each execution of a compiled program costs a rank before it begins; operations inside are costed apart.
-
-    All ranks of a program with collectives first meet at a barrier, whose time grows with their number. Published for
-    trn2 (foxl-ai/kiln:docs/neuron-notes.md): about 0.1 ms without collectives, and 0.5 ms for each doubling of the
-    largest group; 1.3 ms on trn1.
-
-    Attributes:
-        launch_s: of any execution.
-        barrier_s: for each doubling of the ranks that meet.
-    """
-
-    launch_s: float = 0.0
-    barrier_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("launch_s", "barrier_s"):
-            _check(name, getattr(self, name), "0 or more", 0 <= getattr(self, name) < float("inf"))
-
-    def total_ns(self, ranks: int) -> int:
-        """Return what an execution costs whose largest group has so many ranks."""
-        return round((self.launch_s + self.barrier_s * log2(ranks)) * 1e9)
-
-
 CALM = Conditions()
 """A perfect cluster."""
-
-FREE = Launch()
-"""No overhead."""

@@ -106,7 +106,8 @@ class Demand:
             marks = tuple(distinct.tolist())
             positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
         shares = quantised(busy_ns / marks[-1]) if marks[-1] else np.zeros(len(busy_ns))
-        return cls(ranks=ranks, marks_ns=marks, positions=positions, resources=resources, shares=shares)
+        needs = shares > 0
+        return cls(ranks=ranks, marks_ns=marks, positions=positions, resources=resources[needs], shares=shares[needs])
 
 
 class Pricing:

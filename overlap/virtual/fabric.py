@@ -43,9 +43,16 @@ class Transfer(Flow):
     __slots__ = ("computes", "demand", "kind")
 
     def __init__(
-        self, key: tuple[object, ...], kind: str, demand: Demand, *, weight: float = 1.0, computes: bool = False
+        self,
+        key: tuple[object, ...],
+        kind: str,
+        demand: Demand,
+        *,
+        priority: int = 0,
+        lane: object = None,
+        computes: bool = False,
     ) -> None:
-        super().__init__(key, demand.marks_ns, demand.resources, demand.shares, weight=weight)
+        super().__init__(key, demand.marks_ns, demand.resources, demand.shares, priority=priority, lane=lane)
         self.kind, self.demand, self.computes = kind, demand, computes
 
     @property
@@ -149,7 +156,8 @@ class Fabric:
         ranks: Sequence[int],
         arrivals_ns: Ints,
         *,
-        weight: float = 1.0,
+        priority: int = 0,
+        lane: object = None,
     ) -> Transfer:
         """Make a collective of which all ranks have arrived; it is to start at the last arrival.
 
@@ -160,16 +168,25 @@ class Fabric:
             nbytes: Of the whole vector: the larger one of a rank's input and output.
             ranks: World ranks in group order.
             arrivals_ns: (size,) when each of them was ready.
-            weight: How much of a wire it takes, compared with others.
+            priority: Lower is more urgent.
+            lane: What it belongs to: of one lane, older ones come first; by default it is alone.
         """
         pricing = self._collectives.get(option)
         if pricing is None:
             pricing = Pricing.of_option(option, ranks, self._resources, self._slow)
             self._collectives[option] = pricing
-        return Transfer(key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), weight=weight)
+        return Transfer(key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), priority=priority, lane=lane)
 
     def message(
-        self, key: tuple[object, ...], src: int, dst: int, nbytes: float, *, late_ns: int = 0, weight: float = 1.0
+        self,
+        key: tuple[object, ...],
+        src: int,
+        dst: int,
+        nbytes: float,
+        *,
+        late_ns: int = 0,
+        priority: int = 0,
+        lane: object = None,
     ) -> Transfer:
         """Make a message of which sender and receiver are there.
 
@@ -179,7 +196,8 @@ class Fabric:
             dst: World rank.
             nbytes: How many.
             late_ns: How long the receiver came after the sender, less than 0 if it came before.
-            weight: How much of a wire it takes, compared with others.
+            priority: Lower is more urgent.
+            lane: As of a collective.
 
         Raises:
             TopologyError: If no wire joins them.
@@ -190,7 +208,7 @@ class Fabric:
             if len(self._messages) >= _REMEMBERED:
                 self._messages.clear()
             demand = self._messages[asked] = self._message(*asked)
-        return Transfer(key, "send", demand, weight=weight)
+        return Transfer(key, "send", demand, priority=priority, lane=lane)
 
     def _message(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         pricing = self._pairs.get((src, dst))

@@ -1,10 +1,12 @@
 """Flows that share resources as a fluid: how fast each gets on, and when it reaches its marks. Pure; no Trio.
 
 A flow has work, in nanoseconds that it takes alone, and while it gets on at rate r (1 is alone) it takes the share
-r * u of every resource that it needs. Rates are max-min fair in what each flow takes of the resource it needs most:
-as far as resources allow all flows take the same there, and none more than it needs alone. Rates change only when
-flows start, end or are capped; between, everything is linear. SimGrid shares its networks like this (Casanova et al.,
-"Versatile, scalable, and accurate simulation of distributed applications and platforms", JPDC 74, 2014).
+r * u of every resource that it needs. The most urgent flows come first, and of each lane the oldest; less urgent and
+younger ones get what these leave, as they do where messages queue for a wire. Among equals rates are max-min fair in
+what each flow takes of the resource it needs most: as far as resources allow all flows take the same there, and none
+more than it needs alone. Rates change only when flows start, end or are capped; between, everything is linear. SimGrid
+shares its networks like this (Casanova et al., "Versatile, scalable, and accurate simulation of distributed
+applications and platforms", JPDC 74, 2014).
 
 Shares are whole multiples of 2**-40, so that what flows add to a resource and take away again sums up exactly, in any
 order. A flow that is never held up reaches its marks at exactly its start plus their work.
@@ -12,7 +14,7 @@ order. A flow that is never held up reaches its marks at exactly its start plus 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -27,6 +29,8 @@ Floats: TypeAlias = NDArray[np.float64]
 _QUANTUM = 2.0**40
 # Resources and levels that differ by less bind together: sums of a few products of doubles.
 _ALIKE = 1 + 1e-12
+# What is left of a resource when such sums have used it up.
+_NOTHING = 1e-12
 
 
 def quantised(shares: Floats) -> Floats:
@@ -42,7 +46,8 @@ class Flow:
         marks_ns: ascending: work at which parts of it are done; the last is the end.
         resources: (needs,) what it needs, each once.
         shares: (needs,) how much of each while it gets on at rate 1; must be `quantised`.
-        weight: how much it takes of its busiest resource, compared with others there.
+        priority: lower is more urgent.
+        lane: what it belongs to; None for none.
         cap: the most its rate may be.
         rate: how fast it gets on now.
         started_ns: when it started.
@@ -50,7 +55,7 @@ class Flow:
 
     __slots__ = (
         "_done_ns", "_due_ns", "_mark", "_since_ns", "cap", "key", "marks_ns", "rate", "resources", "shares",
-        "started_ns", "weight",
+        "lane", "priority", "started_ns",
     )  # fmt: skip
 
     def __init__(
@@ -60,10 +65,11 @@ class Flow:
         resources: Ints,
         shares: Floats,
         *,
-        weight: float = 1.0,
+        priority: int = 0,
+        lane: object = None,
     ) -> None:
-        self.key, self.marks_ns, self.resources, self.weight = key, marks_ns, resources, weight
-        self.shares = shares
+        self.key, self.marks_ns, self.resources, self.shares = key, marks_ns, resources, shares
+        self.priority, self.lane = priority, lane
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self._done_ns = 0.0
@@ -77,10 +83,12 @@ class Flow:
         self._done_ns += (now_ns - self._since_ns) * self.rate
         self._since_ns, self.rate = now_ns, rate
 
-    def _due(self) -> int:
-        """Return when the next mark is reached at this rate."""
+    def _due(self) -> int | None:
+        """Return when the next mark is reached at this rate; None while others leave it nothing."""
         left_ns = self.marks_ns[self._mark] - self._done_ns
-        return self._since_ns + max(0, round(left_ns / self.rate))
+        if left_ns <= 0:
+            return self._since_ns
+        return self._since_ns + round(left_ns / self.rate) if self.rate else None
 
 
 class Fluid:
@@ -161,8 +169,10 @@ class Fluid:
             np.subtract.at(self._load, needed, _shares(flows))
 
     def _note(self, flow: Flow) -> None:
-        flow._due_ns = flow._due()
-        heappush(self._heap, (flow._due_ns, flow.key))
+        due_ns = flow._due()
+        flow._due_ns = -1 if due_ns is None else due_ns
+        if due_ns is not None:
+            heappush(self._heap, (due_ns, flow.key))
 
     def _share_out(self, now_ns: int) -> None:
         """Give all flows new rates: those that need nothing scarce their own, the others a fair one."""
@@ -174,7 +184,7 @@ class Fluid:
             else:
                 self._turn(flow, now_ns, flow.cap)
         if contending:
-            for flow, rate in zip(contending, fair_rates(contending, scarce), strict=True):
+            for flow, rate in zip(contending, rates(contending, scarce), strict=True):
                 self._turn(flow, now_ns, rate)
 
     def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:
@@ -191,14 +201,14 @@ def _shares(flows: Sequence[Flow]) -> Floats:
     return np.concatenate([flow.shares for flow in flows])
 
 
-def fair_rates(flows: Sequence[Flow], scarce: NDArray[np.bool_]) -> list[float]:
-    """Return the max-min fair rates of flows that need scarce resources.
+def rates(flows: Sequence[Flow], scarce: NDArray[np.bool_]) -> list[float]:
+    """Return how fast flows get on that need scarce resources.
 
-    All rates rise together, each in proportion to its flow's weight over its greatest share, until a flow reaches its
-    cap or a resource is used up; the flows concerned stay where they are and the others rise on.
+    Of flows whose turn it is, all rates rise together, each in proportion to one over its flow's greatest share, until
+    a flow reaches its cap or a resource is used up; the flows concerned stay where they are and the others rise on.
 
     Args:
-        flows: Those that need any of them.
+        flows: Those that need any of them, oldest first.
         scarce: (resources,) which resources can be used up at all.
     """
     owner = np.repeat(np.arange(len(flows)), [len(flow.resources) for flow in flows])
@@ -206,17 +216,34 @@ def fair_rates(flows: Sequence[Flow], scarce: NDArray[np.bool_]) -> list[float]:
     counts = scarce[needed]
     owner, share = owner[counts], share[counts]
     names, resource = np.unique(needed[counts], return_inverse=True)
-    slope = np.array([flow.weight / float(flow.shares.max()) for flow in flows])
+    slope = np.array([1 / float(flow.shares.max()) for flow in flows])
     cap = np.array([flow.cap for flow in flows])
-    rate, rising, left = np.zeros(len(flows)), np.ones(len(flows), np.bool_), np.ones(len(names))
-    while rising.any():
-        rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
-        full = np.divide(left, rise, out=np.full(len(names), np.inf), where=rise > 0)
-        ceiling = np.where(rising, cap / slope, np.inf)
-        level = min(full.min(), ceiling.min())
-        stops = rising & (ceiling <= level * _ALIKE)
-        stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
-        rate[stops] = np.minimum(cap, level * slope)[stops]
-        rising &= ~stops
-        left = np.maximum(1.0 - np.bincount(resource, rate[owner] * share, len(names)), 0.0)
+    rate, left = np.zeros(len(flows)), np.ones(len(names))
+    for rising in _turns(flows):
+        while rising.any():
+            rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
+            full = np.divide(left, rise, out=np.full(len(names), np.inf), where=rise > 0)
+            ceiling = np.where(rising, cap / slope, np.inf)
+            level = min(full.min(), ceiling.min())
+            stops = rising & (ceiling <= level * _ALIKE)
+            stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
+            rate[stops] = np.minimum(cap, level * slope)[stops]
+            rising &= ~stops
+            left = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
+            left[left < _NOTHING] = 0.0
     return rate.tolist()
+
+
+def _turns(flows: Sequence[Flow]) -> Iterator[NDArray[np.bool_]]:
+    """Yield masks of the flows that are equals, the most urgent and then the oldest of each lane first."""
+    older: dict[object, int] = {}
+    turns = []
+    for flow in flows:
+        place = 0
+        if flow.lane is not None:
+            place = older.get((flow.priority, flow.lane), 0)
+            older[flow.priority, flow.lane] = place + 1
+        turns.append((flow.priority, place))
+    which = np.unique(np.array(turns), axis=0, return_inverse=True)[1].reshape(-1)
+    for turn in range(int(which.max()) + 1):
+        yield which == turn

@@ -20,6 +20,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 
 from ..errors import OverlapError, UsageError
 from .clock import VirtualClock
+from .lineage import Lineage
 
 T = TypeVar("T")
 
@@ -67,12 +68,13 @@ class Kernel:
 
     Attributes:
         clock: Trio's clock.
+        lineage: Which task is which.
         on_stall: called when every task is blocked and nothing is due. It returns the error to end the run with, or
             None if it has set things moving itself, by a cancellation say.
     """
 
     def __init__(self, *, on_stall: Callable[[], BaseException | None] | None = None) -> None:
-        self.clock = VirtualClock()
+        self.clock, self.lineage = VirtualClock(), Lineage()
         self.on_stall = on_stall
         self._due: dict[int, list[Timer]] = {}  # by instant and order
         self._keys: list[int] = []  # a heap
@@ -131,6 +133,7 @@ class Kernel:
     async def _main(self, main: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:
         # Nobody gets a thread: to_thread.run_sync waits for a token, and is seen waiting.
         trio.to_thread.current_default_thread_limiter().total_tokens = 0
+        trio.lowlevel.add_instrument(self.lineage)
         await trio.testing.wait_all_tasks_blocked()  # Trio's own: they wait for files too
         outside = _Outside()
         results: list[T] = []

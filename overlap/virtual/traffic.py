@@ -17,10 +17,14 @@ class Traffic:
     """Keeps a fabric and a kernel in step.
 
     What begins in one instant begins together, whatever the order of the calls; so does what ends.
+
+    Attributes:
+        kernel: The time.
+        fabric: What is in flight.
     """
 
     def __init__(self, kernel: Kernel, fabric: Fabric) -> None:
-        self._kernel, self._fabric = kernel, fabric
+        self.kernel, self.fabric = kernel, fabric
         self._new: list[Transfer] = []
         self._told: dict[Transfer, Told] = {}
         self._settling = False
@@ -28,7 +32,7 @@ class Traffic:
         self._next_ns: int | None = None
 
     def __repr__(self) -> str:
-        return f"<Traffic at {self._kernel.now_ns} ns: {len(self._told)} in flight>"
+        return f"<Traffic at {self.kernel.now_ns} ns: {len(self._told)} in flight>"
 
     def begin(self, transfer: Transfer, told: Told) -> None:
         """Let a transfer begin at this instant.
@@ -44,24 +48,24 @@ class Traffic:
     def _settle_soon(self) -> None:
         if not self._settling:
             self._settling = True
-            self._kernel.at(self._kernel.now_ns, 0, self._settle, order=Order.SETTLE)
+            self.kernel.at(self.kernel.now_ns, 0, self._settle, order=Order.SETTLE)
 
     def _settle(self) -> None:
         self._settling = False
         new, self._new = self._new, []
-        now_ns = self._kernel.now_ns
-        self._fabric.start(now_ns, new)
-        next_ns = self._fabric.settle(now_ns)
+        now_ns = self.kernel.now_ns
+        self.fabric.start(now_ns, new)
+        next_ns = self.fabric.settle(now_ns)
         if next_ns == self._next_ns:
             return
         if self._next is not None:
             self._next.cancel()
         self._next_ns = next_ns
-        self._next = None if next_ns is None else self._kernel.at(next_ns, 0, self._advance, order=Order.TRANSFER)
+        self._next = None if next_ns is None else self.kernel.at(next_ns, 0, self._advance, order=Order.TRANSFER)
 
     def _advance(self) -> None:
         self._next, self._next_ns = None, None
-        for reached in self._fabric.advance(self._kernel.now_ns):
+        for reached in self.fabric.advance(self.kernel.now_ns):
             told = self._told.pop(reached.transfer) if reached.last else self._told[reached.transfer]
             told(reached)
         self._settle_soon()

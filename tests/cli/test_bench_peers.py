@@ -59,15 +59,17 @@ class Alone(Fabric):
         pass
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(True, [0, 0]), (False, [2, 1 << 14])])
-def test_a_peer_samples_as_we_do_and_is_checked_too(right, wrong):
+@pytest.mark.parametrize(
+    ("right", "check", "wrong"), [(True, True, [0, 0]), (False, True, [2, 1 << 14]), (False, False, [0, 0])]
+)
+def test_a_peer_samples_as_we_do_and_is_checked_too(right, check, wrong):
     cases = [Case(operation=find("allr"), ranks=1, count=count, dtype=F32) for count in (2, 1 << 14)]
     fabric = Alone(right=right)
-    rows = measure_rows(fabric, Spec.of(cases, Sampling(iters=3, warmup=1)))
+    rows = measure_rows(fabric, Spec.of(cases, Sampling(iters=3, warmup=1), check=check))
     assert [row["wrong"] for row in rows] == wrong
     assert [[len(samples) for samples in row["samples_ns"]] for row in rows] == [[3], [3]]
-    assert fabric.barriers == 2 * (4 + 1)
-    assert fabric.acts == (4 * 50 + 1) + (4 * 1 + 1)
+    assert fabric.barriers == 2 * (4 + check)
+    assert fabric.acts == (4 * 50 + check) + (4 * 1 + check)
 
 
 # -- their processes ---------------------------------------------------------------------------------------------

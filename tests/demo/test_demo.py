@@ -2,15 +2,17 @@ import argparse
 import io
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from overlap import UsageError
+from overlap import UsageError, run
 from overlap.cli import demo
+from overlap.cli.demo.nodes import Task, compare_on_nodes
 from overlap.cli.demo.progress import Bar
 from overlap.cli.demo.report import Figures, Step, figures, introduction, median, summary
-from overlap.cli.demo.training import Lesson, compare, fitting_bandwidth
+from overlap.cli.demo.training import Lesson, Wires, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import Recorder, Timeline, breakdowns, read_trace
 
@@ -38,7 +40,18 @@ def command(capsys, monkeypatch):
 def lesson(*, steps, widths=SMALL):
     data = digits()
     images = demo.windows(data.images[:32])
-    return Lesson(images=images, labels=data.labels[:32], steps=steps, widths=widths, progress=lambda loss: None)
+    return Lesson(
+        images=images,
+        labels=data.labels[:32],
+        test=data.split()[1],
+        steps=steps,
+        widths=widths,
+        progress=lambda loss: None,
+    )
+
+
+def wires(ranks, nodes=1, bandwidth_bytes_per_s=1e9):
+    return Wires(ranks=ranks, nodes=nodes, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -96,6 +109,7 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
     [
         (["--ranks", "1"], "--ranks: 1 is not from 2 to 64"),
         (["--ranks", "65"], "--ranks: 65 is not from 2 to 64"),
+        (["--ranks", "8", "--nnodes", "3"], "--ranks: 8 ranks cannot be divided among --nnodes 3"),
         (["--steps", "0"], "--steps: 0 is not at least 1"),
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
@@ -112,19 +126,41 @@ def test_options_that_cannot_be_meant(command, argv, message):
 
 
 def test_all_ranks_and_both_loops_end_with_the_same_weights():
-    run = compare(lesson(steps=3), ranks=4, bandwidth_bytes_per_s=1e9)
-    assert len({model.digest() for one in run.outcomes for model in one.models}) == 1
+    run = compare(lesson(steps=3), wires(4))
+    assert len(run.outcome.digests) == 4
+    assert len({digest for pair in run.outcome.digests for digest in pair}) == 1
+
+
+def test_the_outcome_names_each_ranks_weights_and_the_right_answers():
+    class Model:
+        def __init__(self, rank, turn):
+            self.rank, self.turn = rank, turn
+
+        def digest(self):
+            return f"{self.rank}{self.turn}" * 32
+
+        def predict(self, images):
+            return test.labels if self.turn else test.labels + 1
+
+    async def main(rank):
+        return await demo.training._outcome(rank, (Model(rank.rank, 0), Model(rank.rank, 1)), test)
+
+    test = digits().split()[1]
+    first, *others = run(main, ranks=3)
+    assert others == [None, None]
+    assert first.digests == [(f"{rank}0" * 32, f"{rank}1" * 32) for rank in range(3)]
+    assert first.right == 359
 
 
 def test_every_step_computes_and_communicates_the_same():
-    run = compare(lesson(steps=2), ranks=2, bandwidth_bytes_per_s=1e9)
+    run = compare(lesson(steps=2), wires(2))
     for step in run.timeline.steps():
         for rank in range(2):
             assert names_in(run.timeline, rank, step) == {"forward": 1, "backward": 3, "update": 3, "all_reduce": 3}
 
 
 def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
-    run = compare(lesson(steps=2), ranks=2, bandwidth_bytes_per_s=1e9)
+    run = compare(lesson(steps=2), wires(2))
     for step, order in ((0, "computes first"), (1, "computes first"), (2, "issues early"), (3, "issues early")):
         spans = within(run.timeline, 0, step)
         last_backward = max(span.start_ns for span in spans if span.name == "backward")
@@ -133,14 +169,40 @@ def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
 
 
 def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
-    probe = compare(lesson(steps=2), ranks=4, bandwidth_bytes_per_s=math.inf)
+    probe = compare(lesson(steps=2), wires(4, bandwidth_bytes_per_s=math.inf))
     monkeypatch.setattr(demo.training, "compare", lambda *args, **kwargs: probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
-    rounds, nbytes = 4, 4 * 1340  # up the tree of four ranks and down again
-    bandwidth_bytes_per_s = fitting_bandwidth(lesson(steps=9), ranks=4)
-    assert bandwidth_bytes_per_s == float(
-        f"{rounds * nbytes / (demo.training.COMM_PER_COMPUTE * min(compute_ns) / 1e9):.2g}"
-    )
+    nbytes = 4 * 1340
+    for nodes, rounds in ((1, 4), (2, 2)):  # up the tree of four ranks, or of two nodes, and down again
+        expected = rounds * nbytes / (demo.training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)
+        assert fitting_bandwidth(lesson(steps=9), wires(4, nodes)) == float(f"{expected:.2g}")
+
+
+def test_wires_join_the_ranks_of_different_nodes():
+    every = [(src, dst) for src in range(4) for dst in range(4) if src != dst]
+    assert all(wires(4).speed(src, dst).bandwidth_bytes_per_s == 1e9 for src, dst in every)
+    joined = [(src, dst) for src, dst in every if wires(4, nodes=2).speed(src, dst)]
+    assert joined == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
+
+
+# -- on several nodes --------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_train_as_one_and_tell_it_all():
+    """Without pacing, over the bare sockets."""
+    losses = []
+    lost = replace(lesson(steps=2), progress=losses.append)
+    run = compare_on_nodes(lost, wires(4, nodes=2, bandwidth_bytes_per_s=math.inf))
+    assert len({digest for pair in run.outcome.digests for digest in pair}) == 1
+    assert (len(run.outcome.digests), run.steps, run.tests, len(losses)) == (4, 2, 359, 4)
+    timeline = run.timeline
+    assert (timeline.world_size, timeline.steps(), timeline.meta) == (4, [0, 1, 2, 3], {"script": "overlap demo"})
+    assert all(names_in(timeline, rank, 3)["all_reduce"] == 3 for rank in range(4))
+
+
+def test_what_processes_are_told_arrives():
+    task = Task(wires=wires(4, nodes=2, bandwidth_bytes_per_s=math.inf), widths=[[9, 4]], steps=3, trace="a.json")
+    assert Task.from_json(task.to_json()) == task
 
 
 def within(timeline, rank, step):
@@ -157,8 +219,8 @@ def names_in(timeline, rank, step):
 
 
 def test_figures_of_a_run_with_one_step_do_without_a_warm_up():
-    run = compare(lesson(steps=1), ranks=2, bandwidth_bytes_per_s=1e9)
-    found = figures(run, test=digits().split()[1])
+    run = compare(lesson(steps=1), wires(2))
+    found = figures(run)
     assert (found.counted, found.without.index, found.overlapped.index) == (1, 0, 1)
     assert (found.tests, len(found.digests), found.identical) == (359, 2, True)
 
@@ -223,14 +285,20 @@ def test_without_anything_to_gain_there_is_no_share():
 
 
 def test_the_introduction_says_who_chose_the_speed():
-    said = introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=True)
+    said = introduction(lesson(steps=3), wires(2, bandwidth_bytes_per_s=4.2e7), chosen=True)
     part = demo.training.COMM_PER_COMPUTE
     assert " ".join(said.split()) == (
         "2 ranks learn 32 images of handwritten digits with 1,340 weights. Links: 42 MB/s each way between any two "
         f"ranks (chosen to make communication take {part} of compute here). All-reduce: binomial, mean, float32. Two "
         "equal models take turns for 3 steps each: the first communicates after its backward pass, the second under it."
     )
-    assert "chosen" not in introduction(lesson(steps=3), ranks=2, bandwidth_bytes_per_s=4.2e7, chosen=False)
+    assert "chosen" not in introduction(lesson(steps=3), wires(2, bandwidth_bytes_per_s=4.2e7), chosen=False)
+
+
+def test_the_introduction_says_where_the_ranks_are():
+    said = " ".join(introduction(lesson(steps=3), wires(4, nodes=2), chosen=False).split())
+    assert said.startswith("4 ranks on 2 nodes, which are processes joined by sockets, learn 32 images")
+    assert "Links: 1000 MB/s each way between any two ranks of different nodes. All-reduce" in said
 
 
 # -- the bar -----------------------------------------------------------------------------------------------------------

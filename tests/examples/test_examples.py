@@ -1,6 +1,8 @@
 """Every example does what it says at its top, on its own and under `overlap run`."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +35,20 @@ rank 1
   first layer done, reduced to [15.0, 15.0]
 """
 
+MANY = """\
+rank 0 of 4 is rank 0 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 0, 0]
+rank 1 of 4 is rank 1 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 0, 0]
+rank 2 of 4 is rank 2 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 0, 0]
+rank 3 of 4 is rank 3 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 0, 0]
+"""
+
+ON_TWO_NODES = """\
+rank 0 of 4 is rank 0 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 1, 1]
+rank 1 of 4 is rank 1 of node 0: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 1, 1]
+rank 2 of 4 is rank 0 of node 1: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 1, 1]
+rank 3 of 4 is rank 1 of node 1: mean gradient [2.5, 2.5, 2.5], from nodes [0, 0, 1, 1]
+"""
+
 # The last digits depend on the processor, through the order in which its BLAS adds.
 DIGITS = re.compile(
     r"step 20: loss 0\.[67]\d\d\n"
@@ -51,7 +67,13 @@ def printed_by(*argv):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("01_hello_ranks", HELLO), ("02_collective", COLLECTIVE), ("03_overlap_by_hand", BY_HAND)]
+    ("name", "expected"),
+    [
+        ("01_hello_ranks", HELLO),
+        ("02_collective", COLLECTIVE),
+        ("03_overlap_by_hand", BY_HAND),
+        ("05_many_processes", MANY),
+    ],
 )
 def test_printed_exactly(name, expected):
     assert printed_by(EXAMPLES / f"{name}.py") == expected
@@ -70,8 +92,49 @@ def test_digits_do_not_depend_on_the_number_of_ranks():
     assert DIGITS.fullmatch(printed_by("-m", "overlap", "run", "--ranks", "3", EXAMPLES / "04_digits.py"))
 
 
+def test_the_same_program_in_two_processes():
+    shown = printed_by(
+        "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", EXAMPLES / "05_many_processes.py"
+    )
+    nodes = [line[: len("[node 0]")] for line in sorted(shown.splitlines())]
+    assert nodes == ["[node 0]", "[node 0]", "[node 1]", "[node 1]"]
+    assert sorted_lines(re.sub(r"^\[node \d\] ", "", shown, flags=re.M)) == ON_TWO_NODES
+
+
+def test_two_hosts():
+    """Needs the rights to make network namespaces."""
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} of iproute2 is not installed")
+    name = f"overlap-test-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, timeout=60)
+    if made.returncode:
+        pytest.skip(f"no rights to make a network namespace: {made.stderr.strip()}")
+    subprocess.run(["ip", "netns", "delete", name], check=True, timeout=60)
+    done = subprocess.run(
+        ["sh", EXAMPLES / "06_two_hosts.sh"],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr, sorted_lines(done.stdout)) == (0, "", ON_TWO_NODES)
+
+
+def sorted_lines(text):
+    return "".join(sorted(text.splitlines(keepends=True)))
+
+
 def test_every_example_is_tested_short_and_numbered_in_a_row():
-    found = sorted(EXAMPLES.glob("*.py"))
-    assert [path.stem for path in found] == ["01_hello_ranks", "02_collective", "03_overlap_by_hand", "04_digits"]
+    found = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
+    assert [path.name for path in found] == [
+        "01_hello_ranks.py",
+        "02_collective.py",
+        "03_overlap_by_hand.py",
+        "04_digits.py",
+        "05_many_processes.py",
+        "06_two_hosts.sh",
+    ]
     assert all(len(path.read_text().splitlines()) < 60 for path in found)
-    assert all("You will see" in path.read_text().split('"""')[1] for path in found)
+    assert all("You will see" in path.read_text().split('"""')[1] for path in found if path.suffix == ".py")
+    assert all("# You will see" in path.read_text() for path in found if path.suffix == ".sh")

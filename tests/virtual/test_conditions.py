@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from overlap.errors import UsageError
-from overlap.virtual import CALM, FREE, NO_INTERFERENCE, Conditions, Interference, Launch
+from overlap.virtual import CALM, NO_INTERFERENCE, Conditions, Interference
 
 
 def draws(conditions, rank, count=1000):
@@ -54,15 +54,6 @@ def test_stragglers():
 def test_what_cannot_be_meant(name, value):
     with pytest.raises(UsageError, match=f"^{name}: expected .*, got {value!r}"):
         Conditions(**{name: value})
-
-
-def test_launches():
-    assert FREE.total_ns(64) == 0
-    trn2 = Launch(launch_s=0.1e-3, barrier_s=0.5e-3)
-    assert [trn2.total_ns(ranks) for ranks in (1, 2, 64)] == [100_000, 600_000, 3_100_000]
-    for name in ("launch_s", "barrier_s"):
-        with pytest.raises(UsageError, match=f"^{name}: expected 0 or more, got nan"):
-            Launch(**{name: nan})
 
 
 def test_interference():

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap.virtual.fluid import Flow, Fluid, fair_rates, quantised
+from overlap.virtual.fluid import Flow, Fluid, rates, quantised
 
 
-def flow(name, marks_ns, needs, weight=1.0):
+def flow(name, marks_ns, needs, **turn):
     """`needs` says which resources, by number, and how much of each."""
     marks = [marks_ns] if isinstance(marks_ns, int) else marks_ns
     resources, shares = np.array([*needs], np.int64), np.array([*needs.values()], np.float64)
-    return Flow((name,), marks, resources, quantised(shares), weight=weight)
+    return Flow((name,), marks, resources, quantised(shares), **turn)
 
 
 def play(*starts, caps=()):
@@ -76,10 +76,32 @@ def test_marks_on_the_way():
     assert play((0, flow("a", [50, 100], {0: 1.0})), (25, flow("b", 50, {0: 1.0}))) == {"a": [75, 150], "b": 125}
 
 
-def test_weights():
-    # Three quarters to a, one to b; a is done at 400/3, b is at 1/3 by then.
-    found = play((0, flow("a", 100, {0: 1.0}, weight=3.0)), (0, flow("b", 100, {0: 1.0})))
-    assert found == {"a": 133, "b": 200}
+def test_the_urgent_one_comes_first():
+    # a waits from 20 on until b is done at 70; then it has 80 left.
+    found = play((0, flow("a", 100, {0: 1.0})), (20, flow("b", 50, {0: 1.0}, priority=-1)))
+    assert found == {"b": 70, "a": 150}
+
+
+def test_the_less_urgent_one_gets_what_is_left():
+    # b leaves a quarter of the wire, where a is at half speed: 50 at 100.
+    found = play((0, flow("a", 100, {0: 0.5})), (0, flow("b", 100, {0: 0.75}, priority=-1)))
+    assert found == {"b": 100, "a": 150}
+
+
+def test_of_one_lane_the_older_one_comes_first():
+    # Lane x and c take half each: b waits for a, which is done at 200 as c is.
+    one, two = (flow(name, 100, {0: 1.0}, lane="x") for name in "ab")
+    assert play((0, one), (0, two), (0, flow("c", 100, {0: 1.0}))) == {"a": 200, "c": 200, "b": 300}
+
+
+def test_a_younger_one_of_a_lane_uses_what_is_left():
+    one, two = flow("a", 100, {0: 1.0}, lane="x"), flow("b", 100, {1: 1.0}, lane="x")
+    assert play((0, one), (0, two)) == {"a": 100, "b": 100}
+
+
+def test_an_urgent_one_of_a_lane_overtakes():
+    one, two = flow("a", 100, {0: 1.0}, lane="x"), flow("b", 100, {0: 1.0}, lane="x", priority=-1)
+    assert play((0, one), (50, two)) == {"b": 150, "a": 200}
 
 
 def test_caps():
@@ -128,14 +150,14 @@ def crowds(draw):
 @given(crowds())
 def test_rates_are_max_min_fair(flows):
     """Nothing is overfull, and whoever is below its need meets a full resource on which nobody takes more."""
-    rates = fair_rates(flows, np.ones(5, np.bool_))
-    used, level = np.zeros(5), [rate * float(each.shares.max()) for rate, each in zip(rates, flows, strict=True)]
-    for each, rate in zip(flows, rates, strict=True):
+    found = rates(flows, np.ones(5, np.bool_))
+    used, level = np.zeros(5), [rate * float(each.shares.max()) for rate, each in zip(found, flows, strict=True)]
+    for each, rate in zip(flows, found, strict=True):
         used[each.resources] += each.shares * rate
     assert used.max() <= 1 + 1e-9
     for number, each in enumerate(flows):
-        assert 0 < rates[number] <= 1
-        if rates[number] < 1:
+        assert 0 < found[number] <= 1
+        if found[number] < 1:
             full = [r for r in each.resources if used[r] > 1 - 1e-9]
             assert any(
                 level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.resources) - 1e-9

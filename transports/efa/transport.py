@@ -261,7 +261,7 @@ class _EfaEndpoint(Endpoint):
         assert room is not None, "what is received without a place is lent"
         if room.readonly:  # it came with its announcement, in memory of its own
             return Delivery(room)
-        return Delivery(room[:nbytes].toreadonly(), partial(self._rooms.give_back, room))
+        return Delivery(room[:nbytes].toreadonly(), partial(self._efa.rooms.give_back, room))
 
     async def _receive(self, lane: Lane, view: memoryview | None, nbytes: int) -> memoryview | None:
         peer = self._efa._check(lane, lane[0])

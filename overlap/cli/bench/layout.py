@@ -45,8 +45,7 @@ class Layout:
     def _wires(self) -> str:
         if self.transport == "mpi":
             return "MPI"
-        sockets = "TCP" if self.tcp else "Unix sockets"
-        over = (
-            "" if self.rails is None else f" over {self.rails} rails" if self.rails.isdecimal() else f" on {self.rails}"
-        )
-        return f"{sockets}{over}" + ("" if self.peer_direct else ", through a bounce buffer")
+        wires = "TCP" if self.tcp else "Unix sockets"
+        if self.rails is not None:
+            wires += f" over {self.rails}" + (" connections" if self.rails.isdecimal() else "")
+        return wires if self.peer_direct else f"{wires}, through a bounce buffer"
