@@ -56,7 +56,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ranks", metavar="LIST", help="group, such as 0-7 or 0-3,8-11; default: every rank")
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="of the elements; default: float32")
     parser.add_argument("--root", type=int, default=0, metavar="RANK", help="group rank of the root; default: 0")
-    parser.add_argument("--host-copies", action="store_true", help="stage network traffic in host memory (dl1)")
+    parser.add_argument(
+        "--peer-direct",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether network adapters read device memory themselves, or host memory is in between (matters on dl1)",
+    )
     parser.add_argument("--top", type=int, default=8, metavar="N", help="alternatives to print; default: 8")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--steps", action="store_true", help="also print the table as a grid of ranks by steps")
@@ -74,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     ranks = None if args.ranks is None else parse_ranks(args.ranks)
     machine = _machine(args.cluster, ranks)
     nbytes = parse_bytes(args.bytes, argument="--bytes")
-    chosen = plan(args.op, nbytes, machine, ranks, dtype=args.dtype, root=args.root, peer_direct=not args.host_copies)
+    chosen = plan(args.op, nbytes, machine, ranks, dtype=args.dtype, root=args.root, peer_direct=args.peer_direct)
     if args.json:
         print(json.dumps(describe(chosen), indent=2, sort_keys=True))
         return 0
