@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import select
@@ -15,8 +16,9 @@ import trio
 import topology
 import transports
 from topology import TopologyError
+from transports import TransportError
 
-from ..errors import RankFailedError, StallError, UsageError
+from ..errors import OverlapError, RankFailedError, UsageError
 
 __all__ = ["EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "report"]
 
@@ -26,7 +28,12 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_PIPE = 141  # 128 + SIGPIPE
 
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio)
-_MACHINERY = (*(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES), runpy.__file__, "<frozen ")
+_MACHINERY = (
+    *(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES),
+    runpy.__file__,
+    contextlib.__file__,
+    "<frozen ",
+)
 """How the files of frames begin that say nothing about the user's program."""
 
 
@@ -41,8 +48,8 @@ def report(error: BaseException) -> int:
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, (UsageError, TopologyError)):
         return _say(_place(error) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
-    if isinstance(error, StallError):
-        return _say(str(error), EXIT_FAILED)
+    if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
+        return _say(str(error), EXIT_FAILED)  # whoever raised it has said all there is to say
     if isinstance(error, SystemExit):
         return _exit_code(error)
     print("".join(_without_machinery(cause)), end="", file=sys.stderr)

@@ -12,9 +12,10 @@ from itertools import count
 
 import trio
 
-from transports import NeuronLink, Router, Transport
+from transports import ArgumentError, NeuronLink, Router, Transport
 from transports.tls import Tls
 
+from ..errors import UsageError
 from ..neighbours import Neighbours
 from .by_mpi import introduced
 from .environment import Place
@@ -120,20 +121,23 @@ def _between(
         return Mpi(placement=placement, report=report)
     from transports.efa import Efa
 
-    return Efa(
-        member=place.process,
-        placement=placement,
-        secret=invitation.secret,
-        exchange=membership.exchange,
-        job=invitation.job,
-        epoch=invitation.epoch,
-        rails=1 if place.rails is None else place.rails,
-        host=_local_address(invitation.endpoint),
-        unix=place.unix,
-        peer_direct=place.peer_direct,
-        tls=invitation.tls,
-        report=report,
-    )
+    try:
+        return Efa(
+            member=place.process,
+            placement=placement,
+            secret=invitation.secret,
+            exchange=membership.exchange,
+            job=invitation.job,
+            epoch=invitation.epoch,
+            rails=1 if place.rails is None else place.rails,
+            host=_local_address(invitation.endpoint),
+            unix=place.unix,
+            peer_direct=place.peer_direct,
+            tls=invitation.tls,
+            report=report,
+        )
+    except ArgumentError as error:  # the only arguments that are the user's
+        raise UsageError(f"rails: {error}") from None
 
 
 def _local_address(endpoint: tuple[str, int]) -> str:
