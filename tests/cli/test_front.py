@@ -36,7 +36,7 @@ def test_help_has_two_examples(overlap, name):
     assert examples.count(f"  overlap {name} ") >= 2
 
 
-KNOWN = "known are demo, run, timeline, bench, topology"
+KNOWN = "known are demo, run, simulate, timeline, bench, topology"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ KNOWN = "known are demo, run, timeline, bench, topology"
     [
         (["runn"], f"'runn' is not a command (did you mean run?); {KNOWN}"),
         (["xyz"], f"'xyz' is not a command; {KNOWN}"),
-        (["bench"], "bench: the following arguments are required: OP (`overlap bench --help` explains)"),
+        (["bench"], "OP: say what to measure, or --peer-direct both (`overlap bench --help` explains)"),
         (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
         (["timeline", "none.json"], "none.json: cannot be read"),
         (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
