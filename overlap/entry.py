@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from transports import NeuronLink, Transport
+from transports import NeuronLink
 
 from .errors import UsageError
-from .request import Request, requested
+from .request import Request, Wires, requested
 from .surroundings import alone, among, cluster_of
 from .timeline.spans import Timeline
 from .world import World
@@ -39,7 +39,7 @@ def run(
     clock: str | Virtual = "real",
     trace: str | PathLike[str] | None = None,
     timeout_s: float | None = None,
-    transport: Transport | None = None,
+    transport: Wires | None = None,
     algorithm: str | None = None,
 ) -> list[T]:
     """Run `main(rank, *args)` on every rank and return their results in rank order.
@@ -53,7 +53,9 @@ def run(
             assumptions.
         trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
         timeout_s: Give up after that many seconds and say who waits for whom.
-        transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process.
+        transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process, and
+            sockets between processes. A function is given that default and returns what to put around it, such as
+            `lambda wires: Paced(wires, links=...)`.
         algorithm: Use this algorithm wherever it exists, such as "ring"; by default the fastest.
 
     Raises:
@@ -81,7 +83,7 @@ async def run_async(
     clock: str | Virtual = "real",
     trace: str | PathLike[str] | None = None,
     timeout_s: float | None = None,
-    transport: Transport | None = None,
+    transport: Wires | None = None,
     algorithm: str | None = None,
 ) -> list[T]:
     """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.

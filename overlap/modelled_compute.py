@@ -51,15 +51,12 @@ class ModelledCompute(ComputeStream):
 
     Attributes:
         number: Of the rank.
-        launch: The start of the program that it is in, where that has a price.
-        launched_ns: When that was issued.
     """
 
     def __init__(self, rank: Rank, starts: Starts) -> None:
         super().__init__(rank)
         self.number, self._starts, self._kernel = rank.rank, starts, starts.kernel
-        self.launch: ComputeFuture[None] | None = None
-        self.launched_ns = 0
+        self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # and what was issued before each
         self._computes = 0
         self._luck = starts.conditions.luck(rank.rank)
         self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # in this instant, and by which task
@@ -88,8 +85,14 @@ class ModelledCompute(ComputeStream):
         launch = ComputeFuture(_nothing, (), "program start", _getframe())
         launch.cost = (cost_ns, "seconds")
         self._rank._unfinished[launch] = None
-        self.launch, self.launched_ns = launch, self._kernel.now_ns
+        self._launches = [each for each in self._launches if not each[0].done]
+        self._launches.append((launch, set(self._rank._unfinished)))
         self.submit(cast("ComputeFuture[object]", launch))
+
+    def launch_of(self, operation: object) -> ComputeFuture[None] | None:
+        """Return the start of the program that a collective belongs to, if that is not over."""
+        started = [launch for launch, before in self._launches if operation not in before]
+        return started[-1] if started and not started[-1].done else None
 
     def start(self) -> None:
         """Take in what was issued in this instant, and start if there is nothing else to do."""

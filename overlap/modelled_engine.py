@@ -122,7 +122,8 @@ class ModelledEngine(BaseEngine):
         priority = min(operation.priority for operation in operations)
         if pattern.kind is Collective.P2P:
             (src, dst), late_ns = channel.members, int(arrivals_ns[-1] - arrivals_ns[0])
-            return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=name)
+            # Whatever their tags, messages of a pair leave in the order of their sends.
+            return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
         option = self._option(channel.members, pattern)
         for operation in operations:
             operation.algorithm = option.algorithm
@@ -187,8 +188,8 @@ def _once_launched(operations: Sequence[Operation], then: Callable[[], None]) ->
     """Call `then` when the programs that the operations belong to have started on all their ranks."""
     for operation in operations:
         stream = cast(ModelledCompute, operation.port.stream.rank._compute)
-        launch = stream.launch
-        if launch is not None and not launch.done and stream.launched_ns <= operation.issued_ns:
+        launch = stream.launch_of(operation)
+        if launch is not None:
             launch._on_done(partial(_once_launched, operations, then))
             return
     then()

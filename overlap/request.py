@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from transports import Transport
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from .modelled import Virtual
 
-__all__ = ["Request", "overriding", "requested"]
+__all__ = ["Request", "Wires", "overriding", "requested"]
+
+Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
+"""A transport, or a function that puts one around the transport that the world would have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Request:
         virtual: The assumptions of a simulation; None on the real clock.
         trace: Where to write the timeline.
         timeout_s: Seconds after which to give up.
-        transport: What carries the bytes.
+        transport: What carries the bytes, or what to put around that which would.
         algorithm: The one to use wherever it exists.
         watcher: Is given the timeline at the end.
     """
@@ -44,7 +47,7 @@ class Request:
     virtual: Virtual | None = None
     trace: str | PathLike[str] | None = None
     timeout_s: float | None = None
-    transport: Transport | None = None
+    transport: Wires | None = None
     algorithm: str | None = None
     watcher: Callable[[Timeline], None] | None = None
 

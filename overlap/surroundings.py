@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from .launch.environment import Place
     from .launch.joining import Joined
+    from .request import Wires
 
 __all__ = ["Surroundings", "alone", "among", "cluster_of"]
 
@@ -41,35 +42,51 @@ class Surroundings:
 
 @asynccontextmanager
 async def alone(
-    ranks: int | None, cluster: str | topology.Cluster, transport: Transport | None
+    ranks: int | None, cluster: str | topology.Cluster, transport: Wires | None
 ) -> AsyncIterator[Surroundings]:
     """Open the surroundings of a world in this process."""
-    if ranks is None and transport is not None:
+    if ranks is None and isinstance(transport, Transport):
         ranks = len(transport.ranks)
     placed = cluster_of(cluster, ranks)
     size = ranks or placed.world_size
-    transport = transport or NeuronLink(size)
-    if transport.ranks != tuple(range(size)):
-        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
-    async with transport.open():
-        yield Surroundings(size=size, cluster=placed, transport=transport)
+    wires = around(NeuronLink(size), transport)
+    if wires.ranks != tuple(range(size)):
+        raise UsageError(f"transport: joins ranks {list(wires.ranks)}, but the world has ranks 0 to {size - 1}")
+    async with wires.open():
+        yield Surroundings(size=size, cluster=placed, transport=wires)
+
+
+def around(wires: Transport, wrap: Wires | None) -> Transport:
+    """Return the wires with whatever the caller puts around them.
+
+    Raises:
+        UsageError: If that is no transport.
+    """
+    if wrap is None:
+        return wires
+    wrapped = wrap if isinstance(wrap, Transport) else wrap(wires)
+    if not isinstance(wrapped, Transport):
+        raise UsageError(
+            f"transport: expected a transport of ranks {list(wires.ranks)}, or a function that makes one "
+            f"of another, got {wrapped!r}"
+        )
+    return wrapped
 
 
 @asynccontextmanager
-async def among(
-    place: Place, cluster: str | topology.Cluster, transport: Transport | None
-) -> AsyncIterator[Surroundings]:
+async def among(place: Place, cluster: str | topology.Cluster, transport: Wires | None) -> AsyncIterator[Surroundings]:
     """Open the surroundings of a world of several processes, of which this is one."""
     from .launch.joining import joined
 
     placed = _spread(place, cluster)
-    if transport is not None and (transport.ranks, len(transport.peers)) != (tuple(place.ranks), place.world_size):
+    own = transport if isinstance(transport, Transport) else None
+    if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
         raise UsageError(
-            f"transport: serves ranks {list(transport.ranks)} and reaches {len(transport.peers)}; this is process "
+            f"transport: serves ranks {list(own.ranks)} and reaches {len(own.peers)}; this is process "
             f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
         )
-    async with joined(place, placed.name, transport=transport) as around:
-        yield Surroundings(size=place.world_size, cluster=placed, transport=around.transport, joined=around)
+    async with joined(place, placed.name, wires=lambda default: own or around(default, transport)) as found:
+        yield Surroundings(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 
 
 def cluster_of(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -54,14 +54,15 @@ class Joined:
 
 
 @asynccontextmanager
-async def joined(place: Place, machine: str, *, transport: Transport | None = None) -> AsyncIterator[Joined]:
+async def joined(
+    place: Place, machine: str, *, wires: Callable[[Transport], Transport] = lambda default: default
+) -> AsyncIterator[Joined]:
     """Meet the other processes and open the wires to them, for the length of an ``async with``.
 
     Args:
         place: Where this process stands.
         machine: Name of the cluster; all processes must mean the same.
-        transport: One of the caller's own that reaches all ranks, instead of memory inside the process and sockets or
-            MPI between processes.
+        wires: Given memory inside the process and sockets or MPI between processes, returns what to use.
 
     Raises:
         JoinError: If not all came in time, or this process is not one of those expected.
@@ -71,19 +72,20 @@ async def joined(place: Place, machine: str, *, transport: Transport | None = No
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
     invitation = await _invitation(place, epoch, machine)
     with invitation.listener or nullcontext():
-        async with _met(place, placement, invitation, transport) as found:
+        async with _met(place, placement, invitation, wires) as found:
             yield found
 
 
 @asynccontextmanager
 async def _met(
-    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, transport: Transport | None
+    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, wires: Callable[[Transport], Transport]
 ) -> AsyncIterator[Joined]:
     async with join(invitation, report=report) as membership:
-        wires = transport or Router([NeuronLink(list(place.ranks)), _between(place, placement, invitation, membership)])
-        async with wires.open():
+        between = _between(place, placement, invitation, membership)
+        transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+        async with transport.open():
             neighbours = Neighbours(_Company(membership), placement)
-            yield Joined(transport=wires, neighbours=neighbours, membership=membership)
+            yield Joined(transport=transport, neighbours=neighbours, membership=membership)
 
 
 def report(line: str) -> None:

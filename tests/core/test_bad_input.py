@@ -9,7 +9,7 @@ import pytest
 import overlap
 import topology
 from overlap import UsageError
-from transports import NeuronLink
+from transports import NeuronLink, Recording, Transport
 
 from .worlds import PATHS, TIMEOUT_S, Turns, run
 
@@ -252,3 +252,19 @@ def test_illegal_groups_of_a_cluster_are_refused() -> None:
                 rank.group([0, 1, 2])
 
     overlap.run(main, cluster="trn1.32xlarge", timeout_s=TIMEOUT_S)
+
+
+def test_a_transport_may_be_put_around_the_usual_one() -> None:
+    made: list[Recording] = []
+
+    def recording(wires: Transport) -> Transport:
+        made.append(Recording(wires))
+        return made[0]
+
+    async def main(rank: overlap.Rank) -> float:
+        return float((await rank.all_reduce(np.ones(1)))[0])
+
+    assert overlap.run(main, ranks=3, transport=recording) == [3.0] * 3
+    assert made[0].sent
+    with pytest.raises(overlap.UsageError, match=r"^transport: expected a transport of ranks \[0, 1\], or a function"):
+        overlap.run(main, ranks=2, transport=lambda wires: 7)  # type: ignore[arg-type,return-value]

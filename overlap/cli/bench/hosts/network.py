@@ -88,16 +88,14 @@ def two_hosts(*, links: int, bits_per_s: int) -> Iterator[tuple[Host, Host]]:
 @contextmanager
 def _host(index: int) -> Iterator[Host]:
     """Keep a namespace; `cat` is in it once it answers."""
-    holder = subprocess.Popen(
-        ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    pipe = subprocess.PIPE
+    holder = subprocess.Popen(["unshare", "--net", "cat"], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
     with holder:  # closes its standard input, and waits
         assert holder.stdin is not None
         assert holder.stdout is not None
         assert holder.stderr is not None
         with suppress(BrokenPipeError):  # it has ended, and said why
             holder.stdin.write(b"\n")
-            holder.stdin.flush()
         if not holder.stdout.readline():
             raise HostsUnavailableError(
                 f"no rights to make a network namespace: {holder.stderr.read().decode().strip()}"
