@@ -200,6 +200,18 @@ def test_two_processes_train_as_one_and_tell_it_all():
     assert all(names_in(timeline, rank, 3)["all_reduce"] == 3 for rank in range(4))
 
 
+def test_the_report_of_two_nodes(command, tmp_path):
+    path = tmp_path / "demo.trace.json"
+    argv = ("--ranks", "4", "--nnodes", "2", "--steps", "2", "--bandwidth", "1GB", "--ascii", "--trace", str(path))
+    code, shown = command(*argv)
+    assert code == 0
+    assert shown.startswith("4 ranks on 2 nodes, which are processes joined by sockets, learn 1438 images")
+    assert re.search(r"^step 4 of 4, loss \d\.\d{3}$", shown, re.M)
+    assert re.search(r"^identical weights  yes, bit by bit; SHA-256 of all weights:$", shown, re.M)
+    assert re.search(r"^with overlap, step 3: 4 of 4 ranks$", shown, re.M)
+    assert read_trace(path).steps() == [0, 1, 2, 3]
+
+
 def test_what_processes_are_told_arrives():
     task = Task(wires=wires(4, nodes=2, bandwidth_bytes_per_s=math.inf), widths=[[9, 4]], steps=3, trace="a.json")
     assert Task.from_json(task.to_json()) == task

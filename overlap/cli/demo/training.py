@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transports import LinkSpeed, NeuronLink, Paced
+from transports import LinkSpeed, Paced
 
 from ... import Future, Rank, run
 from ...data import Digits
@@ -191,11 +191,10 @@ def compare(lesson: Lesson, wires: Wires, *, trace: str | PathLike[str] | None =
         recorders.append(rank.recorder)
         return await train(rank, lesson)
 
-    pace = partial(Paced, links=wires.speed)
     outcome, *_ = run(
         main,
         ranks=wires.ranks,
-        transport=(pace(NeuronLink(wires.ranks)) if wires.nodes == 1 else pace) if paced else None,
+        transport=partial(Paced, links=wires.speed) if paced else None,
         algorithm=ALGORITHM if paced else None,
         trace=trace,
     )

@@ -64,22 +64,8 @@ def two_hosts(*, links: int, bits_per_s: int) -> Iterator[tuple[Host, Host]]:
             _run([*host.enter, "ip", "link", "set", "lo", "up"])  # a host also talks to itself
         for link in range(links):
             name = f"rail{link}"
-            _run(
-                [
-                    *first.enter,
-                    "ip",
-                    "link",
-                    "add",
-                    name,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    name,
-                    "netns",
-                    str(second.pid),
-                ]
-            )
+            pair = ["type", "veth", "peer", "name", name, "netns", str(second.pid)]
+            _run([*first.enter, "ip", "link", "add", name, *pair])
             for host in (first, second):
                 _set_up(host, link, name, bits_per_s)
         yield first, second
