@@ -1,0 +1,139 @@
+"""The user's program: found before anything starts, run as python itself would run it, and its trace told of."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+from .. import settings
+from ..errors import UsageError
+from ..launch.environment import find_place
+
+__all__ = ["Program", "as_main", "module", "output_path", "script", "told_traces"]
+
+Program: TypeAlias = Callable[[], dict[str, object]]
+"""Runs it, and returns what its global names stand for at the end."""
+
+
+def script(path: str | None, args: list[str], *, command: str) -> Program:
+    """Return what runs a Python file.
+
+    Args:
+        path: The file; None if nobody named one.
+        args: What it finds in sys.argv after its own name.
+        command: Who asks, for messages.
+
+    Raises:
+        UsageError: If there is no such file, or it is not Python.
+    """
+    if path is None:
+        raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
+    _check_script(path, command)
+    sys_path = os.path.dirname(os.path.realpath(path))
+    return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
+
+
+def module(words: list[str], *, command: str) -> Program:
+    """Return what runs a module, as python -m does: its name and its arguments are `words`.
+
+    Raises:
+        UsageError: If no module is named. Whether there is one shows when it runs.
+    """
+    if not words:
+        raise UsageError(f"{command}: -m needs a MODULE")
+    name, *args = words
+    return partial(_with_argv, [name, *args], os.getcwd(), partial(_run_module, name, command))
+
+
+def _check_script(path: str, command: str) -> None:
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{command}: {path}: {error.strerror}") from None
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UsageError(f"{command}: {path}{line}: not Python: {reason}") from None
+
+
+def _run_module(name: str, command: str) -> dict[str, object]:
+    try:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):
+            raise  # the package is there, and what it imports is not
+        raise UsageError(f"{command}: -m {name}: {error}") from None
+    if spec is None:
+        raise UsageError(f"{command}: -m {name}: there is no such module to run")
+    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _with_argv(argv: list[str], sys_path: str, program: Program) -> dict[str, object]:
+    """Give the program the argv and the first entry of the import path that python itself would."""
+    sys.argv[:] = argv
+    if not sys.flags.safe_path:
+        sys.path[0] = sys_path
+    return program()
+
+
+@contextmanager
+def as_main() -> Iterator[None]:
+    """Put back what a program finds changed about the interpreter."""
+    argv, path = sys.argv[:], sys.path[:]
+    try:
+        yield
+    finally:
+        sys.argv[:], sys.path[:] = argv, path
+
+
+# -- files -------------------------------------------------------------------------------------------------------
+
+
+def output_path(path: str | None, *, option: str = "--trace") -> str | None:
+    """Refuse what could not be written at the end of a long run; the program may change its directory meanwhile.
+
+    Raises:
+        UsageError: Saying why it could not.
+    """
+    if path is None:
+        return None
+    if os.path.isdir(path):
+        raise UsageError(f"{option}: {path} is a directory; name a file in it")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise UsageError(f"{option}: cannot write into {folder}")
+    return os.path.abspath(path)
+
+
+@contextmanager
+def told_traces(name: str | None, path: str | None) -> Iterator[None]:
+    """Say at the end, well or bad, where the traces are, under the name that the user gave them."""
+    place = find_place()
+    if place is not None and place.process != 0:  # the first process says it for all
+        yield
+        return
+    try:
+        yield
+        if path is not None and not settings.written_traces(path):
+            _note(f"no trace in {name or path}: the program did not call overlap.run")
+    finally:
+        if path is not None and (files := settings.written_traces(path)):
+            more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
+            shown = name or path
+            _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")
+
+
+def _note(text: str) -> None:
+    sys.stdout.flush()  # what the program printed comes first, also when both streams go to one file
+    print(f"overlap: {text}", file=sys.stderr)

@@ -1,0 +1,193 @@
+"""`overlap simulate SCRIPT`: the same program on a modelled cluster, in virtual time, once or over many settings.
+
+`setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `outcome` reads what came
+of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `table` prints and stores
+the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+
+from ...errors import UsageError
+from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
+from ..program import Program, module, output_path, script, told_traces
+from .page import assumptions, described, drawing, page, wrapped
+from .points import Point, axes, points
+from .setting import PARAMETERS, Setting, add_options, given
+from .simulation import SAMPLES, Simulation, simulate
+from .sweep import Row, best, sweep
+from .table import csv_text, json_rows, table
+
+SCHEMA_VERSION = 1
+"""Version of what `--json` writes; it rises when a field changes its meaning or goes."""
+
+_STDOUT = "-"
+_WHERE = ("cluster", "nodes", "lnc", "ranks")
+
+_DESCRIPTION = """\
+Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
+is communication, and how much of that is exposed. What is given here wins over the arguments of its overlap.run(...).
+Computes take what they state (seconds=, or flops= and bytes_moved= by the device's peak) or what a --profile says.
+"""
+
+_EPILOG = f"""\
+examples:
+  overlap simulate --cluster "trn2.48xlarge x4" train.py --epochs 3     what follows the script is the script's
+  overlap simulate --cluster trn1.32xlarge --efficiency 0.4 --trace sim.json -m mypackage.train
+  overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
+  overlap simulate --cluster trn2.48xlarge --sweep seed=1,2,3 --jitter 0.05 --csv jitter.csv train.py
+
+A sweep runs the program for every combination of values. NAME is one of
+  {", ".join(list(PARAMETERS)[:9])},
+  {", ".join(list(PARAMETERS)[9:])},
+or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
+-- is always the program's: --sweep=--seed=1,2. A program that calls overlap.run several times is judged by the last.
+What it prints is not shown. Ctrl-C prints the rows that are done.
+
+A program that has a global name {SAMPLES} gets a throughput too. The best row is marked: it has the highest
+throughput, or else the shortest step.
+
+The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usage, 130 for Ctrl-C.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the front door's parser; `main` is put into the default `main`."""
+    parser = subparsers.add_parser(
+        "simulate",
+        usage="overlap simulate [options] (SCRIPT | -m MODULE) [ARGS ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows of a sweep there; - is stdout")
+    parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
+    parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
+    add_options(parser)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the program finds in sys.argv")
+    parser.set_defaults(main=main)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Simulate, print, and return the exit code.
+
+    Raises:
+        UsageError: If there is no such program, or an option cannot be meant. Nothing has run then.
+        TopologyError: If there is no such cluster, or it is too small.
+    """
+    if args.width is not None and args.width < 40:
+        raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
+    for option in ("json", "csv"):
+        if getattr(args, option) != _STDOUT:
+            setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
+    return _sweep(args) if args.sweep else _once(args)
+
+
+def _program(args: argparse.Namespace, more: list[str]) -> Program:
+    """Return what runs the program, with further arguments."""
+    if args.module is not None:
+        return module([*args.module, *more], command="simulate")
+    return script(args.script, [*args.args, *more], command="simulate")
+
+
+def _once(args: argparse.Namespace) -> int:
+    if args.csv is not None:
+        raise UsageError("--csv: only a --sweep has rows")
+    setting, program, trace = Setting.of(given(args)), _program(args, []), output_path(args.trace)
+    aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
+    with aside, told_traces(args.trace, trace):
+        simulation = simulate(program, setting, trace=trace)
+    if args.json != _STDOUT:
+        _show(args, simulation, setting)
+    if args.json is not None:
+        _write(args.json, _as_json(_found(simulation)), "--json")
+    return 0
+
+
+def _found(simulation: Simulation) -> dict[str, object]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "wall_s": simulation.wall_s,
+        "meta": [timeline.meta for timeline in simulation.timelines],
+        "runs": [described(outcome) for outcome in simulation.outcomes],
+    }
+
+
+def _show(args: argparse.Namespace, simulation: Simulation, setting: Setting) -> None:
+    from rich.console import Console
+
+    console = Console(width=args.width, highlight=False)
+    look = {"ascii": args.ascii or console.options.ascii_only, "color": console.is_terminal and not console.no_color}
+    for number, (timeline, outcome) in enumerate(zip(simulation.timelines, simulation.outcomes, strict=True), 1):
+        if len(simulation.outcomes) > 1:
+            print(f"run {number} of {len(simulation.outcomes)}")
+        print("\n".join(page(outcome, setting, simulation.wall_s)), end="\n\n", flush=True)
+        for line in drawing(timeline, outcome, width=console.width, **look):
+            console.print(line)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    if args.trace is not None:
+        raise UsageError("--trace: a sweep has many timelines; simulate one point with --trace")
+    if args.csv == args.json == _STDOUT:
+        raise UsageError("--csv, --json: only one of them can be stdout")
+    swept, fixed = axes(args.sweep), given(args)
+    _program(args, [])
+    grid = list(points(swept, fixed))
+
+    def run(point: Point) -> Simulation:
+        return simulate(_program(args, [*point.arguments]), Setting.of(point.values))
+
+    rows, interrupted = sweep(grid, run)
+    winner = best(rows)
+    if _STDOUT not in (args.csv, args.json):
+        _show_rows(args, rows, winner)
+    if args.csv is not None:
+        _write(args.csv, csv_text(rows, winner), "--csv")
+    if args.json is not None:
+        found = {
+            "schema_version": SCHEMA_VERSION,
+            "sweep": {axis.name: axis.texts for axis in swept},
+            "complete": not interrupted,
+            "rows": json_rows(rows, winner),
+        }
+        _write(args.json, _as_json(found), "--json")
+    if interrupted:
+        print(f"overlap: interrupted; {len(rows)} of {len(grid)} points are done", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(row.error is not None for row in rows) else 0
+
+
+def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None) -> None:
+    from rich.console import Console
+
+    fixed = Setting.of({name: value for name, value in given(args).items() if name not in _WHERE})
+    print("\n".join(wrapped("assumed, where nothing else is swept: " + "; ".join(assumptions(fixed)))))
+    ascii = args.ascii or Console(width=args.width).options.ascii_only
+    print("\n".join(["", *table(rows, winner, ascii=ascii)]), flush=True)
+
+
+def _as_json(found: dict[str, object]) -> str:
+    return json.dumps(found, indent=2, sort_keys=True) + "\n"
+
+
+def _write(path: str, text: str, option: str) -> None:
+    if path == _STDOUT:
+        print(text, end="")
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,164 @@
+"""What `overlap simulate` prints of one run: assumptions, figures, and a drawing of the median step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from ... import Conditions
+from ...timeline.draw import TimelineView
+from ...timeline.spans import Timeline
+from ...units import format_bytes, format_ns
+from ...virtual import Profile
+from .outcome import Busiest, Outcome, Shape
+from .setting import Setting
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["assumptions", "described", "drawing", "exact", "page", "wrapped"]
+
+_WIDTH = 80
+_LISTED = 4  # shapes that are named one by one
+
+
+def page(outcome: Outcome, setting: Setting, wall_s: float) -> list[str]:
+    """Return the figures as lines."""
+    row = outcome.longest
+    step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
+    ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
+    return [
+        *wrapped(f"{_machine(setting)}, {outcome.world_size} ranks, virtual time"),
+        *_field("assumed", "; ".join(assumptions(setting))),
+        *_field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
+        *_field("  compute", f"{exact(row.compute_ns)}"),
+        *_field("  communication", f"{exact(row.comm_ns)}"),
+        *_field("    hidden", f"{exact(row.overlapped_ns)}, overlap ratio {ratio}"),
+        *_field("    exposed", f"{exact(row.exposed_ns)}, {outcome.exposed_share:.1%} of the step"),
+        *_field("  idle", f"{exact(row.idle_ns)}"),
+        *_throughput(outcome),
+        *(_field("busiest", _told(outcome.busiest)) if outcome.busiest else []),
+        *_field("extrapolated", extrapolated(outcome)),
+        *_field("simulated in", f"{wall_s:.2f} s"),
+    ]
+
+
+def _machine(setting: Setting) -> str:
+    if setting.cluster is None:
+        return "the program's cluster"
+    lnc = f" lnc={setting.cluster.lnc}" if len(setting.cluster.machine.chip.lnc) > 1 else ""
+    return f"{setting.cluster.name}{lnc}"
+
+
+def _throughput(outcome: Outcome) -> list[str]:
+    if outcome.samples_per_s is None:
+        return []
+    return _field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
+
+
+def assumptions(setting: Setting) -> list[str]:
+    """Say what was taken for granted."""
+    virtual = setting.virtual
+    rates = f"{virtual.efficiency:.4g} of the {virtual.dtype} peak and {virtual.memory_efficiency:.4g} of the memory's"
+    profile = virtual.profile
+    by = f"what they took in {profile.source}, others " if isinstance(profile, Profile) else ""
+    nic = "Peer Direct" if virtual.peer_direct else "copies through the host"
+    algorithm = [f"{setting.algorithm} wherever it exists"] if setting.algorithm else []
+    return [
+        f"computes take {by}what they state, or reach {rates} bandwidth",
+        nic,
+        *algorithm,
+        *_conditions(virtual.conditions),
+        str(virtual.interference),
+        *(["shapes only"] if virtual.shapes_only else []),
+    ]
+
+
+def _conditions(conditions: Conditions) -> list[str]:
+    told = []
+    if conditions.jitter:
+        told.append(f"computes vary by exp({conditions.jitter:g} z)")
+    if conditions.straggler_share and conditions.straggler_factor != 1:
+        share, factor = conditions.straggler_share, conditions.straggler_factor
+        told.append(f"{share:.4g} of the ranks compute {factor:g} times as long")
+    if conditions.slow_wire_share and conditions.slow_wire_factor != 1:
+        share, factor = conditions.slow_wire_share, conditions.slow_wire_factor
+        told.append(f"{share:.4g} of the wires have {factor:g} of their bandwidth left")
+    return [*told, f"seed {conditions.seed}"] if told else ["no jitter, no stragglers, no slow wires"]
+
+
+def _told(busiest: Busiest) -> str:
+    waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
+    times = "once" if busiest.count == 1 else f"{busiest.count} times"
+    how = f" ({', '.join(busiest.algorithms)})" if any(busiest.algorithms) else ""
+    return f"{shape_text(busiest.shape)}{how}, {times}, {exact(busiest.transfer_ns)} in all{waited}"
+
+
+def shape_text(shape: Shape) -> str:
+    """Write a shape: `all_reduce of 25 MiB bfloat16 on 64 ranks`."""
+    dtype = f" {shape.dtype}" if shape.dtype else ""
+    return f"{shape.op} of {format_bytes(shape.nbytes)}{dtype} on {shape.ranks} ranks"
+
+
+def extrapolated(outcome: Outcome) -> str:
+    """Say which predictions of communication lie outside what was published of the machine."""
+    if not outcome.shapes:
+        return "nothing: there is no communication"
+    if outcome.extrapolated is None:
+        return "not known: name the machine with --cluster"
+    if not outcome.extrapolated:
+        return "nothing: all communication lies within published measurements (`overlap validate`)"
+    named = ", ".join(map(shape_text, outcome.extrapolated[:_LISTED]))
+    rest = len(outcome.extrapolated) - _LISTED
+    more = f", and {rest} more" if rest > 0 else ""
+    return f"{len(outcome.extrapolated)} of {len(outcome.shapes)} kinds of communication: {named}{more}"
+
+
+def exact(duration_ns: int) -> str:
+    """Write a time to the nanosecond: `60.265170 ms`."""
+    millis, nanos = divmod(duration_ns, 10**6)
+    return f"{millis}.{nanos:06d} ms"
+
+
+def drawing(timeline: Timeline, outcome: Outcome, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+    """Draw the step of a few ranks."""
+    from rich.text import Text
+
+    view = TimelineView(timeline, step=outcome.step, ranks=outcome.shown)
+    lines = view.lines(width=width, ascii=ascii, color=color)
+    for line in lines[: lines.index([])]:  # below the blank line is a table of what the page says
+        yield Text.assemble(*line, no_wrap=True, overflow="crop")
+
+
+def described(outcome: Outcome) -> dict[str, object]:
+    """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
+    row = outcome.longest
+    return {
+        "world_size": outcome.world_size,
+        "step": outcome.step,
+        "steps": outcome.steps,
+        "rank": row.rank,
+        "step_ns": row.wall_ns,
+        "compute_ns": row.compute_ns,
+        "comm_ns": row.comm_ns,
+        "overlapped_ns": row.overlapped_ns,
+        "exposed_ns": row.exposed_ns,
+        "idle_ns": row.idle_ns,
+        "overlap_ratio": row.overlap_ratio,
+        "exposed_share": outcome.exposed_share,
+        "samples_per_s": outcome.samples_per_s,
+        "busiest": asdict(outcome.busiest) if outcome.busiest else None,
+        "communicated": [asdict(each) for each in outcome.shapes],
+        "extrapolated": None if outcome.extrapolated is None else [asdict(each) for each in outcome.extrapolated],
+    }
+
+
+def _field(name: str, text: str) -> list[str]:
+    return wrapped(text, first=f"  {name:<16}", rest=" " * 18)
+
+
+def wrapped(text: str, *, first: str = "", rest: str = "  ") -> list[str]:
+    """Fold a text to the width of the page."""
+    return wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -1,0 +1,338 @@
+"""`overlap simulate SCRIPT`: what it sets, measures and prints of one run. Times are exact: the model's own."""
+
+import json
+import re
+
+import pytest
+
+from overlap.cli.simulate.page import exact
+from overlap.collectives.select import plan
+from overlap.timeline import read_trace
+from overlap.virtual import Profile
+from topology import cluster
+
+TRAIN = """
+import sys
+import numpy as np
+import overlap
+
+async def main(rank):
+    for step in range(3):
+        with rank.step(step):
+            pending = []
+            for _ in range(2):
+                gradient = rank.compute(rank.empty, 1 << 20, name="backward", seconds=0.001)
+                pending.append(rank.all_reduce(gradient))
+            for reduced in pending:
+                await reduced
+
+if __name__ == "__main__":
+    print("program", *sys.argv[1:])
+    overlap.run(main, ranks=3)
+"""
+MS = 10**6
+WHERE = ("--cluster", "trn1.32xlarge", "--ranks", "8")
+
+
+def all_reduce_ns(nbytes=1 << 22, name="trn1.32xlarge", ranks=8, **how):
+    return round(plan("all_reduce", nbytes, cluster(name, ranks=ranks), **how).predicted_s * 1e9)
+
+
+@pytest.fixture
+def simulated(overlap):
+    """Return a function that simulates and returns the figures of the runs."""
+
+    def run(*argv):
+        code, out, err = overlap("simulate", "--json", "-", *argv)
+        assert code == 0, err
+        return json.loads(out)["runs"]
+
+    return run
+
+
+# -- what it prints ----------------------------------------------------------------------------------------------
+
+
+def test_the_page(overlap, script):
+    code, out, err = overlap("simulate", *WHERE, "--width", "60", script(TRAIN), "--epochs", "3")
+    assert (code, err) == (0, "")
+    comm_ns = all_reduce_ns()
+    assert comm_ns < MS
+    step_ns = 2 * MS + comm_ns
+    page, picture = re.sub(r"\d+\.\d\d s$", "0.00 s", out, flags=re.MULTILINE).split("\n\n")
+    assert page == (
+        f"""\
+program --epochs 3
+trn1.32xlarge, 8 ranks, virtual time
+  assumed         computes take what they state, or reach 1 of the bfloat16 peak
+                  and 1 of the memory's bandwidth; Peer Direct; no jitter, no
+                  stragglers, no slow wires; compute and communication do not
+                  slow each other down
+  step time       {exact(step_ns)}, the median one of 3 (step 1), of rank 0, the
+                  longest
+    compute       2.000000 ms
+    communication {exact(2 * comm_ns)}
+      hidden      {exact(comm_ns)}, overlap ratio 50.0%
+      exposed     {exact(comm_ns)}, {comm_ns / step_ns:.1%} of the step
+    idle          0.000000 ms
+  busiest         all_reduce of 4 MiB float32 on 8 ranks (kangaring), 2 times,
+                  {exact(2 * comm_ns)} in all
+  extrapolated    1 of 1 kinds of communication: all_reduce of 4 MiB float32 on
+                  8 ranks
+  simulated in    0.00 s"""
+    )
+    lines = picture.splitlines()
+    assert lines[0] == "step 1: 3 of 8 ranks, virtual time"
+    assert lines[1].startswith("0 compute │█████")
+    assert [line[:1] for line in lines[1:7:2]] == ["0", "3", "7"]
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_what_was_published_is_no_extrapolation(overlap, script):
+    text = TRAIN.replace("1 << 20", "1 << 22").replace("rank.all_reduce(gradient)", "rank.reduce_scatter(gradient)")
+    out = overlap("simulate", "--cluster", "trn2.48xlarge", script(text))[1]
+    assert "  extrapolated    nothing: all communication lies within published" in out
+
+
+def test_without_a_machine_nobody_knows_what_is_extrapolated(overlap, script, simulated):
+    out = overlap("simulate", script(TRAIN))[1]
+    assert "the program's cluster, 3 ranks, virtual time\n" in out
+    assert "  extrapolated    not known: name the machine with --cluster\n" in out
+    [run] = simulated(script(TRAIN))
+    assert run["extrapolated"] is None
+
+
+def test_without_steps_it_is_the_whole_run_and_may_have_no_communication(overlap, script):
+    text = (
+        "import overlap\n"
+        "async def main(rank):\n"
+        "    await rank.compute(int, name='work', seconds=rank.rank * 1e-3)\n"
+        "overlap.run(main)\n"
+    )
+    out = overlap("simulate", "--cluster", "local", "--ranks", "3", script(text))[1]
+    assert "  step time       2.000000 ms, the whole run, of rank 2, the longest\n    compute       2.000" in out
+    assert "overlap ratio n/a" in out
+    assert "  extrapolated    nothing: there is no communication\n" in out
+    assert "busiest" not in out
+
+
+def test_each_run_of_a_program_has_its_page(overlap, script):
+    out = overlap("simulate", *WHERE, script(TRAIN + "    overlap.run(main)\n"))[1]
+    assert [line for line in out.splitlines() if line.startswith("run ")] == ["run 1 of 2", "run 2 of 2"]
+    assert out.count("  step time       ") == 2
+
+
+def test_what_is_not_perfect_is_told(overlap, script):
+    options = ("--jitter", "0.05", "--straggler-share", "0.5", "--straggler-factor", "1.5", "--slow-wire-share", "0.25")
+    more = ("--slow-wire-factor", "0.5", "--seed", "7", "--slow-compute", "seconds=1.2", "--slow-comm", "*=2")
+    out = overlap("simulate", *WHERE, *options, *more, "--no-peer-direct", "--algorithm", "ring", script(TRAIN))[1]
+    told = " ".join(line.strip() for line in out.splitlines())
+    assert (
+        "copies through the host; ring wherever it exists; computes vary by exp(0.05 z); 0.5 of the ranks compute 1.5 "
+        "times as long; 0.25 of the wires have 0.5 of their bandwidth left; seed 7; compute (seconds) x1.2 while its "
+        "rank communicates; * x2 while its ranks compute" in told
+    )
+
+
+def test_ascii(overlap, script):
+    out = overlap("simulate", "--ascii", *WHERE, script(TRAIN))[1]
+    assert out.isascii()
+    assert "0 compute |####" in out
+
+
+# -- what it measures --------------------------------------------------------------------------------------------
+
+
+def test_figures_are_exact_and_add_up(simulated, script):
+    [run] = simulated(*WHERE, script(TRAIN))
+    comm_ns = all_reduce_ns()
+    assert run["step_ns"] == 2 * MS + comm_ns
+    assert (run["compute_ns"], run["comm_ns"], run["overlapped_ns"]) == (2 * MS, 2 * comm_ns, comm_ns)
+    assert run["step_ns"] == run["compute_ns"] + run["exposed_ns"] + run["idle_ns"]
+    assert (run["world_size"], run["steps"], run["overlap_ratio"]) == (8, 3, 0.5)
+    assert run["busiest"] == {
+        "shape": {"op": "all_reduce", "nbytes": 1 << 22, "dtype": "float32", "ranks": 8},
+        "algorithms": ["kangaring"],
+        "count": 2,
+        "transfer_ns": 2 * comm_ns,
+        "wait_ns": 0,
+    }
+
+
+def test_the_same_again_is_the_same_and_another_seed_is_not(simulated, script):
+    def run(seed):
+        return simulated(*WHERE, "--jitter", "0.1", "--seed", seed, script(TRAIN))
+
+    assert run("1") == run("1")
+    assert run("1") != run("2")
+
+
+def test_the_longest_rank_is_the_one_that_is_measured(simulated, script):
+    text = TRAIN.replace("seconds=0.001", "seconds=0.001 * (1 + (rank.rank == 5))").replace("await reduced", "pass")
+    [run] = simulated(*WHERE, script(text.replace("pending.append(rank.all_reduce(gradient))", "await gradient")))
+    assert (run["rank"], run["step_ns"], run["compute_ns"]) == (5, 4 * MS, 4 * MS)
+
+
+def test_computes_by_the_roofline(simulated, script):
+    text = TRAIN.replace("seconds=0.001", "flops=1e10")
+    peak = cluster("trn1.32xlarge").flops_per_s("bf16")
+    for efficiency in (1.0, 0.25):
+        [run] = simulated(*WHERE, "--efficiency", str(efficiency), script(text))
+        assert run["compute_ns"] == 2 * round(1e10 / (peak * efficiency) * 1e9)
+    [run] = simulated(*WHERE, "--dtype", "float32", script(text))
+    assert run["compute_ns"] == 2 * round(1e10 / cluster("trn1.32xlarge").flops_per_s("fp32") * 1e9)
+    text = TRAIN.replace("seconds=0.001", "bytes_moved=1e8")
+    [run] = simulated(*WHERE, "--memory-efficiency", "0.5", script(text))
+    assert run["compute_ns"] == 2 * round(1e8 / (cluster("trn1.32xlarge").memory_bytes_per_s() * 0.5) * 1e9)
+
+
+def test_computes_by_a_profile_of_a_real_run(overlap, simulated, script):
+    assert overlap("run", "--ranks", "2", "--trace", "real.json", script(TRAIN))[0] == 0
+    text = TRAIN.replace(", seconds=0.001", "")
+    [run] = simulated(*WHERE, "--profile", "real.json", script(text))
+    assert run["compute_ns"] == 2 * Profile.read("real.json").median_ns["backward"]
+
+
+def test_peer_direct(simulated, script):
+    times = {}
+    for option, peer_direct in (("--peer-direct", True), ("--no-peer-direct", False)):
+        [run] = simulated("--cluster", "dl1.24xlarge", "--nodes", "2", option, script(TRAIN))
+        times[peer_direct] = run["step_ns"]
+        assert run["step_ns"] == 2 * MS + all_reduce_ns(name="dl1.24xlarge x2", ranks=16, peer_direct=peer_direct)
+    assert times[False] > times[True]
+
+
+def test_stragglers_and_slow_computes(simulated, script):
+    [run] = simulated(*WHERE, "--straggler-share", "1", "--straggler-factor", "2", script(TRAIN))
+    assert run["compute_ns"] == 4 * MS
+    text = TRAIN.replace("gradient = ", "pending.append(rank.all_reduce(rank.empty(1 << 20))); gradient = ")
+    text = text.replace("rank.all_reduce(gradient)", "gradient")
+    text = text.replace("range(2)", "range(1)")
+    [run] = simulated(*WHERE, "--slow-compute", "seconds=2", script(text))
+    assert run["step_ns"] == run["compute_ns"] == MS + all_reduce_ns() // 2
+    [run] = simulated(*WHERE, "--slow-comm", "all_reduce=3", "--slow-comm", "send=9", script(text))
+    assert run["comm_ns"] == min(3 * all_reduce_ns(), MS + all_reduce_ns() - MS // 3)
+
+
+def test_one_algorithm_wherever_it_exists(simulated, script, monkeypatch):
+    [run] = simulated(*WHERE, "--algorithm", "ring", script(TRAIN.replace("range(3)", "range(1)")))
+    assert run["busiest"]["algorithms"] == ["ring"]
+    assert run["step_ns"] == 2 * MS + all_reduce_ns(algorithm="ring")
+    monkeypatch.setenv("OVERLAP_ALGORITHM", "direct")
+    [run] = simulated(*WHERE, "--algorithm", "ring", script(TRAIN))
+    assert run["busiest"]["algorithms"] == ["ring"]
+
+
+def test_shapes_only(overlap, script):
+    text = TRAIN.replace("1 << 20", "10**12").replace("ranks=3", "ranks=2")
+    code, out, _ = overlap("simulate", *WHERE, "--shapes-only", script(text))
+    assert code == 0
+    assert "all_reduce of 3.638 TiB float32 on 8 ranks" in out
+
+
+@pytest.mark.parametrize(("samples", "rate"), [("16", 16.0), ("0.5", 0.5)])
+def test_throughput_of_a_program_that_says_its_samples(simulated, script, samples, rate):
+    [run] = simulated(*WHERE, script(f"samples_per_step = {samples}\n{TRAIN}"))
+    assert run["samples_per_s"] == rate / (run["step_ns"] / 1e9)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------
+
+
+def test_json_is_all_that_stdout_gets(overlap, script):
+    code, out, err = overlap("simulate", *WHERE, "--json", "-", script(TRAIN), "a")
+    assert (code, err) == (0, "program a\n")
+    found = json.loads(out)
+    assert (found["schema_version"], found["meta"][0]["script"]) == (1, "train.py")
+    assert overlap("simulate", *WHERE, "--json", "found.json", script(TRAIN))[0] == 0
+    with open("found.json", encoding="utf-8") as file:
+        assert json.load(file)["runs"] == found["runs"]
+
+
+def test_the_trace(overlap, script):
+    code, _, err = overlap("simulate", *WHERE, "--trace", "sim.json", script(TRAIN))
+    assert code == 0
+    assert err.startswith("overlap: trace in sim.json; look at it with `overlap timeline sim.json`")
+    timeline = read_trace("sim.json")
+    assert (timeline.clock, timeline.world_size, timeline.steps()) == ("virtual", 8, [0, 1, 2])
+
+
+def test_a_module_and_its_arguments(overlap, script):
+    script(TRAIN, "simulated_module.py")
+    code, out, _ = overlap("simulate", *WHERE, "-m", "simulated_module", "--ranks", "7")
+    assert (code, out.splitlines()[:2]) == (0, ["program --ranks 7", "trn1.32xlarge, 8 ranks, virtual time"])
+
+
+def test_a_program_that_exits_in_peace(overlap, script):
+    assert overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(0)\n"))[0] == 0
+    assert overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(3)\n"))[0] == 3
+
+
+def test_a_program_that_fails(overlap, script):
+    code, out, err = overlap("simulate", *WHERE, script(TRAIN.replace("for _ in range(2)", "for _ in 1 / 0")))
+    assert (code, out) == (1, "program\n")
+    assert err.splitlines()[-1].startswith("overlap: rank 0 failed at train.py:10: ZeroDivisionError")
+
+
+def test_a_compute_without_a_cost(overlap, script):
+    code, _, err = overlap("simulate", *WHERE, script(TRAIN.replace(", seconds=0.001", "")))
+    assert code == 1
+    assert "compute 'backward' has no cost on the virtual clock" in err.splitlines()[-1]
+
+
+def test_a_deadlock_ends_at_once(overlap, script):
+    text = TRAIN.replace("await reduced", "await (reduced if rank.rank else rank.recv(np.empty(1), 1))")
+    code, _, err = overlap("simulate", *WHERE, script(text))
+    assert code == 1
+    assert "overlap: the world cannot finish: every rank is blocked, and nothing is due\n  rank 0" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cluster", "trn9"], "trn9"),
+        (["--cluster", "trn1.32xlarge", "--ranks", "33"], "33 ranks do not fit: trn1.32xlarge x1 holds 32"),
+        (["--nodes", "2"], "nodes: of which machine? Say so with cluster"),
+        (["--cluster", "local"], "ranks: how many? The local machine has any number"),
+        ([*WHERE, "--efficiency", "1.5"], "efficiency: expected more than 0, at most 1, got 1.5"),
+        ([*WHERE, "--dtype", "int4"], "dtype: no peak is known for 'int4' on Trainium1"),
+        (["--profile", "gone.json"], "gone.json"),
+        (["--jitter", "-1"], "jitter: expected 0 or more, got -1.0"),
+        (["--slow-compute", "matmul=2"], "'matmul' is no class of computes; known are flops, memory, seconds, *"),
+        (["--slow-comm", "all_reduce"], "expected NAME=FACTOR, such as all_reduce=1.2, got 'all_reduce'"),
+        (["--algorithm", "magic"], "magic"),
+        (["--seed", "x"], "expected an integer, got 'x'"),
+        (["--csv", "rows.csv"], "--csv: only a --sweep has rows"),
+        (["--json", "nowhere/found.json"], "--json: cannot write into "),
+        (["--trace", "."], "--trace: . is a directory; name a file in it"),
+        (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
+    ],
+)
+def test_options_that_cannot_be_meant(overlap, script, options, message):
+    code, out, err = overlap("simulate", *options, script(TRAIN))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 +", "simulate: train.py:1: not Python: invalid syntax"),
+        ("pass", "the program did not call overlap.run, so there is nothing in virtual time"),
+        (f"samples_per_step = 0\n{TRAIN}", "samples_per_step: expected a positive number, got 0"),
+        (f"samples_per_step = True\n{TRAIN}", "samples_per_step: expected a positive number, got True"),
+    ],
+)
+def test_programs_that_cannot_be_meant(overlap, script, text, message):
+    code, _, err = overlap("simulate", *WHERE, script(text))
+    assert code == 2
+    assert message in err
+
+
+def test_no_program(overlap):
+    assert overlap("simulate")[2].startswith(
+        "overlap: simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help`"
+    )
+    assert overlap("simulate", "gone.py")[2] == "overlap: simulate: gone.py: No such file or directory\n"
+    assert overlap("simulate", "-m", "no_such_module")[2].startswith("overlap: simulate: -m no_such_module: there")

@@ -1,0 +1,233 @@
+"""`overlap simulate --sweep NAME=V,V,...`: every combination, a row for each, whatever happens to the others."""
+
+import csv
+import json
+import signal
+
+import pytest
+
+# Takes so many milliseconds of virtual time, and fails at 3.
+WORK = """
+import argparse
+import sys
+import overlap
+
+async def main(rank, ms):
+    if ms == 3:
+        raise ValueError("three")
+    await rank.compute(int, name="work", seconds=ms / 1e3)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ms", type=int, default=1)
+    parser.add_argument("--batch-size", default=None)
+    parser.add_argument("--ranks", type=int, default=4)
+    args = parser.parse_args()
+    print("not shown", sys.argv)
+    overlap.run(main, args.ms, ranks=args.ranks)
+"""
+ASSUMED = """\
+assumed, where nothing else is swept: computes take what they state, or reach 1
+  of the bfloat16 peak and 1 of the memory's bandwidth; Peer Direct; no jitter,
+  no stragglers, no slow wires; compute and communication do not slow each other
+  down
+
+"""
+
+
+@pytest.fixture
+def swept(overlap, script):
+    """Return a function that sweeps WORK, or another program, and returns (exit code, rows as JSON)."""
+
+    def run(*argv, text=WORK, code=0):
+        given, out, err = overlap("simulate", "--json", "-", *argv, script(text))
+        assert given == code, err
+        return json.loads(out)["rows"]
+
+    return run
+
+
+def test_the_table(overlap, script):
+    assert overlap("simulate", "--sweep", "ranks=1,2", "--sweep", "ms=1,4,5", script(WORK)) == (
+        0,
+        ASSUMED
+        + """\
+  ranks  ms  ranks  step ms  exposed  overlap
+*     1   1      1    1.000     0.0%      n/a  ████▉
+      1   4      1    4.000     0.0%      n/a  ███████████████████▎
+      1   5      1    5.000     0.0%      n/a  ████████████████████████
+      2   1      2    1.000     0.0%      n/a  ████▉
+      2   4      2    4.000     0.0%      n/a  ███████████████████▎
+      2   5      2    5.000     0.0%      n/a  ████████████████████████
+* shortest step: ranks=1, ms=1
+""",
+        "",
+    )
+
+
+def test_the_table_in_ascii_with_throughput(overlap, script):
+    text = WORK.replace("parser.parse_args()", "parser.parse_args()\n    samples_per_step = args.ms ** 2")
+    out = overlap("simulate", "--ascii", "--sweep", "ms=2,4", "--cluster", "local", "--ranks", "1", script(text))[1]
+    assert (
+        out
+        == ASSUMED
+        + """\
+  ms  ranks  step ms  exposed  overlap  samples/s
+   2      1    2.000     0.0%      n/a    2000.00  ############
+*  4      1    4.000     0.0%      n/a    4000.00  ########################
+* highest throughput: ms=4
+"""
+    )
+
+
+def test_a_point_that_fails_is_a_row_and_the_others_go_on(overlap, script):
+    code, out, err = overlap("simulate", "--sweep", "ms=1,3,x,2", script(WORK))
+    assert (code, err) == (1, "")
+    assert out.splitlines()[-6:] == [
+        "  ms  ranks  step ms  exposed  overlap",
+        "*  1      4    1.000     0.0%      n/a  ████████████",
+        "   3  failed: rank 0 failed at train.py:8: ValueError: three; also failed: rank 1, 2, 3",
+        "   x  failed: train.py: error: argument --ms: invalid int value: 'x'",
+        "   2      4    2.000     0.0%      n/a  ████████████████████████",
+        "* shortest step: ms=1",
+    ]
+
+
+def test_all_that_can_go_wrong_at_a_point(swept):
+    [gone, large, fine] = swept("--sweep", "cluster=trn9,trn1.32xlarge,local", "--ranks", "33", code=1)
+    assert gone["error"].startswith("unknown machine 'trn9'") or "trn9" in gone["error"]
+    assert large["error"].startswith("33 ranks do not fit: trn1.32xlarge x1 holds 32")
+    assert (fine["error"], fine["outcome"]["world_size"]) == (None, 33)
+    [row, _] = swept("--sweep", "ms=1,2", text="import sys; sys.exit(4)", code=1)
+    assert row["error"] == "exit code 4"
+    [row, _] = swept("--sweep", "ms=1,2", text="import sys; sys.exit('sorry')", code=1)
+    assert row["error"] == "sorry"
+    [row, _] = swept("--sweep", "ms=1,2", text="1 / 0", code=1)
+    assert row["error"] == "ZeroDivisionError: division by zero"
+
+
+def test_parameters_of_the_program_are_arguments_after_its_own(overlap, script):
+    text = WORK.replace('print("not shown", sys.argv)', "print(sys.argv[1:], file=sys.stderr)")
+    code, _, err = overlap("simulate", "--sweep", "batch_size=1MiB,x", "--sweep=--ranks=2,3", script(text), "--ms", "2")
+    assert code == 0
+    assert err.splitlines() == [
+        str(["--ms", "2", "--batch-size", size, "--ranks", ranks]) for size in ("1MiB", "x") for ranks in "23"
+    ]
+
+
+def test_parameters_of_the_simulation_win_over_the_options(swept):
+    rows = swept("--cluster", "trn1.32xlarge", "--nodes", "4", "--seed", "1", "--sweep", "nodes=1,2")
+    assert [row["outcome"]["world_size"] for row in rows] == [32, 64]
+    rows = swept("--cluster", "trn2.48xlarge", "--sweep", "lnc=1,2")
+    assert [row["outcome"]["world_size"] for row in rows] == [128, 64]
+    text = WORK.replace("seconds=ms / 1e3", "flops=1e12")
+    rows = swept(
+        "--cluster", "trn1.32xlarge", "--sweep", "efficiency=0.5,1", "--sweep", "dtype=float32,bfloat16", text=text
+    )
+    times_ns = [row["outcome"]["step_ns"] for row in rows]
+    assert times_ns[0] > times_ns[1] > times_ns[3]
+    assert len(set(times_ns)) == 4
+    rows = swept("--sweep", "straggler_factor=1,3", "--straggler-share", "1")
+    assert [row["outcome"]["step_ns"] for row in rows] == [10**6, 3 * 10**6]
+
+
+def test_switches_and_factors_can_be_swept(swept):
+    text = WORK.replace("await rank.compute(", "rank.all_reduce(rank.empty(1 << 20)); await rank.compute(")
+    rows = swept(
+        "--cluster",
+        "dl1.24xlarge x2",
+        "--sweep",
+        "peer_direct=yes,no",
+        "--sweep",
+        "slow_comm=all_reduce=1,*=2",
+        text=text,
+    )
+    comm_ns = [row["outcome"]["comm_ns"] for row in rows]
+    assert comm_ns[0] < comm_ns[1]
+    assert comm_ns[0] < comm_ns[2] < comm_ns[3]
+
+
+def test_csv(overlap, script):
+    code, out, _ = overlap("simulate", "--sweep", "ms=2,3,1", "--csv", "rows.csv", "--json", "rows.json", script(WORK))
+    assert code == 1
+    assert "* shortest step: ms=1\n" in out
+    with open("rows.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["ms"], row["step_ns"], row["idle_ns"], row["best"]) for row in rows] == [
+        ("2", "2000000", "0", "0"),
+        ("3", "", "", "0"),
+        ("1", "1000000", "0", "1"),
+    ]
+    assert "ValueError: three" in rows[1]["error"]
+    with open("rows.json", encoding="utf-8") as file:
+        found = json.load(file)
+    assert (found["schema_version"], found["sweep"], found["complete"]) == (1, {"ms": ["2", "3", "1"]}, True)
+    assert [row["best"] for row in found["rows"]] == [False, False, True]
+    assert found["rows"][1]["outcome"] is None
+    assert overlap("simulate", "--sweep", "ms=2,1", "--csv", "-", script(WORK))[1].startswith("ms,step_ns,compute_ns,")
+
+
+def test_one_point_is_not_the_best_of_anything(swept):
+    assert [row["best"] for row in swept("--sweep", "ms=1,3", code=1)] == [False, False]
+
+
+def test_the_last_run_of_a_program_counts(swept):
+    [row] = swept("--sweep", "ms=2", text=WORK + "    overlap.run(main, args.ms * 2)\n")
+    assert row["outcome"]["step_ns"] == 4 * 10**6
+
+
+INTERRUPTED = WORK.replace(
+    'raise ValueError("three")', "import os, signal; os.kill(os.getpid(), signal.SIGINT); await rank.barrier()"
+)
+
+
+def test_an_interrupt_keeps_the_rows_that_are_done(process, script):
+    sweep = ("--sweep", "ms=2,1,3,4")
+    child = process("simulate", "--json", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGINT
+    assert [line.split()[-5] for line in out.splitlines()[-3:-1]] == ["4", "4"]
+    assert out.splitlines()[-1] == "* shortest step: ms=1"
+    assert err == "overlap: interrupted; 2 of 4 points are done\n"
+
+
+def test_an_interrupt_before_the_first_row(process, script):
+    child = process("simulate", "--sweep", "ms=3,1", script(INTERRUPTED))
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGINT
+    assert out.splitlines()[-1] == "  ranks  step ms  exposed  overlap"
+    assert err == "overlap: interrupted; 0 of 2 points are done\n"
+
+
+def test_progress_on_a_terminal(overlap, script, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, _, err = overlap("simulate", "--csv", "-", "--sweep", "ms=1,2", script(WORK))
+    assert code == 0
+    assert "0/2" in err
+    assert "1/2" in err
+    assert "ms=2" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sweep", "nodes"], "--sweep: expected NAME=V,V,... such as nodes=1,2,4, got 'nodes'"),
+        (["--sweep", "nodes="], "--sweep: expected NAME=V,V,..."),
+        (["--sweep", "=1"], "--sweep: expected NAME=V,V,..."),
+        (["--sweep", "nodes=1,,2"], "--sweep: expected NAME=V,V,..."),
+        (["--sweep", "nodes=1,2,1"], "--sweep: 'nodes=1,2,1' has a value twice"),
+        (["--sweep", "ms=1", "--sweep", "ms=2"], "--sweep: ms is there twice"),
+        (["--sweep", "bucket_bytes=1", "--sweep", "bucket-bytes=2"], "--sweep: bucket_bytes is there twice"),
+        (["--sweep", "nodes=one"], "nodes: expected a positive integer, got 'one'"),
+        (["--sweep", "peer_direct=perhaps"], "peer_direct: expected yes or no, got 'perhaps'"),
+        (["--sweep", "ms=1", "--trace", "sim.json"], "--trace: a sweep has many timelines"),
+        (["--sweep", "ms=1", "--csv", "-", "--json", "-"], "--csv, --json: only one of them can be stdout"),
+        (["--sweep", "ms=1", "--csv", "nowhere/rows.csv"], "--csv: cannot write into "),
+    ],
+)
+def test_sweeps_that_cannot_be_meant(overlap, script, options, message):
+    code, out, err = overlap("simulate", *options, script(WORK.replace("args =", "1 / 0; args =")))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,124 @@
+"""Worlds without data: arrays have a shape and a dtype, so that any model fits."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import overlap
+from overlap import UsageError, shape_only
+
+from .worlds import KB, MS, now_ns, simulate
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def test_arrays_without_data():
+    many = shape_only((70_000_000_000,), BFLOAT16)
+    assert (many.shape, many.dtype, many.nbytes) == ((70_000_000_000,), BFLOAT16, 140_000_000_000)
+    assert not many.flags.writeable
+    assert many[5:7].tolist() == [0, 0]
+    assert shape_only((), np.float32).shape == ()
+    assert shape_only(3, bool).tolist() == [False] * 3
+    assert shape_only((0, 2), "c16").size == 0
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((-1,), "f4"), ((2,), object)])
+def test_there_are_no_such_arrays(shape, dtype):
+    with pytest.raises(UsageError, match="^shape_only: there is no array of"):
+        shape_only(shape, dtype)
+
+
+def test_a_model_of_seventy_billion_parameters():
+    layers, parameters = 80, 70_000_000_000 // 80
+
+    async def main(rank):
+        pending = []
+        for layer in range(layers):
+            grad = rank.compute(rank.empty, (parameters,), BFLOAT16, flops=1e15, name=f"backward {layer}")
+            pending.append(rank.all_reduce(grad))
+        results = [await each for each in pending]
+        assert {(result.shape, result.dtype) for result in results} == {((parameters,), BFLOAT16)}
+        return now_ns(rank)
+
+    results, timeline = simulate(main, 64, cluster="trn2.48xlarge", shapes_only=True, efficiency=0.5)
+    compute_ns = round(1e15 / (667e12 / 4 * 0.5) * 1e9)
+    transfers = [span.info.transfer_ns for span in timeline.for_rank(0) if span.info]
+    assert results[0] == layers * compute_ns + transfers[-1]
+    assert sum(span.info.nbytes for span in timeline.for_rank(0) if span.info) == 140_000_000_000
+
+
+SHAPES = [
+    ("all_reduce", {}, (8, 3), [(8, 3)] * 4),
+    ("reduce_scatter", {}, (8, 3), [(2, 3)] * 4),
+    ("all_gather", {}, (8, 3), [(32, 3)] * 4),
+    ("all_to_all", {}, (8, 3), [(8, 3)] * 4),
+    ("permute", {"pairs": [(0, 1)]}, (8, 3), [(8, 3)] * 4),
+    ("broadcast", {"root": 1}, (8, 3), [(8, 3)] * 4),
+    ("scatter", {"root": 1}, (8, 3), [(2, 3)] * 4),
+    ("reduce", {"root": 1}, (8, 3), [None, (8, 3), None, None]),
+    ("gather", {"root": 1}, (8, 3), [None, (32, 3), None, None]),
+]
+
+
+@pytest.mark.parametrize("given", ["nothing", "out", "future", "from the root"])
+@pytest.mark.parametrize(("kind", "kwargs", "shape", "expected"), SHAPES, ids=[kind for kind, *_ in SHAPES])
+def test_results_have_shape_and_dtype(kind, kwargs, shape, expected, given):
+    if given == "from the root" and kind not in ("broadcast", "scatter"):
+        given = "nothing"
+
+    async def main(rank):
+        want, x, more = expected[rank.rank], rank.empty(shape, BFLOAT16), dict(kwargs)
+        if given == "out" and want is not None:
+            more["out"] = rank.empty(want, BFLOAT16)
+        if given == "future":
+            x = rank.compute(rank.empty, shape, BFLOAT16, seconds=0.001)
+        if given == "from the root" and rank.rank != kwargs["root"]:
+            x = None
+        result = await getattr(rank, kind)(x, **more)
+        assert "out" not in more or result is more["out"]
+        return None if result is None else (result.shape, result.dtype)
+
+    results, _ = simulate(main, 4, shapes_only=True)
+    assert results == [None if want is None else (want, BFLOAT16) for want in expected]
+
+
+def test_times_are_those_with_data():
+    async def main(rank):
+        grads = [rank.compute(rank.empty, (2 * KB,), np.float32, seconds=0.001) for _ in range(3)]
+        for total in [rank.all_reduce(grad) for grad in grads]:
+            await total
+        neighbour = rank.rank ^ 1
+        rank.send(rank.empty((KB,), np.uint8), neighbour)
+        received = await rank.recv(((KB,), np.uint8), neighbour)
+        return received.shape, now_ns(rank)
+
+    results, timeline = simulate(main, 4)
+    without, same = simulate(main, 4, shapes_only=True)
+    assert results == without
+    assert results[0] == ((KB,), 14 * MS)
+    assert timeline.spans == same.spans
+
+
+def test_disagreement_is_noticed_without_data():
+    async def main(rank):
+        await rank.all_reduce(rank.empty((2 + rank.rank,)))
+
+    with pytest.raises(overlap.RankFailedError, match="operation #0 on group 'world' differs"):
+        simulate(main, 2, shapes_only=True)
+
+
+def test_a_result_that_does_not_fit_is_noticed_without_data():
+    async def main(rank):
+        with pytest.raises(UsageError, match="^out: expected float32"):
+            rank.all_gather(rank.empty((2,)), out=rank.empty((2,)))
+
+    simulate(main, 2, shapes_only=True)
+
+
+def test_empty_is_zeros_where_there_is_data():
+    async def main(rank):
+        x = rank.empty((2, 3))
+        x += 1
+        return x.dtype.name, x.tolist()
+
+    assert simulate(main, 1)[0] == [("float32", [[1.0] * 3] * 2)]
