@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from ... import UsageError
-from . import hosts, peer_direct, report, table
+from . import hosts, peer_direct, report, simulation, table
 from .aims import HEADING, Figure, cost_figure, figures, line, verdict
 from .costs import COSTS
 from .hosts import TWO_HOSTS
@@ -15,6 +15,7 @@ from .nodes import measure_rows
 from .peer import Spec
 from .peers import PEERS, Peer, PeerResult, PeerUnavailableError, measure_peer, peers_named
 from .sampling import Sampling
+from .simulation import SIMULATE
 from .sweep import cases, layouts, sampling
 
 __all__ = ["measure"]
@@ -22,7 +23,7 @@ __all__ = ["measure"]
 EVERYTHING = "all"
 
 COST_WORDS = tuple(dict.fromkeys(cost.word for cost in COSTS))
-WORDS = (*COST_WORDS, TWO_HOSTS, EVERYTHING)
+WORDS = (*COST_WORDS, TWO_HOSTS, SIMULATE, EVERYTHING)
 
 _WRONG_EXIT = 1
 
@@ -37,6 +38,8 @@ def measure(args: argparse.Namespace) -> int:
         return _measure_everything(args)
     if args.operation == TWO_HOSTS:
         return _measure_two_hosts(args)
+    if args.operation == SIMULATE:
+        return _measure_simulation(args)
     if args.peer_direct == "both":
         return _compare_peer_direct(args)
     if args.operation is None:
@@ -111,6 +114,11 @@ def _measure_everything(args: argparse.Namespace) -> int:
 def _measure_two_hosts(args: argparse.Namespace) -> int:
     how = sampling(args)
     return _tell_figures(args, how, hosts.figures(how))
+
+
+def _measure_simulation(args: argparse.Namespace) -> int:
+    how = sampling(args)
+    return _tell_figures(args, how, simulation.figures(how))
 
 
 def _tell_figures(args: argparse.Namespace, how: Sampling, measured: Iterable[Figure | str]) -> int:

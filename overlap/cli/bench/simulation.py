@@ -54,7 +54,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     else:
         theirs = Times.of([_timed(simpy_ring) / (TASKS * ROUNDS) for _ in range(sampling.few)])
         yield Figure(
-            name="message/simpy",
+            name=f"{SIMULATE}/message/simpy",
             text="  the same ring: as fast as SimPy",
             value=theirs.median_ns / ours.median_ns,
             unit="ratio",
