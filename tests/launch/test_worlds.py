@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,21 @@ def test_json_is_not_left_behind(tmp_path: Path) -> None:
     written = sorted(path.name for path in tmp_path.glob("*.json"))
     assert written == ["run.json"], run.stderr
     assert json.loads((tmp_path / "run.json").read_text())["overlap"]["world_size"] == 4
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'")
+@pytest.mark.parametrize(("nodes", "each"), [(1, 4), (2, 2), (4, 1)])
+def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
+    run = launched(
+        tmp_path, program(tmp_path), "--transport", "mpi", "--nnodes", str(nodes), "--nproc-per-node", str(each)
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == results(4, each)
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'")
+def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
+    script = program(tmp_path, failure="raise ValueError('no such batch')")
+    run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2", "--nproc-per-node", "2")
+    assert run.returncode != 0
+    assert "rank 3 failed at train.py:12: ValueError: no such batch" in run.stderr
