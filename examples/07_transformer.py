@@ -3,8 +3,7 @@
 You will see how long a step takes on 64 modelled Trainium cores; gradients travel in buckets under the backward pass.
 What if the buckets were smaller, or the cluster larger?
 
-    overlap simulate --cluster trn2.48xlarge --efficiency 0.4 --shapes-only \
-        --sweep nodes=1,2,4 --sweep bucket_bytes=25MiB,100MiB,3GiB examples/07_transformer.py
+    overlap simulate --sweep nodes=1,2,4 --sweep bucket_bytes=25MiB,100MiB,3GiB examples/07_transformer.py
 """
 
 import argparse

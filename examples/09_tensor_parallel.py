@@ -14,7 +14,7 @@ from workloads.transformer import Transformer
 import overlap
 
 TP, BATCH = 8, 4
-MODEL = Transformer(layers=8, hidden=4096, seq=2048)
+MODEL = Transformer(layers=4, hidden=4096, seq=2048)
 BF16 = ml_dtypes.bfloat16
 ACTIVATIONS = BATCH, MODEL.seq, MODEL.hidden
 

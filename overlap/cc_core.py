@@ -135,9 +135,11 @@ class Execution:
     async def _drive_all(self) -> None:
         progress = ParkingLot()
         async with trio.open_nursery() as nursery:
-            for index in self._left:
-                drive = self._fan_out if self._fans_out(index) else self._drive
+            first, *others = ((self._fan_out if self._fans_out(index) else self._drive, index) for index in self._left)
+            for drive, index in others:
                 nursery.start_soon(drive, index, progress)
+            drive, index = first
+            await drive(index, progress)
 
     async def _drive(self, index: int, progress: ParkingLot) -> None:
         """Run one queue in order, beside the others."""
@@ -198,7 +200,7 @@ class Execution:
         await self._endpoint.send(peer, self._tag + step.channel, data, priority=self._urgency(step))
 
     def _urgency(self, step: Step) -> int:
-        """Of messages that could leave at once, those of the first phases come first: others wait for what they bring."""
+        """Of messages that could leave at once, those of earlier phases come first: others wait for what they bring."""
         return self._priority + step.channel
 
     async def _receive(self, step: Step) -> None:

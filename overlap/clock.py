@@ -46,7 +46,7 @@ class Clock(ABC):
         """Return what a timeline should say of it."""
         return {}
 
-    def step_begins(self, rank: Rank) -> None:
+    def step_begins(self, rank: Rank) -> None:  # noqa: B027 (most clocks need not know)
         """Take note that a rank begins a step."""
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The compute streams of a simulation: functions run at once, in the event loop, and take what they are said to cost."""
+"""The compute streams of a simulation: functions run at once, in the event loop, and take what they state."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ModelledCompute(ComputeStream):
                 self._queue.popleft()
                 continue
             self._busy = True
-            pending = pending_in(operation.args)
+            pending = pending_in(operation.args) if operation.args else ()
             if pending:
                 pending[0]._on_done(partial(self._rank._world.soon, self._next))
             else:

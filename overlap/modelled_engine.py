@@ -14,6 +14,7 @@ from .collectives.cost.option import Flat
 from .collectives.cost.startup import Startup
 from .collectives.generators import GENERATORS, fits, generate
 from .collectives.kinds import Collective
+from .collectives.likeness import likeness
 from .collectives.placement import place
 from .collectives.select import DIRECT, plan, size_class
 from .direct import run_here
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from .collectives.call import Call
     from .collectives.cost.option import Option
+    from .collectives.select import Plan
     from .meeting import Channel, Meeting
     from .operation import CollectiveFuture
 
@@ -64,6 +66,7 @@ class ModelledEngine(BaseEngine):
         self._free, self._trigger_ns = startup == Startup(), round(startup.trigger_s * 1e9)
         self._peer_direct, self._shapes_only = peer_direct, shapes_only
         self._options: dict[tuple[object, ...], Option] = {}
+        self._best: dict[tuple[object, ...], str] = {}
         self._names: dict[Channel, str] = {}
 
     def direct(self, size: int) -> bool:
@@ -154,14 +157,25 @@ class ModelledEngine(BaseEngine):
         )
         insisted = self._algorithm
         if insisted is None or insisted not in (DIRECT, *GENERATORS[collective]):
-            return choose().option
+            return self._cheapest(choose, members, pattern)
         try:
             return choose(algorithm=insisted).option
         except ScheduleError:
             if insisted == DIRECT or not fits(insisted, len(members)):
-                return choose().option
+                return self._cheapest(choose, members, pattern)
         # It does not fit these wires; in its plain form it still takes this number of ranks.
         return self._plain(collective, insisted, members, pattern)
+
+    def _cheapest(self, choose: Callable[..., Plan], members: tuple[int, ...], pattern: Call) -> Option:
+        """Choose for the first of groups that sit alike, and the same for the others: a tenth of the time."""
+        alike = likeness(self._cluster, members)
+        key = (pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, alike)
+        known = None if alike is None else self._best.get(key)
+        if known is not None:
+            return choose(algorithm=known).option
+        option = choose().option
+        self._best[key] = option.algorithm
+        return option
 
     def _plain(self, collective: str, algorithm: str, members: tuple[int, ...], pattern: Call) -> Option:
         make = partial(generate, collective, algorithm, len(members), root=pattern.root, pairs=pattern.pairs)

@@ -52,27 +52,25 @@ class Request:
     watcher: Callable[[Timeline], None] | None = None
 
 
-_overriding: ContextVar[dict[str, object]] = ContextVar("overriding", default={})  # noqa: B039 - never changed
+_overriding: ContextVar[Callable[[Request], Request] | None] = ContextVar("overriding", default=None)
 
 
 @contextmanager
 def overriding(
-    *,
-    virtual: Virtual | None = None,
-    cluster: str | topology.Cluster | None = None,
-    ranks: int | None = None,
-    watcher: Callable[[Timeline], None] | None = None,
+    *, revise: Callable[[Request], Request] | None = None, watcher: Callable[[Timeline], None] | None = None
 ) -> Iterator[None]:
-    """Let these win over the arguments of every `run` in the block, and over the environment.
+    """Let this win over the arguments of every `run` in the block, and over the environment.
 
     Args:
-        virtual: Simulate, under these assumptions.
-        cluster: The machine.
-        ranks: How many.
+        revise: Is given what a run is asked to be, and returns what it shall be.
         watcher: Is given the timeline of each run.
     """
-    given = {"virtual": virtual, "cluster": cluster, "ranks": ranks, "watcher": watcher}
-    token = _overriding.set({name: value for name, value in given.items() if value is not None})
+
+    def overrule(asked: Request) -> Request:
+        wanted = asked if revise is None else revise(asked)
+        return wanted if watcher is None else replace(wanted, watcher=watcher)
+
+    token = _overriding.set(overrule)
     try:
         yield
     finally:
@@ -98,7 +96,9 @@ def requested(main: object, clock: object, asked: Request) -> Request:
         from .modelled import virtual_of  # and with it the model of the machines
 
         wanted = replace(wanted, virtual=virtual_of(clock))
-    wanted = replace(wanted, **_overriding.get())  # type: ignore[arg-type]
+    overrule = _overriding.get()
+    if overrule is not None:
+        wanted = overrule(wanted)
     _check_run(main, wanted.ranks, wanted.timeout_s, wanted.trace)
     if wanted.algorithm is not None:
         from .collectives.select import check_algorithm  # and with it the generators

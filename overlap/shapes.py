@@ -30,8 +30,8 @@ def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         UsageError: If there can be no such array.
     """
     kind = np.dtype(dtype)
-    sides = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if kind.hasobject or any(side < 0 for side in sides):
+    sides = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if kind.hasobject or (sides and min(sides) < 0):
         raise UsageError(f"shape_only: there is no array of {kind} {sides} without data")
     # A tenth of the time of np.broadcast_to, and simulations make one for every result of every rank.
     return np.ndarray(sides, kind, bytes(kind.itemsize), 0, (0,) * len(sides))

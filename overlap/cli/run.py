@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import replace
-from functools import partial
-from importlib.util import find_spec
 from io import StringIO
-from pathlib import Path
 
 from .. import settings
 from ..errors import UsageError
@@ -23,6 +18,7 @@ from ..settings import Settings
 from .failure import report
 from .nodeoptions import add_options, count, seconds
 from .nodes import among_nodes, fitted, run_nodes, starts_nodes
+from .program import Program, as_main, module, output_path, script, told_traces
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --nnodes in one process for each node. What is given here wins over
@@ -88,12 +84,18 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     wanted = fitted(args, _settings(args))
-    program = _module(args.module) if args.module is not None else _script(args.script, args.args)
+    program = _program(args)
     if starts_nodes(args):
         return run_nodes(args, wanted, [args.script, *args.args] if args.module is None else ["-m", *args.module])
-    with settings.imposed(wanted), among_nodes(args), _as_main(), _told_traces(args.trace, wanted.trace):
+    with settings.imposed(wanted), among_nodes(args), as_main(), told_traces(args.trace, wanted.trace):
         program()
     return 0
+
+
+def _program(args: argparse.Namespace) -> Program:
+    if args.module is not None:
+        return module(args.module, command="run")
+    return script(args.script, args.args, command="run")
 
 
 def _tell(error: BaseException) -> int:
@@ -134,7 +136,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         from topology import cluster
 
         cluster(wanted.cluster)
-    return _with_tls_files(replace(wanted, trace=_trace(wanted.trace)))
+    return _with_tls_files(replace(wanted, trace=output_path(wanted.trace)))
 
 
 def _with_tls_files(wanted: Settings) -> Settings:
@@ -150,101 +152,3 @@ def _with_tls_files(wanted: Settings) -> Settings:
             raise UsageError(f"{name}: {path}: there is no such file to read")
     cert, key, authority = map(os.path.abspath, given.values())
     return replace(wanted, tls_cert=cert, tls_key=key, tls_ca=authority)
-
-
-def _trace(path: str | None) -> str | None:
-    """Refuse what could not be written at the end of a long run; the program may change its directory meanwhile."""
-    if path is None:
-        return None
-    if os.path.isdir(path):
-        raise UsageError(f"--trace: {path} is a directory; name a file in it")
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"--trace: cannot write into {folder}")
-    return os.path.abspath(path)
-
-
-@contextmanager
-def _told_traces(name: str | None, path: str | None) -> Iterator[None]:
-    """Say at the end, well or bad, where the traces are, under the name that the user gave them."""
-    place = find_place()
-    if place is not None and place.process != 0:  # the first process says it for all
-        yield
-        return
-    try:
-        yield
-        if path is not None and not settings.written_traces(path):
-            _note(f"no trace in {name or path}: the program did not call overlap.run")
-    finally:
-        if path is not None and (files := settings.written_traces(path)):
-            more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
-            shown = name or path
-            _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")
-
-
-def _note(text: str) -> None:
-    sys.stdout.flush()  # what the program printed comes first, also when both streams go to one file
-    print(f"overlap: {text}", file=sys.stderr)
-
-
-# -- programs ----------------------------------------------------------------------------------------------------
-
-
-def _script(path: str | None, args: list[str]) -> Callable[[], object]:
-    if path is None:
-        raise UsageError("run: name a SCRIPT, or -m MODULE (`overlap run --help` explains)")
-    _check_script(path)
-    sys_path = os.path.dirname(os.path.realpath(path))
-    return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
-
-
-def _check_script(path: str) -> None:
-    try:
-        source = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"run: {path}: {error.strerror}") from None
-    try:
-        compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise UsageError(f"run: {path}{line}: not Python: {reason}") from None
-
-
-def _module(words: list[str]) -> Callable[[], object]:
-    if not words:
-        raise UsageError("run: -m needs a MODULE")
-    name, *args = words
-    return partial(_with_argv, [name, *args], os.getcwd(), partial(_run_module, name))
-
-
-def _run_module(name: str) -> object:
-    try:
-        spec = find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = find_spec(f"{name}.__main__")
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):
-            raise  # the package is there, and what it imports is not
-        raise UsageError(f"run: -m {name}: {error}") from None
-    if spec is None:
-        raise UsageError(f"run: -m {name}: there is no such module to run")
-    return runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _with_argv(argv: list[str], sys_path: str, program: Callable[[], object]) -> object:
-    """Give the program the argv and the first entry of the import path that python itself would."""
-    sys.argv[:] = argv
-    if not sys.flags.safe_path:
-        sys.path[0] = sys_path
-    return program()
-
-
-@contextmanager
-def _as_main() -> Iterator[None]:
-    """Put back what a program finds changed about the interpreter."""
-    argv, path = sys.argv[:], sys.path[:]
-    try:
-        yield
-    finally:
-        sys.argv[:], sys.path[:] = argv, path

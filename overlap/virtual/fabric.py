@@ -175,7 +175,9 @@ class Fabric:
         if pricing is None:
             pricing = Pricing.of_option(option, ranks, self._resources, self._slow)
             self._collectives[option] = pricing
-        return Transfer(key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), priority=priority, lane=lane)
+        return Transfer(
+            key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), priority=priority, lane=lane
+        )
 
     def message(
         self,

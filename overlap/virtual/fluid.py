@@ -54,8 +54,8 @@ class Flow:
     """
 
     __slots__ = (
-        "_done_ns", "_due_ns", "_mark", "_since_ns", "cap", "key", "marks_ns", "rate", "resources", "shares",
-        "lane", "priority", "started_ns",
+        "_done_ns", "_due_ns", "_mark", "_since_ns", "cap", "key", "lane", "marks_ns", "priority", "rate", "resources",
+        "shares", "started_ns",
     )  # fmt: skip
 
     def __init__(
@@ -218,7 +218,8 @@ def rates(flows: Sequence[Flow], scarce: NDArray[np.bool_]) -> list[float]:
     names, resource = np.unique(needed[counts], return_inverse=True)
     slope = np.array([1 / float(flow.shares.max()) for flow in flows])
     cap = np.array([flow.cap for flow in flows])
-    rate, left = np.zeros(len(flows)), np.ones(len(names))
+    rate = np.zeros(len(flows))
+    left: Floats = np.ones(len(names))
     for rising in _turns(flows):
         while rising.any():
             rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
@@ -229,8 +230,8 @@ def rates(flows: Sequence[Flow], scarce: NDArray[np.bool_]) -> list[float]:
             stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
             rate[stops] = np.minimum(cap, level * slope)[stops]
             rising &= ~stops
-            left = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
-            left[left < _NOTHING] = 0.0
+            free = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
+            left = np.where(free < _NOTHING, 0.0, free)
     return rate.tolist()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -94,12 +95,29 @@ def test_what_was_published_is_no_extrapolation(overlap, script):
     assert "  extrapolated    nothing: all communication lies within published" in out
 
 
-def test_without_a_machine_nobody_knows_what_is_extrapolated(overlap, script, simulated):
-    out = overlap("simulate", script(TRAIN))[1]
-    assert "the program's cluster, 3 ranks, virtual time\n" in out
-    assert "  extrapolated    not known: name the machine with --cluster\n" in out
-    [run] = simulated(script(TRAIN))
-    assert run["extrapolated"] is None
+def test_what_is_not_set_is_the_programs(overlap, script):
+    own = "clock=overlap.Virtual(efficiency=0.5, conditions=overlap.Conditions(jitter=0.1, seed=3))"
+    text = script(TRAIN.replace("ranks=3", f"ranks=8, cluster='trn1.32xlarge', algorithm='ring', {own}"))
+
+    def told(*options):
+        lines = overlap("simulate", *options, text)[1].split("step time")[0].splitlines()[1:]
+        return " ".join(line.strip() for line in lines).strip()
+
+    rest = "1 of the memory's bandwidth; Peer Direct; ring wherever it exists; computes vary by exp(0.1 z); seed"
+    same = "compute and communication do not slow each other down"
+    reach = "computes take what they state, or reach"
+    assert told() == (
+        f"trn1.32xlarge, 8 ranks, virtual time assumed         {reach} 0.5 of the bfloat16 peak and {rest} 3; {same}"
+    )
+    assert told("--efficiency", "0.25", "--seed", "4", "--nodes", "2") == (
+        f"trn1.32xlarge x2, 64 ranks, virtual time assumed         "
+        f"{reach} 0.25 of the bfloat16 peak and {rest} 4; {same}"
+    )
+    assert told("--ranks", "16").startswith("trn1.32xlarge, 16 ranks, virtual time assumed")
+    assert told("--cluster", "trn2.48xlarge", "--lnc", "1").startswith("trn2.48xlarge lnc=1, 128 ranks, ")
+    assert told("--cluster", "local").startswith("local, 8 ranks, ")
+    script(TRAIN.replace("ranks=3", "ranks=4"))
+    assert told("--nodes", "2").startswith("local x2, 4 ranks, ")
 
 
 def test_without_steps_it_is_the_whole_run_and_may_have_no_communication(overlap, script):
@@ -117,7 +135,12 @@ def test_without_steps_it_is_the_whole_run_and_may_have_no_communication(overlap
 
 
 def test_each_run_of_a_program_has_its_page(overlap, script):
-    out = overlap("simulate", *WHERE, script(TRAIN + "    overlap.run(main)\n"))[1]
+    text = script(TRAIN.replace("ranks=3", "cluster='trn1.2xlarge'") + "    overlap.run(main, cluster='inf2.xlarge')\n")
+    out = overlap("simulate", text)[1]
+    assert [line for line in out.splitlines() if "virtual time" in line][::2] == [
+        "trn1.2xlarge, 2 ranks, virtual time",
+        "inf2.xlarge, 2 ranks, virtual time",
+    ]
     assert [line for line in out.splitlines() if line.startswith("run ")] == ["run 1 of 2", "run 2 of 2"]
     assert out.count("  step time       ") == 2
 
@@ -236,6 +259,19 @@ def test_throughput_of_a_program_that_says_its_samples(simulated, script, sample
     assert run["samples_per_s"] == rate / (run["step_ns"] / 1e9)
 
 
+def test_the_busiest_kind_is_that_which_takes_longest_added_up(simulated, script):
+    text = TRAIN.replace("await reduced", "await reduced; await rank.barrier(); await rank.all_gather(np.zeros(2**20))")
+    [run] = simulated(*WHERE, script(text))
+    assert [shape["op"] for shape in run["communicated"]] == ["all_gather", "all_reduce", "barrier"]
+    assert run["busiest"]["shape"] == {"op": "all_gather", "nbytes": 2**26, "dtype": "float64", "ranks": 8}
+    assert run["busiest"]["count"] == 2
+
+
+def test_starting_programs(simulated, script):
+    [free], [costs] = simulated(*WHERE, script(TRAIN)), simulated(*WHERE, "--startup", script(TRAIN))
+    assert costs["step_ns"] > free["step_ns"] + MS
+
+
 # -- programs ----------------------------------------------------------------------------------------------------
 
 
@@ -259,12 +295,16 @@ def test_the_trace(overlap, script):
 
 def test_a_module_and_its_arguments(overlap, script):
     script(TRAIN, "simulated_module.py")
+    before = sys.argv[:], sys.path[:]
     code, out, _ = overlap("simulate", *WHERE, "-m", "simulated_module", "--ranks", "7")
     assert (code, out.splitlines()[:2]) == (0, ["program --ranks 7", "trn1.32xlarge, 8 ranks, virtual time"])
+    assert (sys.argv, sys.path) == before
 
 
 def test_a_program_that_exits_in_peace(overlap, script):
-    assert overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(0)\n"))[0] == 0
+    code, out, _ = overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(0)\n"))
+    assert code == 0
+    assert "  step time       " in out
     assert overlap("simulate", *WHERE, script(TRAIN + "    sys.exit(3)\n"))[0] == 3
 
 
@@ -292,8 +332,8 @@ def test_a_deadlock_ends_at_once(overlap, script):
     [
         (["--cluster", "trn9"], "trn9"),
         (["--cluster", "trn1.32xlarge", "--ranks", "33"], "33 ranks do not fit: trn1.32xlarge x1 holds 32"),
-        (["--nodes", "2"], "nodes: of which machine? Say so with cluster"),
-        (["--cluster", "local"], "ranks: how many? The local machine has any number"),
+        (["--cluster", "trn2.48xlarge", "--lnc", "3"], "trn2.48xlarge: lnc: expected 2 or 1, found 3"),
+        (["--cluster", "trn2.48xlarge x2", "--nodes", "3"], "nodes is said twice: 2 and 3"),
         ([*WHERE, "--efficiency", "1.5"], "efficiency: expected more than 0, at most 1, got 1.5"),
         ([*WHERE, "--dtype", "int4"], "dtype: no peak is known for 'int4' on Trainium1"),
         (["--profile", "gone.json"], "gone.json"),

@@ -95,7 +95,7 @@ def test_a_point_that_fails_is_a_row_and_the_others_go_on(overlap, script):
 
 def test_all_that_can_go_wrong_at_a_point(swept):
     [gone, large, fine] = swept("--sweep", "cluster=trn9,trn1.32xlarge,local", "--ranks", "33", code=1)
-    assert gone["error"].startswith("unknown machine 'trn9'") or "trn9" in gone["error"]
+    assert "'trn9'" in gone["error"]
     assert large["error"].startswith("33 ranks do not fit: trn1.32xlarge x1 holds 32")
     assert (fine["error"], fine["outcome"]["world_size"]) == (None, 33)
     [row, _] = swept("--sweep", "ms=1,2", text="import sys; sys.exit(4)", code=1)
@@ -118,6 +118,8 @@ def test_parameters_of_the_program_are_arguments_after_its_own(overlap, script):
 def test_parameters_of_the_simulation_win_over_the_options(swept):
     rows = swept("--cluster", "trn1.32xlarge", "--nodes", "4", "--seed", "1", "--sweep", "nodes=1,2")
     assert [row["outcome"]["world_size"] for row in rows] == [32, 64]
+    own = WORK.replace("ranks=args.ranks", "cluster='trn2.48xlarge x3'")
+    assert [row["outcome"]["world_size"] for row in swept("--sweep", "nodes=1,2", text=own)] == [64, 128]
     rows = swept("--cluster", "trn2.48xlarge", "--sweep", "lnc=1,2")
     assert [row["outcome"]["world_size"] for row in rows] == [128, 64]
     text = WORK.replace("seconds=ms / 1e3", "flops=1e12")
@@ -181,13 +183,17 @@ INTERRUPTED = WORK.replace(
 )
 
 
-def test_an_interrupt_keeps_the_rows_that_are_done(process, script):
+def test_an_interrupt_keeps_the_rows_that_are_done(process, script, tmp_path):
     sweep = ("--sweep", "ms=2,1,3,4")
     child = process("simulate", "--json", "rows.json", *sweep, script(INTERRUPTED), PYTHONIOENCODING="utf-8")
     out, err = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGINT
-    assert [line.split()[-5] for line in out.splitlines()[-3:-1]] == ["4", "4"]
+    assert [line.split()[:3] for line in out.splitlines()[-3:-1]] == [["2", "4", "2.000"], ["*", "1", "4"]]
     assert out.splitlines()[-1] == "* shortest step: ms=1"
+    with open(tmp_path / "rows.json", encoding="utf-8") as file:
+        found = json.load(file)
+    assert [row["parameters"] for row in found["rows"]] == [{"ms": "2"}, {"ms": "1"}]
+    assert not found["complete"]
     assert err == "overlap: interrupted; 2 of 4 points are done\n"
 
 
@@ -197,6 +203,16 @@ def test_an_interrupt_before_the_first_row(process, script):
     assert child.returncode == 128 + signal.SIGINT
     assert out.splitlines()[-1] == "  ranks  step ms  exposed  overlap"
     assert err == "overlap: interrupted; 0 of 2 points are done\n"
+
+
+def test_an_interrupt_inside_a_group(overlap, script):
+    text = WORK.replace(
+        "    overlap.run(main",
+        "    if args.ms == 3: raise BaseExceptionGroup('', [KeyboardInterrupt()])\n    overlap.run(main",
+    )
+    code, out, err = overlap("simulate", "--sweep", "ms=1,3,2", script(text))
+    assert (code, err) == (130, "overlap: interrupted; 1 of 3 points are done\n")
+    assert len(out.splitlines()) == len(ASSUMED.splitlines()) + 2
 
 
 def test_progress_on_a_terminal(overlap, script, monkeypatch):

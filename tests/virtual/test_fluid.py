@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap.virtual.fluid import Flow, Fluid, rates, quantised
+from overlap.virtual.fluid import Flow, Fluid, quantised, rates
 
 
 def flow(name, marks_ns, needs, **turn):

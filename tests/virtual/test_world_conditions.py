@@ -94,7 +94,7 @@ def test_a_profile_of_a_real_run(tmp_path):
 
 def test_what_a_profile_does_not_know():
     async def main(rank):
-        with pytest.raises(UsageError, match="compute 'work' has no cost .*; the profile a timeline knows sum"):
+        with pytest.raises(UsageError, match=r"compute 'work' has no cost .*; the profile a timeline knows sum"):
             rank.compute(len, name="work")
 
     simulate(main, 1, profile=Profile(median_ns={"sum": 7}))

@@ -24,7 +24,7 @@ def test_arrays_without_data():
 
 @pytest.mark.parametrize(("shape", "dtype"), [((-1,), "f4"), ((2,), object)])
 def test_there_are_no_such_arrays(shape, dtype):
-    with pytest.raises(UsageError, match="^shape_only: there is no array of"):
+    with pytest.raises(UsageError, match=r"^shape_only: there is no array of"):
         shape_only(shape, dtype)
 
 
@@ -103,13 +103,13 @@ def test_disagreement_is_noticed_without_data():
     async def main(rank):
         await rank.all_reduce(rank.empty((2 + rank.rank,)))
 
-    with pytest.raises(overlap.RankFailedError, match="operation #0 on group 'world' differs"):
+    with pytest.raises(overlap.RankFailedError, match=r"operation #0 on group 'world' differs"):
         simulate(main, 2, shapes_only=True)
 
 
 def test_a_result_that_does_not_fit_is_noticed_without_data():
     async def main(rank):
-        with pytest.raises(UsageError, match="^out: expected float32"):
+        with pytest.raises(UsageError, match=r"^out: expected float32"):
             rank.all_gather(rank.empty((2,)), out=rank.empty((2,)))
 
     simulate(main, 2, shapes_only=True)

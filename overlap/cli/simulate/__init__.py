@@ -28,11 +28,11 @@ SCHEMA_VERSION = 1
 """Version of what `--json` writes; it rises when a field changes its meaning or goes."""
 
 _STDOUT = "-"
-_WHERE = ("cluster", "nodes", "lnc", "ranks")
 
 _DESCRIPTION = """\
 Run a program unchanged on a modelled cluster, in deterministic virtual time: how long its step takes, how much of it
-is communication, and how much of that is exposed. What is given here wins over the arguments of its overlap.run(...).
+is communication, and how much of that is exposed. What is given here wins over the arguments of its overlap.run(...);
+all else stays as they say, also the assumptions of its clock=overlap.Virtual(...).
 Computes take what they state (seconds=, or flops= and bytes_moved= by the device's peak) or what a --profile says.
 """
 
@@ -45,7 +45,8 @@ examples:
 
 A sweep runs the program for every combination of values. NAME is one of
   {", ".join(list(PARAMETERS)[:9])},
-  {", ".join(list(PARAMETERS)[9:])},
+  {", ".join(list(PARAMETERS)[9:15])},
+  {", ".join(list(PARAMETERS)[15:])},
 or else a parameter of the program: bucket_bytes=1MiB adds the arguments --bucket-bytes 1MiB. A NAME that begins with
 -- is always the program's: --sweep=--seed=1,2. A program that calls overlap.run several times is judged by the last.
 What it prints is not shown. Ctrl-C prints the rows that are done.
@@ -110,7 +111,7 @@ def _once(args: argparse.Namespace) -> int:
     with aside, told_traces(args.trace, trace):
         simulation = simulate(program, setting, trace=trace)
     if args.json != _STDOUT:
-        _show(args, simulation, setting)
+        _show(args, simulation)
     if args.json is not None:
         _write(args.json, _as_json(_found(simulation)), "--json")
     return 0
@@ -120,21 +121,21 @@ def _found(simulation: Simulation) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "wall_s": simulation.wall_s,
-        "meta": [timeline.meta for timeline in simulation.timelines],
-        "runs": [described(outcome) for outcome in simulation.outcomes],
+        "meta": [run.timeline.meta for run in simulation.runs],
+        "runs": [described(run.outcome) for run in simulation.runs],
     }
 
 
-def _show(args: argparse.Namespace, simulation: Simulation, setting: Setting) -> None:
+def _show(args: argparse.Namespace, simulation: Simulation) -> None:
     from rich.console import Console
 
     console = Console(width=args.width, highlight=False)
     look = {"ascii": args.ascii or console.options.ascii_only, "color": console.is_terminal and not console.no_color}
-    for number, (timeline, outcome) in enumerate(zip(simulation.timelines, simulation.outcomes, strict=True), 1):
-        if len(simulation.outcomes) > 1:
-            print(f"run {number} of {len(simulation.outcomes)}")
-        print("\n".join(page(outcome, setting, simulation.wall_s)), end="\n\n", flush=True)
-        for line in drawing(timeline, outcome, width=console.width, **look):
+    for number, run in enumerate(simulation.runs, 1):
+        if len(simulation.runs) > 1:
+            print(f"run {number} of {len(simulation.runs)}")
+        print("\n".join(page(run.outcome, run.request, simulation.wall_s)), end="\n\n", flush=True)
+        for line in drawing(run.timeline, run.outcome, width=console.width, **look):
             console.print(line)
 
 
@@ -173,8 +174,8 @@ def _sweep(args: argparse.Namespace) -> int:
 def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None) -> None:
     from rich.console import Console
 
-    fixed = Setting.of({name: value for name, value in given(args).items() if name not in _WHERE})
-    print("\n".join(wrapped("assumed, where nothing else is swept: " + "; ".join(assumptions(fixed)))))
+    if first := next((row.run for row in rows if row.run), None):
+        print("\n".join(wrapped("assumed, where nothing else is swept: " + "; ".join(assumptions(first.request)))))
     ascii = args.ascii or Console(width=args.width).options.ascii_only
     print("\n".join(["", *table(rows, winner, ascii=ascii)]), flush=True)
 

@@ -68,7 +68,7 @@ class Outcome:
         shown: Ranks worth drawing: with the least, the median and the most exposed communication.
         busiest: Of the longest rank; None without communication.
         shapes: Everything that was communicated in the step, on any rank.
-        extrapolated: Those outside published measurements; None if the machine is unknown.
+        extrapolated: Those outside published measurements.
         samples: That a step trains on, if the program says so.
     """
 
@@ -79,7 +79,7 @@ class Outcome:
     shown: tuple[int, ...]
     busiest: Busiest | None
     shapes: tuple[Shape, ...]
-    extrapolated: tuple[Shape, ...] | None
+    extrapolated: tuple[Shape, ...]
     samples: float | None
 
     @property
@@ -98,12 +98,12 @@ class Outcome:
         return self.samples / (self.step_ns / 1e9) if self.samples is not None and self.step_ns else None
 
 
-def measure(timeline: Timeline, cluster: Cluster | None, *, samples: float | None = None) -> Outcome:
+def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = None) -> Outcome:
     """Read a timeline of virtual time.
 
     Args:
         timeline: Of one run.
-        cluster: That it was simulated on, if known.
+        cluster: That it was simulated on.
         samples: That a step trains on, if known.
 
     Raises:
@@ -122,7 +122,7 @@ def measure(timeline: Timeline, cluster: Cluster | None, *, samples: float | Non
         shown=_shown(rows),
         busiest=_busiest(span.info for span in spans if span.rank == longest.rank),
         shapes=shapes,
-        extrapolated=None if cluster is None else tuple(each for each in shapes if not _measured(cluster, each)),
+        extrapolated=tuple(each for each in shapes if not _measured(cluster, each)),
         samples=samples,
     )
 

@@ -7,13 +7,15 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from topology import Cluster
+
 from ... import Conditions
+from ...request import Request
 from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
 from ...virtual import Profile
 from .outcome import Busiest, Outcome, Shape
-from .setting import Setting
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,14 +26,14 @@ _WIDTH = 80
 _LISTED = 4  # shapes that are named one by one
 
 
-def page(outcome: Outcome, setting: Setting, wall_s: float) -> list[str]:
+def page(outcome: Outcome, request: Request, wall_s: float) -> list[str]:
     """Return the figures as lines."""
     row = outcome.longest
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine(setting)}, {outcome.world_size} ranks, virtual time"),
-        *_field("assumed", "; ".join(assumptions(setting))),
+        *wrapped(f"{_machine(request)}, {outcome.world_size} ranks, virtual time"),
+        *_field("assumed", "; ".join(assumptions(request))),
         *_field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *_field("  compute", f"{exact(row.compute_ns)}"),
         *_field("  communication", f"{exact(row.comm_ns)}"),
@@ -45,11 +47,11 @@ def page(outcome: Outcome, setting: Setting, wall_s: float) -> list[str]:
     ]
 
 
-def _machine(setting: Setting) -> str:
-    if setting.cluster is None:
-        return "the program's cluster"
-    lnc = f" lnc={setting.cluster.lnc}" if len(setting.cluster.machine.chip.lnc) > 1 else ""
-    return f"{setting.cluster.name}{lnc}"
+def _machine(request: Request) -> str:
+    cluster = request.cluster
+    assert isinstance(cluster, Cluster)
+    lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
+    return f"{cluster.name}{lnc}"
 
 
 def _throughput(outcome: Outcome) -> list[str]:
@@ -58,20 +60,23 @@ def _throughput(outcome: Outcome) -> list[str]:
     return _field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
 
 
-def assumptions(setting: Setting) -> list[str]:
+def assumptions(request: Request) -> list[str]:
     """Say what was taken for granted."""
-    virtual = setting.virtual
+    virtual = request.virtual
+    assert virtual is not None
     rates = f"{virtual.efficiency:.4g} of the {virtual.dtype} peak and {virtual.memory_efficiency:.4g} of the memory's"
     profile = virtual.profile
-    by = f"what they took in {profile.source}, others " if isinstance(profile, Profile) else ""
+    source = profile.source if isinstance(profile, Profile) else profile
+    by = f"what they took in {source}, others " if source else ""
     nic = "Peer Direct" if virtual.peer_direct else "copies through the host"
-    algorithm = [f"{setting.algorithm} wherever it exists"] if setting.algorithm else []
+    algorithm = [f"{request.algorithm} wherever it exists"] if request.algorithm else []
     return [
         f"computes take {by}what they state, or reach {rates} bandwidth",
         nic,
         *algorithm,
         *_conditions(virtual.conditions),
         str(virtual.interference),
+        *(["starting the program of a step costs time"] if virtual.startup else []),
         *(["shapes only"] if virtual.shapes_only else []),
     ]
 
@@ -106,8 +111,6 @@ def extrapolated(outcome: Outcome) -> str:
     """Say which predictions of communication lie outside what was published of the machine."""
     if not outcome.shapes:
         return "nothing: there is no communication"
-    if outcome.extrapolated is None:
-        return "not known: name the machine with --cluster"
     if not outcome.extrapolated:
         return "nothing: all communication lies within published measurements (`overlap validate`)"
     named = ", ".join(map(shape_text, outcome.extrapolated[:_LISTED]))
@@ -151,7 +154,7 @@ def described(outcome: Outcome) -> dict[str, object]:
         "samples_per_s": outcome.samples_per_s,
         "busiest": asdict(outcome.busiest) if outcome.busiest else None,
         "communicated": [asdict(each) for each in outcome.shapes],
-        "extrapolated": None if outcome.extrapolated is None else [asdict(each) for each in outcome.extrapolated],
+        "extrapolated": [asdict(each) for each in outcome.extrapolated],
     }
 
 

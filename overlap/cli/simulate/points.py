@@ -31,7 +31,7 @@ class Axis:
         """Read `NAME=V,V,...`.
 
         Raises:
-            UsageError: If it is something else, or a value cannot be meant.
+            UsageError: If it is something else.
         """
         name, equals, values = text.partition("=")
         texts = tuple(value.strip() for value in values.split(","))
@@ -39,10 +39,7 @@ class Axis:
             raise UsageError(f"--sweep: expected NAME=V,V,... such as nodes=1,2,4, got {text!r}")
         if len(set(texts)) < len(texts):
             raise UsageError(f"--sweep: {text!r} has a value twice")
-        parameter = PARAMETERS.get(name.replace("-", "_"))
-        for each in texts if parameter else ():
-            parameter.value(each)  # type: ignore[union-attr]
-        return cls(name=name, parameter=parameter, texts=texts)
+        return cls(name=name, parameter=PARAMETERS.get(name.replace("-", "_")), texts=texts)
 
     @property
     def option(self) -> str:
@@ -85,6 +82,9 @@ def points(swept: Sequence[Axis], fixed: Mapping[str, object]) -> Iterator[Point
     Args:
         swept: The axes.
         fixed: Parameters of the simulation that are the same at all points, unless they are swept.
+
+    Raises:
+        UsageError: If a value cannot be meant.
     """
     for texts in product(*(axis.texts for axis in swept)):
         chosen = list(zip(swept, texts, strict=True))

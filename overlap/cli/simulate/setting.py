@@ -1,17 +1,20 @@
-"""What can be set about a simulation, by an option or by a sweep: the cluster, and what is assumed of it."""
+"""What can be set about a simulation, by an option or by a sweep; all else stays as the program says."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import topology
+from topology.instances import assemble
 
-from ... import Conditions, Interference, Virtual
+from ... import Interference, Virtual
 from ...collectives.select import check_algorithm
 from ...errors import UsageError
+from ...request import Request
+from ...surroundings import DEFAULT_RANKS, cluster_of
 from ...virtual import Profile, Roofline
 from ...virtual.interference import ALL
 from ..nodeoptions import count
@@ -99,19 +102,20 @@ _ALL = (
     Parameter(name="cluster", read=str, metavar="NAME", help='such as "trn2.48xlarge x4"; default: the program\'s'),
     Parameter(name="nodes", read=count, metavar="N", help="how many of them"),
     Parameter(name="lnc", read=count, metavar="N", help="physical cores per logical core"),
-    Parameter(name="ranks", read=count, metavar="N", help="how many ranks; default: all that the cluster has"),
+    Parameter(name="ranks", read=count, metavar="N", help="how many; default: all that fit if the cluster is set here"),
     Parameter(name="algorithm", read=str, metavar="A", help="use this algorithm wherever it exists, such as ring"),
-    Parameter(name="dtype", read=str, metavar="TYPE", help="that ranks compute in; default: bfloat16"),
-    Parameter(name="efficiency", read=_number, metavar="E", help="share of the peak that computes reach; default: 1"),
-    Parameter(name="memory_efficiency", read=_number, metavar="E", help="the same of memory bandwidth; default: 1"),
+    Parameter(name="dtype", read=str, metavar="TYPE", help="that ranks compute in"),
+    Parameter(name="efficiency", read=_number, metavar="E", help="share of the peak that computes reach"),
+    Parameter(name="memory_efficiency", read=_number, metavar="E", help="the same of memory bandwidth"),
     Parameter(name="profile", read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
     Parameter(name="peer_direct", read=_yes_or_no, help="network adapters read device memory (default)"),
     Parameter(name="shapes_only", read=_yes_or_no, help="arrays have shape and dtype, and no data"),
-    Parameter(name="seed", read=_integer, metavar="N", help="of everything random; default: 0"),
-    Parameter(name="jitter", read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%; default: 0"),
-    Parameter(name="straggler_share", read=_number, metavar="S", help="share of the ranks that are slow; default: 0"),
+    Parameter(name="startup", read=_yes_or_no, help="each step starts a compiled program, at its published cost"),
+    Parameter(name="seed", read=_integer, metavar="N", help="of everything random"),
+    Parameter(name="jitter", read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
+    Parameter(name="straggler_share", read=_number, metavar="S", help="share of the ranks that are slow"),
     Parameter(name="straggler_factor", read=_number, metavar="F", help="how many times as long they compute"),
-    Parameter(name="slow_wire_share", read=_number, metavar="S", help="share of the wires that are slow; default: 0"),
+    Parameter(name="slow_wire_share", read=_number, metavar="S", help="share of the wires that are slow"),
     Parameter(name="slow_wire_factor", read=_number, metavar="F", help="share of their bandwidth that they have left"),
     Parameter(
         name="slow_compute",
@@ -133,7 +137,11 @@ PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter i
 """Everything that can be set, by name."""
 
 _CONDITIONS = ("seed", "jitter", "straggler_share", "straggler_factor", "slow_wire_share", "slow_wire_factor")
-_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only")
+_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "startup")
+_SIZE = ("nodes", "lnc", "ranks")
+_WHERE = ("cluster", *_SIZE)
+
+LOCAL = "local"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -160,65 +168,86 @@ def given(args: argparse.Namespace) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One point: what is simulated, and under which assumptions.
+    """One point: what is simulated, and under which assumptions. What it leaves open is the program's.
 
     Attributes:
-        cluster: The machine; None leaves it to the program.
-        ranks: How many; None leaves it to the program.
-        algorithm: The one to use wherever it exists; None for the fastest.
-        virtual: The assumptions.
+        values: By name, as `Parameter.read` makes them; several of a repeated one are a list.
     """
 
-    cluster: topology.Cluster | None
-    ranks: int | None
-    algorithm: str | None
-    virtual: Virtual
+    values: Mapping[str, object]
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Setting:
-        """Put parameters together.
-
-        Args:
-            values: By name, as `Parameter.read` makes them; several of a repeated one are a list.
+        """Put parameters together, and refuse what cannot be meant, as far as it does not depend on the program.
 
         Raises:
             UsageError: If they cannot be meant.
             TopologyError: If there is no such cluster, or it is too small.
         """
-        asked = cast("dict[str, Any]", dict(values))
-        cluster, algorithm = _cluster(asked), asked.get("algorithm")
-        if algorithm is not None:
-            check_algorithm(algorithm)
-        interference = Interference(
-            compute=_factors(asked.get("slow_compute")), communication=_factors(asked.get("slow_comm"))
-        )
+        asked = dict(values)
         if "profile" in asked:
-            asked["profile"] = Profile.read(asked["profile"])
-        virtual = Virtual(
-            **_of(asked, _ASSUMED), conditions=Conditions(**_of(asked, _CONDITIONS)), interference=interference
+            asked["profile"] = Profile.read(str(asked["profile"]))
+        if "algorithm" in asked:
+            check_algorithm(str(asked["algorithm"]))
+        setting = cls(values=asked)
+        if "cluster" in asked:
+            setting.revise(Request())
+        else:
+            setting._virtual(Virtual())
+        return setting
+
+    def revise(self, asked: Request) -> Request:
+        """Return what a run of the program shall be, given what the program asks for.
+
+        Raises:
+            UsageError: If the two do not go together.
+            TopologyError: If there is no such cluster, or it is too small.
+        """
+        known = cast("dict[str, Any]", self.values)
+        cluster, virtual = self._cluster(asked), self._virtual(asked.virtual or Virtual())
+        Roofline.of(
+            cluster,
+            dtype=virtual.dtype,
+            efficiency=virtual.efficiency,
+            memory_efficiency=virtual.memory_efficiency,
         )
-        if cluster is not None:  # else the run finds out
-            rates = _of(asked, ("dtype", "efficiency", "memory_efficiency"))
-            Roofline.of(cluster, **rates)
-        ranks = asked.get("ranks") if cluster is None else cluster.world_size
-        return cls(cluster=cluster, ranks=ranks, algorithm=algorithm, virtual=virtual)
+        fills = any(name in known for name in _WHERE)
+        return replace(
+            asked,
+            cluster=cluster,
+            ranks=cluster.world_size if fills else asked.ranks,
+            virtual=virtual,
+            algorithm=known.get("algorithm", asked.algorithm),
+        )
+
+    def _cluster(self, asked: Request) -> topology.Cluster:
+        """Return the machine: another one, or the program's in another size."""
+        size = self._known(_SIZE)
+        if "cluster" in self.values:
+            if self.values["cluster"] == LOCAL:
+                size.setdefault("ranks", asked.ranks or DEFAULT_RANKS)
+            return topology.cluster(str(self.values["cluster"]), **size)
+        own = cluster_of(asked.cluster, asked.ranks)
+        if not size:
+            return own
+        any_number = own.machine.devices is None
+        same = {"nodes": own.nodes, "lnc": own.lnc, "ranks": own.world_size if any_number else None}
+        return assemble(own.machine, **{**same, **size}, strict=own.strict, edition=own.edition)
+
+    def _virtual(self, own: Virtual) -> Virtual:
+        """Return the program's assumptions, but for those that are set."""
+        interference = Interference(
+            compute={**own.interference.compute, **_factors(self.values.get("slow_compute"))},
+            communication={**own.interference.communication, **_factors(self.values.get("slow_comm"))},
+        )
+        conditions = replace(own.conditions, **self._known(_CONDITIONS))
+        return replace(own, **self._known(_ASSUMED), conditions=conditions, interference=interference)
+
+    def _known(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: self.values[name] for name in names if name in self.values}
 
 
-def _of(asked: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: asked[name] for name in names if name in asked}
-
-
-def _cluster(asked: dict[str, Any]) -> topology.Cluster | None:
-    size = _of(asked, ("nodes", "lnc", "ranks"))
-    if "cluster" not in asked:
-        if lost := [name for name in size if name != "ranks"]:
-            raise UsageError(f"{lost[0]}: of which machine? Say so with cluster")
-        return None
-    if asked["cluster"] == "local" and "ranks" not in asked:
-        raise UsageError("ranks: how many? The local machine has any number")
-    return topology.cluster(asked["cluster"], **size)
-
-
-def _factors(told: tuple[str, float] | list[tuple[str, float]] | None) -> dict[str, float]:
+def _factors(told: object) -> dict[str, float]:
     """Read what slows down: a sweep gives one, options a list."""
-    return dict([told] if isinstance(told, tuple) else told or ())
+    pairs = [told] if isinstance(told, tuple) else told or ()
+    return dict(cast("Iterable[tuple[str, float]]", pairs))

@@ -5,18 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from topology import Cluster
+
 from ... import settings
 from ...errors import UsageError
-from ...request import overriding
+from ...request import Request, overriding
 from ...timeline.spans import Timeline
 from ..program import Program, as_main
 from .outcome import Outcome, measure
 from .setting import Setting
 
-__all__ = ["SAMPLES", "Simulation", "simulate"]
+__all__ = ["SAMPLES", "Run", "Simulation", "simulate"]
 
 SAMPLES = "samples_per_step"
 """Global name by which a program says how many samples, of all ranks together, one step trains on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One call of `overlap.run` in virtual time.
+
+    Attributes:
+        request: What it was asked to be, by the program and by the setting.
+        timeline: What happened.
+        outcome: What that says.
+    """
+
+    request: Request
+    timeline: Timeline
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +41,11 @@ class Simulation:
     """What a program did in virtual time.
 
     Attributes:
-        timelines: Of each `overlap.run` that it called, in order.
-        outcomes: What they say.
+        runs: In order.
         wall_s: Seconds of real time that it took.
     """
 
-    timelines: tuple[Timeline, ...]
-    outcomes: tuple[Outcome, ...]
+    runs: tuple[Run, ...]
     wall_s: float
 
 
@@ -45,20 +60,31 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
     Raises:
         UsageError: If it simulates nothing, or what it says of its samples cannot be meant.
     """
-    timelines: list[Timeline] = []
-    wanted = settings.from_environment()
-    wanted = replace(wanted, trace=trace, algorithm=setting.algorithm or wanted.algorithm)
+    requests: list[Request] = []
+    seen: list[tuple[Request, Timeline]] = []
+
+    def revise(asked: Request) -> Request:
+        requests.append(setting.revise(asked))
+        return requests[-1]
+
+    def watch(timeline: Timeline) -> None:
+        seen.append((requests[-1], timeline))
+
     begun_s = perf_counter()
-    with settings.imposed(wanted), as_main(), overriding(
-        virtual=setting.virtual, cluster=setting.cluster, ranks=setting.ranks, watcher=timelines.append
-    ):  # fmt: skip
+    wanted = replace(settings.from_environment(), trace=trace)
+    with settings.imposed(wanted), as_main(), overriding(revise=revise, watcher=watch):
         names = _run(program)
     wall_s = perf_counter() - begun_s
-    if not timelines:
+    if not seen:
         raise UsageError("simulate: the program did not call overlap.run, so there is nothing in virtual time")
     samples = _samples(names.get(SAMPLES))
-    outcomes = tuple(measure(timeline, setting.cluster, samples=samples) for timeline in timelines)
-    return Simulation(timelines=tuple(timelines), outcomes=outcomes, wall_s=wall_s)
+    return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
+
+
+def _judged(request: Request, timeline: Timeline, samples: float | None) -> Run:
+    assert isinstance(request.cluster, Cluster)
+    outcome = measure(timeline, request.cluster, samples=samples)
+    return Run(request=request, timeline=timeline, outcome=outcome)
 
 
 def _run(program: Program) -> dict[str, object]:

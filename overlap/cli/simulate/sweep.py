@@ -11,7 +11,7 @@ from io import StringIO
 from ..failure import EXIT_INTERRUPTED, report
 from .outcome import Outcome
 from .points import Point
-from .simulation import Simulation
+from .simulation import Run, Simulation
 
 __all__ = ["Row", "best", "sweep"]
 
@@ -22,15 +22,20 @@ class Row:
 
     Attributes:
         point: Which.
-        outcome: Of the last run of the program; None if it failed.
+        run: The last one of the program; None if it failed.
         error: Why it failed, in one line; None if it did not.
         wall_s: Seconds of real time that it took; 0 if it failed.
     """
 
     point: Point
-    outcome: Outcome | None = None
+    run: Run | None = None
     error: str | None = None
     wall_s: float = 0.0
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the run says; None if it failed."""
+        return self.run.outcome if self.run else None
 
 
 def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[list[Row], bool]:
@@ -74,7 +79,7 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> Row:
                 raise KeyboardInterrupt from error
             return Row(point=point, error=_in_one_line(told.getvalue(), code))
     sys.stderr.write(told.getvalue())
-    return Row(point=point, outcome=simulation.outcomes[-1], wall_s=simulation.wall_s)
+    return Row(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 
 def _in_one_line(told: str, code: int) -> str:

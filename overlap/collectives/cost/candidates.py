@@ -21,7 +21,7 @@ from .sliced import Sliced
 __all__ = ["candidates"]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # a mesh of a few thousand ranks has hundreds of groups, and they take turns
 def candidates(
     op: str,
     cluster: Cluster,

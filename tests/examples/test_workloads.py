@@ -1,0 +1,74 @@
+"""Workloads on modelled clusters: their simulated times are exact, so what they print is compared to the letter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TRANSFORMER = """\
+1,207,959,552 weights on 64 ranks: a step takes 1039.425928 ms,
+246.29 samples per second
+"""
+
+BERT = """\
+samples      compute in ms  host copies  Peer Direct  ratio   error
+published                          391.44       674.73   1.72
+3 x 32           26607.080438       391.44       415.03   1.06  -38.5%
+1 x 32            8428.054317       391.44       421.92   1.08  -37.5%
+1 x 8              580.108272       391.44       550.54   1.41  -18.4%
+no compute at all                                        1.59
+"""
+
+TENSOR_PARALLEL = """\
+instances  replicas  gradients at the end  gradients at once
+        1         4         171.696448 ms      165.257576 ms
+       16        64         196.390552 ms      167.636585 ms
+"""
+
+TWO_STREAMS = """\
+streams  layers ahead  step (ms)
+      1             0  69.545928
+      2             0  69.064380
+      1             1  41.916326
+      2             1  41.178074
+      1             2  41.916326
+      2             2  40.367876
+"""
+
+
+def printed_by(*argv):
+    done = subprocess.run(
+        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=240, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+EXPECTED = {
+    "07_transformer": TRANSFORMER,
+    "08_bert_peer_direct": BERT,
+    "09_tensor_parallel": TENSOR_PARALLEL,
+    "10_two_streams": TWO_STREAMS,
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_printed_exactly(name):
+    assert printed_by(f"examples/{name}.py") == EXPECTED[name]
+
+
+def test_smaller_buckets_of_a_small_transformer_hide_more():
+    """The sweep that the example suggests, on a smaller model."""
+    sweep = ("--sweep", "nodes=1,2", "--sweep", "bucket_bytes=100MiB,3GiB")
+    script = ("examples/07_transformer.py", "--layers", "3")
+    found = json.loads(printed_by("-m", "overlap", "simulate", "--json", "-", *sweep, *script))
+    one, all_of_one, two, all_of_two = (row["outcome"] for row in found["rows"])
+    assert (one["world_size"], two["world_size"]) == (64, 128)
+    assert one["exposed_ns"] < all_of_one["exposed_ns"] == all_of_one["comm_ns"]
+    assert two["exposed_ns"] < all_of_two["exposed_ns"] == all_of_two["comm_ns"]
+    assert two["samples_per_s"] == 512 / (two["step_ns"] / 1e9)
+    assert [row["best"] for row in found["rows"]] == [False, False, True, False]

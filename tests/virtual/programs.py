@@ -1,0 +1,100 @@
+"""Programs that run on either clock: on the real one their computes take the time that they state."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import overlap
+
+ELEMENTS = 6000  # 24 kB, which take 24 ms at a byte in a microsecond
+
+
+class Work:
+    """Computes of a stated time.
+
+    Args:
+        real: Whether to take it; in virtual time stating it is enough.
+    """
+
+    def __init__(self, *, real: bool) -> None:
+        self._real = real
+
+    def __call__(self, rank: overlap.Rank, name: str, ms: float, function: Callable[..., object], *args: object):
+        def work(*args: object) -> object:
+            if self._real:
+                time.sleep(ms / 1000)
+            return function(*args)
+
+        return rank.compute(work, *args, name=name, seconds=ms / 1000)
+
+
+def numbers(value):
+    """Return what travels."""
+    return np.full(ELEMENTS, value, np.float32)
+
+
+async def data_parallel(rank, work):
+    """Reduce the gradient of one layer while another is computed."""
+    total = 0.0
+    for step in range(2):
+        with rank.step(step):
+            grad, pending = None, []
+            for layer in range(4):
+                grad = work(rank, f"backward {layer}", 15, lambda _, n: numbers(n), grad, rank.rank + layer)
+                pending.append(rank.all_reduce(grad, name=f"gradient {layer}"))
+            for layer, reduced in enumerate(pending):
+                update = work(rank, f"update {layer}", 2, lambda x: float(x[0]), reduced)
+                total += await update
+    return total
+
+
+async def urgent_first(rank, work):
+    """As above; what the next step needs first is the most urgent."""
+    pending = []
+    for layer in range(4):
+        grad = work(rank, f"backward {layer}", 15, numbers, rank.rank + layer)
+        pending.append(rank.all_reduce(grad, priority=-layer, name=f"gradient {layer}"))
+    return [float((await each)[0]) for each in reversed(pending)]
+
+
+async def pipeline(rank, work):
+    """Hand micro-batches from rank to rank, faster than the wires carry them."""
+    n, out = rank.world_size, []
+    for micro in range(4):
+        x = rank.recv(((ELEMENTS,), np.float32), rank.rank - 1, tag=micro) if rank.rank else numbers(micro)
+        y = work(rank, f"forward {micro}", 10, lambda x: x + 1, x)
+        if rank.rank < n - 1:
+            rank.send(y, rank.rank + 1, tag=micro)
+        else:
+            out.append(float((await y)[0]))
+    return out
+
+
+async def tensor_parallel(rank, work):
+    """Gather activations among pairs on an urgent stream, reduce gradients of all on another."""
+    first = rank.rank // 2 * 2
+    tensor, urgent = rank.group([first, first + 1], name="tp"), rank.stream("tp", priority=-1)
+    pending = []
+    for layer in range(4):
+        y = work(rank, f"matmul {layer}", 10, numbers, rank.rank)
+        both = tensor.all_gather(y, stream=urgent, name=f"activation {layer}")
+        grad = work(rank, f"backward {layer}", 12, lambda x: x[:ELEMENTS] + x[ELEMENTS:], both)
+        pending.append(rank.reduce_scatter(grad, name=f"gradient {layer}"))
+    return [float((await each)[0]) for each in pending]
+
+
+async def rooted(rank, work):
+    """Use every collective that has a root, and those that have none, some of them on ranks that come late."""
+    x = await rank.broadcast(numbers(3) if rank.rank == 1 else None, root=1)
+    y = await rank.reduce(await work(rank, "twice", 10, lambda x: 2 * x, x), root=2)
+    z = await rank.gather(x, root=0)
+    await work(rank, "late", 3 * rank.rank, lambda: None)
+    w = await rank.scatter(z, root=0)
+    await rank.barrier()
+    v = await rank.all_to_all(w + rank.rank)
+    p = await rank.permute(v, [(0, 3), (3, 1), (1, 2)])
+    return [None if each is None else float(each.sum()) for each in (x, y, z, w, v, p)]
+
+
+PROGRAMS = (data_parallel, urgent_first, pipeline, tensor_parallel, rooted)
