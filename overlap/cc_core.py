@@ -183,7 +183,7 @@ class Execution:
         assert step.src is not None
         data = self._buffers.view(step.src)
         peer = self._members[step.peer]
-        return self._endpoint.try_send(peer, self._tag + step.channel, data, priority=self._urgency(step))
+        return self._endpoint.try_send(peer, self._tag + step.channel, data, priority=self._priority)
 
     async def _run(self, step: Step) -> None:
         if step.kind is Kind.SEND:
@@ -197,11 +197,7 @@ class Execution:
         assert step.src is not None
         data = self._buffers.view(step.src)
         peer = self._members[step.peer]
-        await self._endpoint.send(peer, self._tag + step.channel, data, priority=self._urgency(step))
-
-    def _urgency(self, step: Step) -> int:
-        """Of messages that could leave at once, those of earlier phases come first: others wait for what they bring."""
-        return self._priority + step.channel
+        await self._endpoint.send(peer, self._tag + step.channel, data, priority=self._priority)
 
     async def _receive(self, step: Step) -> None:
         assert step.src is not None

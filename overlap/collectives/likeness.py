@@ -9,7 +9,7 @@ import numpy as np
 
 from topology import Cluster
 
-from .placement import place
+from .placement import Ints, place
 
 __all__ = ["likeness"]
 
@@ -35,10 +35,16 @@ def likeness(cluster: Cluster, ranks: Sequence[int]) -> bytes | None:
         return None
     placement = place(cluster, ranks)
     routes = placement.routes(*np.nonzero(~np.eye(len(ranks), dtype=np.bool_)))
-    wires, seen_at, wire = np.unique(routes.wire, return_index=True, return_inverse=True)
-    number = np.argsort(np.argsort(seen_at))  # of each wire, in the order in which they are first crossed
-    kinds = placement.wires().kind[wires[np.argsort(seen_at)]]
-    node = np.asarray(ranks) // cluster.ranks_per_node
-    nodes = np.unique(node, return_inverse=True)[1]
-    said = (routes.first, number[wire], kinds.astype("U16"), placement.device, nodes)
+    wires, wire = _in_order(routes.wire)
+    kinds = placement.wires().kind[wires].astype("U16")
+    _, device = _in_order(placement.device)
+    _, node = _in_order(np.asarray(ranks, np.int64) // cluster.ranks_per_node)
+    said = (routes.first, wire, kinds, device, node)
     return hashlib.blake2b(b"/".join(each.tobytes() for each in said), digest_size=16).digest()
+
+
+def _in_order(names: Ints) -> tuple[Ints, Ints]:
+    """Return distinct names in the order in which they come first, and each one's place among them."""
+    distinct, seen_at, which = np.unique(names, return_index=True, return_inverse=True)
+    order = np.argsort(seen_at)
+    return distinct[order], np.argsort(order)[which]

@@ -125,6 +125,7 @@ class _Numbering:
         self.links: list[Link] = []
         self._number: dict[Link, int] = {}
         self._ways: dict[tuple[int, int], list[int]] = {}
+        self._wires: Wires | None = None
 
     def way(self, a: int, b: int) -> list[int]:
         """Return the wires between the devices of two ranks of one unit."""
@@ -155,6 +156,11 @@ class _Numbering:
 
     def wires(self) -> Wires:
         """Return the figures of all numbers given so far."""
+        if self._wires is None or len(self._wires.kind) < self.first_link + len(self.links):
+            self._wires = self._all_wires()
+        return self._wires
+
+    def _all_wires(self) -> Wires:
         cluster, network = self.cluster, self.cluster.machine.network
         chips, nics = self.first_nic, self.first_link - self.first_nic
         kind = np.array(["chip"] * chips + ["none"] * nics + [link.kind for link in self.links])

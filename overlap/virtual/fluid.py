@@ -86,9 +86,7 @@ class Flow:
     def _due(self) -> int | None:
         """Return when the next mark is reached at this rate; None while others leave it nothing."""
         left_ns = self.marks_ns[self._mark] - self._done_ns
-        if left_ns <= 0:
-            return self._since_ns
-        return self._since_ns + round(left_ns / self.rate) if self.rate else None
+        return self._since_ns + max(0, round(left_ns / self.rate)) if self.rate else None
 
 
 class Fluid:

@@ -9,6 +9,15 @@ from overlap.collectives.select import plan
 
 from .worlds import now_ns, simulate
 
+SWITCHED = """
+name = "switched"
+devices = 2
+chip = { name = "abacus", cores = 1 }
+wires = { shape = "switch", link = "roce" }
+links.roce = { latency_s = 0.0, bandwidth_bytes_per_s = 1e6 }
+network = { nics = 2, link = "roce" }
+"""
+
 TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
 
 
@@ -39,6 +48,18 @@ def test_groups_alike_cost_the_same(groups):
 )
 def test_what_is_not_alike_is_told_apart(other):
     assert likeness(TRN2, tuple(range(8))) != likeness(TRN2, other)
+
+
+def test_wires_that_are_shared_are_told_apart():
+    """Both go from the first device over the third to the second in as many hops; one passes it on the way."""
+    assert likeness(TRN2, (0, 8, 4)) != likeness(TRN2, (0, 8, 12))
+
+
+def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
+    file = tmp_path / "switched.toml"
+    file.write_text(SWITCHED)
+    cluster = topology.Cluster.load(file, nodes=2)
+    assert likeness(cluster, (0, 1)) == likeness(cluster, (2, 3)) != likeness(cluster, (0, 2))
 
 
 def test_large_groups_are_not_compared():

@@ -212,7 +212,7 @@ def test_an_illegal_group_is_refused_on_every_member():
 def test_ranks_that_no_wire_joins():
     async def main(rank):
         if rank.rank == 0:
-            await rank.send(np.ones(3), 1)
+            await rank.send(rank.compute(np.ones, 3, seconds=0.1), 1)
         else:
             await rank.recv(((3,), np.float64), 0)
 

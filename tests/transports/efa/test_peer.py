@@ -10,8 +10,8 @@ from transports.base import LengthMismatchError
 from transports.efa.messages import Receive, Send
 from transports.efa.outbound import BUDGET_BYTES
 from transports.efa.peer import Peer
-from transports.rooms import Rooms
 from transports.frame import CHUNK_BYTES, FrameError, Kind, parse
+from transports.rooms import Rooms
 
 LONG_BYTES = CHUNK_BYTES + 100
 
