@@ -11,7 +11,7 @@
 #   stream      Stream: FIFO lanes with a window;  compute: the lane of plain functions, in a thread
 #   meeting     where the ranks of a group find each other's operations, and disagreement is noticed
 #   far         channels whose ranks live in several processes;  neighbours: what those processes tell each other
-#   clock       real time; what differs from it in virtual time is in modelled, which stands on virtual
+#   clock       real time; in virtual time modelled, with modelled_compute and modelled_engine, on virtual
 #   engine      turns a met operation into moved bytes:
 #     direct      the short cut when ranks share memory
 #     compiler    chooses an algorithm by cost, proves its table, cuts out each rank's program; keeps it all
@@ -53,6 +53,7 @@ from .shapes import shape_only
 from .stream import Stream
 
 if TYPE_CHECKING:
+    from .collectives.cost.startup import Startup
     from .modelled import Virtual
     from .virtual import Conditions, Interference
 
@@ -76,6 +77,7 @@ __all__ = [
     "RemoteError",
     "ScheduleError",
     "StallError",
+    "Startup",
     "Stream",
     "UsageError",
     "Virtual",
@@ -84,7 +86,12 @@ __all__ = [
     "shape_only",
 ]
 
-_LOADED_WHEN_USED = {"Conditions": "virtual", "Interference": "virtual", "Virtual": "modelled"}
+_LOADED_WHEN_USED = {
+    "Conditions": "virtual",
+    "Interference": "virtual",
+    "Startup": "collectives.cost.startup",
+    "Virtual": "modelled",
+}
 
 
 def __getattr__(name: str) -> object:

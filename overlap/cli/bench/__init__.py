@@ -25,6 +25,7 @@ all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, 
   startup   32 ranks up and down; `overlap run` of a trivial script
   schedule  prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
   simulate virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
+  truth    programs on the real clock over paced links, and the same ones simulated: how far apart they are
   two_hosts a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
   all       every speed this library aims at, but the last two, and whether it is met
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from ... import UsageError
-from . import hosts, peer_direct, report, simulation, table
+from . import hosts, peer_direct, report, simulation, table, truth
 from .aims import HEADING, Figure, cost_figure, figures, line, verdict
 from .costs import COSTS
 from .hosts import TWO_HOSTS
@@ -17,13 +17,14 @@ from .peers import PEERS, Peer, PeerResult, PeerUnavailableError, measure_peer, 
 from .sampling import Sampling
 from .simulation import SIMULATE
 from .sweep import cases, layouts, sampling
+from .truth import TRUTH
 
 __all__ = ["measure"]
 
 EVERYTHING = "all"
 
 COST_WORDS = tuple(dict.fromkeys(cost.word for cost in COSTS))
-WORDS = (*COST_WORDS, TWO_HOSTS, SIMULATE, EVERYTHING)
+WORDS = (*COST_WORDS, TWO_HOSTS, SIMULATE, TRUTH, EVERYTHING)
 
 _WRONG_EXIT = 1
 
@@ -38,7 +39,7 @@ def measure(args: argparse.Namespace) -> int:
         return _measure_everything(args)
     if args.operation == TWO_HOSTS:
         return _measure_two_hosts(args)
-    if args.operation == SIMULATE:
+    if args.operation in (SIMULATE, TRUTH):
         return _measure_simulation(args)
     if args.peer_direct == "both":
         return _compare_peer_direct(args)
@@ -118,7 +119,7 @@ def _measure_two_hosts(args: argparse.Namespace) -> int:
 
 def _measure_simulation(args: argparse.Namespace) -> int:
     how = sampling(args)
-    return _tell_figures(args, how, simulation.figures(how))
+    return _tell_figures(args, how, (simulation if args.operation == SIMULATE else truth).figures(how))
 
 
 def _tell_figures(args: argparse.Namespace, how: Sampling, measured: Iterable[Figure | str]) -> int:
