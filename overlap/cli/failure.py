@@ -65,13 +65,14 @@ def _say(text: str, code: int) -> int:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error that is alone."""
+    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error alone, or broken pipes alone."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if error.subgroup(wanted) is not None:
                 return next(leaf for leaf in _leaves(error) if isinstance(leaf, wanted))
         leaves = list(_leaves(error))
-        return leaves[0] if len(leaves) == 1 else error
+        broken_pipes = all(isinstance(leaf, BrokenPipeError) for leaf in leaves)  # several nodes write to one
+        return leaves[0] if len(leaves) == 1 or broken_pipes else error
     return error
 
 

@@ -138,3 +138,13 @@ def test_main_reads_the_arguments_of_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["overlap", "nosuch"])
     assert main() == 2
     assert "'nosuch' is not a command" in capsys.readouterr().err
+
+
+def test_broken_pipes_of_several_nodes_are_one():
+    from overlap.cli.failure import _innermost
+
+    pipe, other = BrokenPipeError(32, "Broken pipe"), ValueError("no")
+    assert _innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
+    both = ExceptionGroup("all", [pipe, other])
+    assert _innermost(both) is both
+    assert _innermost(ExceptionGroup("all", [other])) is other
