@@ -214,7 +214,7 @@ def test_a_stall_reports_the_ranks_of_every_process() -> None:
         else:
             await rank.barrier()
 
-    for outcome in run_far(main, 2, 2, timeout_s=0.4):
+    for outcome in run_far(main, 2, 2, timeout_s=1.0):
         assert isinstance(outcome, overlap.StallError)
         assert [line.split(" (")[0] for line in outcome.report] == [
             "rank 0: barrier #0 on group 'world'",
