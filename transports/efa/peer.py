@@ -22,6 +22,8 @@ __all__ = ["Peer"]
 # Saying goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than anybody waits for a program to end.
 _PATIENCE_S = 2.0
+# Less than this on every rail in that time is signs of life, not progress.
+_PROGRESS_BYTES = 4096
 
 
 class Peer:
@@ -48,6 +50,7 @@ class Peer:
         self.name = f"process {member} ({describe_ranks(ranks)})"
         self._report = report
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
+        self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._changed: trio.Event | None = None
         self._take: dict[int, Callable[..., None]] = {
             Kind.OFFER: self.inbound.offer,
@@ -155,7 +158,11 @@ class Peer:
             self.lose(f"the last connection to it was lost: {reason}")
             return
         self._dead[rail.index] = rail, reason
-        self._answer(Kind.LOST, rail.index, rail.arrived)
+        self._arrived[rail.index] = rail.arrived
+        # The rail may have carried the news of another's death, and this news may be lost in the same way on both
+        # sides: then each would wait for the other's. So every death brings all of them up again.
+        for index, count in self._arrived.items():
+            self._answer(Kind.LOST, index, count)
         self.settle()
 
     def _lost_there(self, index: int, count: int) -> None:
@@ -163,8 +170,10 @@ class Peer:
         for rail in self.rails:
             if rail.index == index:
                 rail.die("the other side has lost it")
-        if index not in self._dead:
+        if index not in self._arrived:
             raise FrameError(f"rail {index} is said to be lost, but is not known")
+        if index not in self._dead:
+            return  # it has been said before
         dead, reason = self._dead.pop(index)
         nbytes = self.outbound.repeat(dead.unarrived(count))
         again = f"{nbytes} bytes are sent again over the other {len(self.rails)}"
@@ -222,13 +231,17 @@ class Peer:
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Wait for `done`, as long as something moves."""
-        moved_bytes = -1
-        while not done() and moved_bytes != (moved_bytes := self._moved_bytes()):
+        seen_bytes: dict[Rail, int] = {}
+        while not done() and self._progresses(seen_bytes):
             with trio.move_on_after(_PATIENCE_S):
                 while not done():
                     self._changed = trio.Event()
                     await self._changed.wait()
         self._changed = None
 
-    def _moved_bytes(self) -> int:
-        return sum(rail.read_bytes + rail.written_bytes for rail in self.rails)
+    def _progresses(self, seen_bytes: dict[Rail, int]) -> bool:
+        """Whether a rail has moved data since it was seen, or never was."""
+        moved_bytes = {rail: rail.read_bytes + rail.written_bytes for rail in self.rails}
+        progress = [count - seen_bytes.get(rail, -_PROGRESS_BYTES) for rail, count in moved_bytes.items()]
+        seen_bytes.update(moved_bytes)
+        return max(progress, default=0) >= _PROGRESS_BYTES

@@ -184,6 +184,7 @@ class Rail(ABC):
                 elif after <= end:
                     self._count()
                     self.peer.take(self, kind, fields, view[payload_at:after])
+                    self._go_on()  # unless acting on it has shown that the rail is dead
                     start = after
                     if self.arrived % _FRAMES_AT_ONCE == 0:
                         await self._let_others_run()
@@ -205,8 +206,7 @@ class Rail(ABC):
     async def _let_others_run(self) -> None:
         self.peer.settle()
         await trio.lowlevel.checkpoint()
-        if self.dead:
-            raise trio.ClosedResourceError
+        self._go_on()
 
     async def _read_chunk(self, fields: list[int], nbytes: int, ready: memoryview) -> None:
         """Read the bytes of a chunk to where they belong, the first of which are there already."""
@@ -226,9 +226,13 @@ class Rail(ABC):
         self._count()
         self.peer.filled(number, offset, nbytes)
 
-    def _heard(self, count: int) -> None:
-        if self.dead:  # how many frames have arrived has been told already; the others bring the rest
+    def _go_on(self) -> None:
+        """Read no more of a dead rail: how many frames have arrived has been told; the others bring the rest."""
+        if self.dead:
             raise trio.ClosedResourceError
+
+    def _heard(self, count: int) -> None:
+        self._go_on()
         self.read_bytes += count
         self.peer.silent_ticks = 0
 

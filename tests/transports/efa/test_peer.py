@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
+import trio
+from trio.testing import MockClock
 
-from transports.base import LengthMismatchError
+from transports.base import LengthMismatchError, LinkLostError
+from transports.efa import rail as efa_rail
 from transports.efa.messages import Receive, Send
 from transports.efa.outbound import BUDGET_BYTES
 from transports.efa.peer import Peer
-from transports.frame import CHUNK_BYTES, FrameError, Kind, parse
+from transports.frame import CHUNK_BYTES, FrameError, Kind, pack, parse
 from transports.rooms import Rooms
 
 LONG_BYTES = CHUNK_BYTES + 100
@@ -47,6 +50,47 @@ class Rail:
 
     def acknowledged(self, count: int) -> None:
         pass
+
+
+class Pipe(efa_rail.Rail):
+    """A rail whose bytes lie on the wire until they are delivered, or lost with it."""
+
+    def __init__(self, peer: Peer, index: int) -> None:
+        super().__init__(peer, index, keep=True, staged=False)
+        self.wire: list[bytes] = []
+        self.incoming = b""
+        peer.rails.append(self)
+
+    def put(self, frame: bytes) -> None:
+        self.keep(frame)
+        self.wire.append(frame)
+
+    def start_writing(self) -> None:
+        while parts := self.pull():
+            self.wire.append(b"".join(parts))
+
+    def deliver(self, other: Pipe) -> None:
+        """Let everything on the wire arrive at the other end."""
+        frames, at = bytearray(b"".join(self.wire)), 0
+        self.wire.clear()
+        while (frame := parse(frames, at, len(frames))) is not None:
+            kind, fields, payload_at, nbytes = frame
+            at = payload_at + nbytes
+            other._count()
+            other.peer.take(other, kind, fields, memoryview(frames)[payload_at:at])
+        other.peer.settle()
+
+    def cut(self) -> None:
+        self.wire.clear()
+
+    async def write_on(self) -> None: ...
+
+    async def read_some(self, into: memoryview) -> int:
+        data, self.incoming = self.incoming, b""
+        into[: len(data)] = data
+        return len(data)
+
+    async def release(self) -> None: ...
 
 
 def a_peer() -> tuple[Peer, Rail]:
@@ -142,3 +186,73 @@ def test_a_withdrawal_after_the_match_is_not_answered() -> None:
     feed(peer, rail, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES], b"")
     feed(peer, rail, Kind.WITHDRAW, [0], b"")
     assert rail.said == [(Kind.ACCEPT, [0])]
+
+
+def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
+    """Each side has told of one rail over the rail that the other side was losing: neither may wait for the other."""
+    here = Peer(1, (1,), (0,), Rooms(), lambda _: None)
+    there = Peer(0, (0,), (1,), Rooms(), lambda _: None)
+    mine, theirs = ([Pipe(peer, index) for index in range(3)] for peer in (here, there))
+    end = receive(here, 5, 8)
+    theirs[2].put(there.outbound.eager((1, 0, 5), memoryview(b"12345678")))  # type: ignore[arg-type]
+
+    mine[0].idle = theirs[0].idle = False  # busy, so that the others take the news
+    mine[2].die("cut")
+    theirs[1].die("cut")
+    assert mine[1].wire
+    assert theirs[2].wire
+    mine[1].die("cut")
+    theirs[2].die("cut")
+    mine[0].idle = theirs[0].idle = True
+    here.settle()
+    there.settle()
+    for _ in range(3):
+        mine[0].deliver(theirs[0])
+        theirs[0].deliver(mine[0])
+    assert bytes(end.result()) == b"12345678"  # type: ignore[arg-type]
+    assert not here._dead
+    assert not there._dead
+
+
+def test_nothing_is_read_of_a_rail_after_its_death() -> None:
+    """The other side repeats what it is not told of; taken twice, it would kill the next rail."""
+    peer = Peer(1, (1,), (0,), Rooms(), lambda _: None)
+    dying, other = Pipe(peer, 0), Pipe(peer, 1)
+    end = receive(peer, 5, 8)
+    message = pack(Kind.EAGER, 0, 1, 0, 5, payload_bytes=8) + b"12345678"
+    dying.incoming = pack(Kind.LOST, 0, 0) + message
+    trio.run(dying._read_until_dead)
+    assert dying.dead
+    assert dying.arrived == 1
+    assert not end.matched
+    other.incoming = message
+    trio.run(other._read_until_dead)
+    assert bytes(end.result()) == b"12345678"  # type: ignore[arg-type]
+
+
+def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
+    """A message that has begun is finished before this side leaves, but only if it gets on."""
+    peer = Peer(1, (1,), (0,), Rooms(), lambda _: None)
+    rail = Pipe(peer, 0)
+    stuck = Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0, peer.withdraw)
+    clock = MockClock(autojump_threshold=0)
+
+    async def live() -> None:
+        while True:
+            await trio.sleep(1)
+            rail.read_bytes += 17
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live)
+            peer.announce(stuck)
+            peer.outbound.accepted(0)
+            peer.settle()
+            with trio.fail_after(60):
+                await peer.leave()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    assert clock.current_time() < 10
+    with pytest.raises(LinkLostError, match="this side has closed"):
+        stuck.result()
