@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from transports import NeuronLink
-
 from .errors import UsageError
 from .request import Request, Wires, requested
 from .surroundings import alone, among, cluster_of
@@ -141,7 +139,7 @@ def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wante
     clock = ModelledClock(wanted.virtual, placed)
 
     async def live() -> list[T]:
-        world = World(size, placed, NeuronLink(size), algorithm=wanted.algorithm, clock=clock)
+        world = clock.world(size, placed, algorithm=wanted.algorithm)
         clock.kernel.on_stall = world.deadlock
         try:
             return await world.live(main, args, wanted.timeout_s)

@@ -26,12 +26,13 @@ __all__ = ["Channel", "Meeting", "Port"]
 
 
 class Port:
-    """One rank's end of a channel."""
+    """One rank's end of a channel: its position in the group, and its place in meetings, which mostly is the same."""
 
-    __slots__ = ("channel", "next_seq", "position", "stream")
+    __slots__ = ("channel", "next_seq", "place", "position", "stream")
 
     def __init__(self, channel: Channel, position: int, stream: Stream) -> None:
         self.channel, self.position, self.stream = channel, position, stream
+        self.place = channel.place(position, stream.rank.rank)
         self.next_seq = 0
 
 
@@ -54,9 +55,9 @@ class Channel:
     Attributes:
         key: What names the channel on every rank alike.
         name: Of the group, for messages.
-        members: World ranks in group order.
-        size: How many they are.
-        here: How many of them live in this process; all of them, unless it is a `FarChannel`.
+        members: World ranks that meet, in group order.
+        size: How many ranks the group has: all of these, unless some stand for others.
+        here: How many of the members live in this process; all of them, unless it is a `FarChannel`.
         direct: Whether their operations take the short cut through shared memory.
         tag_base: Where this channel's transport tags begin; 40 bits of a hash of `key`, 24 bits free.
     """
@@ -69,19 +70,23 @@ class Channel:
         self._world, self._engine = world, world.engine
         self._meetings: dict[int, Meeting] = {}
 
+    def place(self, position: int, rank: int) -> int:
+        """Return which of `members` a world rank is that has a position in the group."""
+        return position
+
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
         seq = operation.seq
         meeting = self._meetings.get(seq)
         if meeting is None:
-            meeting = self._meetings[seq] = Meeting(self.size)
+            meeting = self._meetings[seq] = Meeting(self.here)
             if self._world.left:
                 self._check_left(meeting, operation)
-        meeting.arrived[operation.port.position] = operation
+        meeting.arrived[operation.port.place] = operation
         meeting.count += 1
         if meeting.pattern is not operation.call:
             self._compare(meeting, operation)
-        if meeting.count == self.size:
+        if meeting.count == self.here:
             del self._meetings[seq]
         elif self.direct and meeting.error is None:
             operation.lend()
@@ -93,15 +98,15 @@ class Channel:
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole meeting because one rank has no input for it."""
-        meeting = self._meetings.setdefault(operation.seq, Meeting(self.size))
+        meeting = self._meetings.setdefault(operation.seq, Meeting(self.here))
         meeting.count += 1
-        if meeting.count == self.size:
+        if meeting.count == self.here:
             del self._meetings[operation.seq]
         self.fail_one(meeting, operation, failure)
 
     def fail_one(self, meeting: Meeting, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and the other ends because of it."""
-        rank = self.members[operation.port.position]
+        rank = self.members[operation.port.place]
         message = (
             f"rank {rank} failed before {operation._label()} ({operation.call_site}): "
             f"{type(failure.error).__name__}: {failure.error}"
@@ -111,9 +116,8 @@ class Channel:
 
     def rank_left(self, rank: int) -> None:
         """Fail the meetings that wait for `rank`, which has finished its program."""
-        position = self.members.index(rank)
-        for meeting in list(self._meetings.values()):
-            if meeting.arrived[position] is None and meeting.pattern is not None and meeting.error is None:
+        for seq, meeting in list(self._meetings.items()):
+            if rank in self.missing(seq) and meeting.pattern is not None and meeting.error is None:
                 self._fail(meeting, self._left_error(rank, meeting))
 
     def missing(self, seq: int) -> list[int]:
@@ -140,7 +144,7 @@ class Channel:
     def _check_left(self, meeting: Meeting, operation: Operation) -> None:
         gone = self._gone(operation.seq)
         if gone:
-            meeting.arrived[operation.port.position] = operation
+            meeting.arrived[operation.port.place] = operation
             meeting.error = self._left_error(min(gone), meeting)
 
     def _left_error(self, rank: int, meeting: Meeting) -> Callable[[], RankLeftError]:
@@ -178,7 +182,7 @@ class Channel:
             CollectiveMismatchError,
             group=self.name,
             seq=second.seq,
-            ranks=(self.members[second.port.position], self.members[first.port.position]),
+            ranks=(self.members[second.port.place], self.members[first.port.place]),
             calls=(str(second.call), str(first.call)),
             call_sites=(second.call_site, first.call_site),
         )

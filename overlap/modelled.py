@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from trio.lowlevel import TrioToken
 
+from transports import NeuronLink
+
+from .alike import AlikeEngine, AlikeWorld
 from .clock import Clock
 from .collectives.cost.startup import Startup, startup
 from .collectives.kinds import Shape
@@ -26,6 +29,8 @@ from .shapes import shape_only
 from .virtual import (
     CALM,
     NO_INTERFERENCE,
+    Alike,
+    AlikeBy,
     ComputeCosts,
     Conditions,
     Fabric,
@@ -35,6 +40,7 @@ from .virtual import (
     Roofline,
     Traffic,
 )
+from .world import World
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -58,6 +64,11 @@ class Virtual:
         interference: How computes and communication slow each other down while they overlap; not at all by default.
         peer_direct: Whether network adapters read device memory themselves.
         shapes_only: Arrays have shape and dtype, and no data; see `overlap.shape_only`.
+        alike: Which ranks behave alike, so that of each class only the first runs, for all, and the last, as a
+            witness: 1 for all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or
+            what returns the class of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups
+            that are rows of a grid, as those of meshes are. Ranks of a class are done with an operation when the last
+            of them is; a message on a group is taken to be sent by all ranks like its sender, to as many places on.
         startup: Whether it costs time to start a compiled program, which every `rank.step` is then taken to be: the
             rank's computes and collectives begin when it has started. True for the published figures of the cluster's
             chips, or figures of your own. Programs are taken to hold collectives of the whole world.
@@ -71,6 +82,7 @@ class Virtual:
     interference: Interference = NO_INTERFERENCE
     peer_direct: bool = True
     shapes_only: bool = False
+    alike: AlikeBy = 0
     startup: bool | Startup = False
 
     def meta(self) -> dict[str, str]:
@@ -82,6 +94,7 @@ class Virtual:
             "peer direct": "yes" if self.peer_direct else "no",
             "conditions": str(self.conditions),
             "interference": str(self.interference),
+            **({"alike": "by a function" if callable(self.alike) else str(self.alike)} if self.alike else {}),
             "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
         }
 
@@ -130,13 +143,25 @@ class ModelledClock(Clock):
         """Return the present instant, from 0."""
         return self.kernel.clock.now_ns
 
+    def world(self, size: int, cluster: Cluster, *, algorithm: str | None) -> World:
+        """Return a world that lives in this time.
+
+        Raises:
+            UsageError: If some ranks are to stand for others that cannot be like them.
+        """
+        transport, alike = NeuronLink(size), _alike(self.assumptions, size)
+        if alike is None:
+            return World(size, cluster, transport, algorithm=algorithm, clock=self)
+        return AlikeWorld(size, cluster, transport, algorithm=algorithm, clock=self, alike=alike)
+
     def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
         """Return a stream without a thread."""
         return ModelledCompute(rank, self._starts)
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that prices what it moves."""
-        return ModelledEngine(
+        kind = AlikeEngine if self.assumptions.alike else ModelledEngine
+        return kind(
             self.traffic,
             cluster,
             startup=self.startup,
@@ -150,6 +175,16 @@ class ModelledClock(Clock):
         cost_ns = round(self.startup.before_s(rank.world_size) * 1e9)
         if cost_ns:
             cast("ModelledCompute", rank._compute).start_program(cost_ns)
+
+
+def _alike(assumptions: Virtual, size: int) -> Alike | None:
+    if not assumptions.alike:
+        return None
+    if not assumptions.shapes_only:
+        raise UsageError("alike: needs shapes_only=True; without all ranks' data there are no results")
+    if not assumptions.conditions.calm:
+        raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}")
+    return Alike.of(assumptions.alike, size)
 
 
 def _startup(assumptions: Virtual, cluster: Cluster) -> Startup:

@@ -118,9 +118,7 @@ class ModelledEngine(BaseEngine):
     def _transfer(
         self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: NDArray[np.int64]
     ) -> Transfer:
-        fabric, name = self._traffic.fabric, self._names.get(channel)
-        if name is None:
-            name = self._names[channel] = str(channel.key)
+        fabric, name = self._traffic.fabric, self._name(channel)
         key = ("comm", name, operations[0].seq)
         priority = min(operation.priority for operation in operations)
         if pattern.kind is Collective.P2P:
@@ -134,14 +132,21 @@ class ModelledEngine(BaseEngine):
             key, pattern.kind.value, option, pattern.nbytes, channel.members, arrivals_ns, priority=priority, lane=name
         )
 
-    def _option(self, members: tuple[int, ...], pattern: Call) -> Option:
+    def _name(self, channel: Channel) -> str:
+        name = self._names.get(channel)
+        if name is None:
+            name = self._names[channel] = str(channel.key)
+        return name
+
+    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
+        """Return what an operation becomes; `like` is what it became for others, who are like these."""
         key = (pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, members)
         found = self._options.get(key)
         if found is None:
-            found = self._options[key] = self._chosen(members, pattern)
+            found = self._options[key] = self._chosen(members, pattern, like or self._algorithm)
         return found
 
-    def _chosen(self, members: tuple[int, ...], pattern: Call) -> Option:
+    def _chosen(self, members: tuple[int, ...], pattern: Call, insisted: str | None) -> Option:
         """Choose as the compiler of real worlds does: by cost, or what is insisted on wherever it exists."""
         collective = self._MEANT_AS.get(pattern.kind, pattern.kind.value)
         choose = partial(
@@ -155,7 +160,6 @@ class ModelledEngine(BaseEngine):
             pairs=pattern.pairs if pattern.kind is Collective.PERMUTE else None,
             peer_direct=self._peer_direct,
         )
-        insisted = self._algorithm
         if insisted is None or insisted not in (DIRECT, *GENERATORS[collective]):
             return self._cheapest(choose, members, pattern)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,6 +35,8 @@ __all__ = ["World"]
 class World:
     """What the ranks of this process share: channels, engine, and the first failure.
 
+    They are those of the transport, or `ranks` of them.
+
     Attributes:
         size: Ranks in the world.
         local: Those of this process.
@@ -55,17 +57,20 @@ class World:
         algorithm: str | None,
         neighbours: Neighbours | None = None,
         clock: Clock | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.clock = clock or RealClock()
         self.now_ns = self.clock.now_ns
         self.size, self.left = size, set[int]()
-        self.local = frozenset(transport.ranks)
+        local = transport.ranks if ranks is None else ranks
+        self.local = frozenset(local)
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
         self.engine = self.clock.engine(transport, cluster, self.token, algorithm=algorithm)
         self.everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._cluster = cluster
         self._legal: set[tuple[int, ...]] = set()
+        self._advised: set[str] = set()  # rules of which a warning has been given
         self._scope = trio.CancelScope()
         self._channels: dict[tuple[object, ...], Channel] = {}
         self._far: dict[int, FarChannel] = {}  # those that reach into other processes, by id
@@ -78,7 +83,7 @@ class World:
         self._deadlocked = False
         self._others: dict[int, BaseException] = {}
         self._blas = BlasLimit()
-        self._ranks = [Rank(self, rank) for rank in transport.ranks]
+        self._ranks = [Rank(self, rank) for rank in local]
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -295,9 +300,15 @@ class World:
         return divmod(rank, self._cluster.ranks_per_node or self.size)
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out."""
+        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out.
+
+        What is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
+        """
         if ranks not in self._legal:
-            self._cluster.check_group(ranks)
+            for finding in self._cluster.check_group(ranks, warn=False):
+                if finding.rule.id not in self._advised:
+                    self._advised.add(finding.rule.id)
+                    finding.warn(stacklevel=2)
             self._legal.add(ranks)
 
     def timeline(self) -> Timeline:

@@ -249,20 +249,23 @@ class Cluster:
         """
         return legality.judge(self, ranks)
 
-    def check_group(self, ranks: Sequence[int], *, strict: bool | None = None) -> tuple[Finding, ...]:
+    def check_group(
+        self, ranks: Sequence[int], *, strict: bool | None = None, warn: bool = True
+    ) -> tuple[Finding, ...]:
         """Refuse an illegal group.
 
         Args:
             ranks: the group, in any order.
             strict: whether a broken rule is an error; None takes the cluster's own setting.
+            warn: whether each finding is also a `TopologyWarning`.
 
         Returns:
-            What was found but does not forbid the group; each is also a `TopologyWarning`.
+            What was found but does not forbid the group.
 
         Raises:
             TopologyError: for the first broken rule, with its source and the nearest legal groups.
         """
-        return legality.check_group(self, ranks, strict=self.strict if strict is None else strict)
+        return legality.check_group(self, ranks, strict=self.strict if strict is None else strict, warn=warn)
 
     def check_groups(self, partition: Sequence[Sequence[int]], *, strict: bool | None = None) -> tuple[Finding, ...]:
         """Refuse a list of groups that run one collective together: equally long, disjoint, each legal.

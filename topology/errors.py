@@ -65,15 +65,21 @@ def unknown(what: str, name: str, known: Sequence[str]) -> TopologyError:
     return TopologyError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}", known=known)
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Write ranks as ranges: (0, 1, 2, 3, 8) becomes ``0-3,8``; `parse_ranks` reads it back."""
+def format_ranks(ranks: Sequence[int], *, most: int | None = None) -> str:
+    """Write ranks as ranges: (0, 1, 2, 3, 8) becomes ``0-3,8``; `parse_ranks` reads it back.
+
+    Args:
+        ranks: Any ranks, in order.
+        most: How many ranges are written; "..." stands for the others.
+    """
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    shown = ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs[:most])
+    return shown if most is None or len(runs) <= most else f"{shown},..."
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

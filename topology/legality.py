@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .errors import TopologyError, TopologyWarning, format_ranks
-from .rules import Finding, GroupView, Local, violations
+from .errors import TopologyError, format_ranks
+from .rules import SHOWN_RANGES, Finding, GroupView, Local, violations
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -24,14 +23,14 @@ def judge(cluster: Cluster, ranks: Sequence[int]) -> tuple[Finding, ...]:
     return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in violations(cluster.rules, view))
 
 
-def check_group(cluster: Cluster, ranks: Sequence[int], *, strict: bool) -> tuple[Finding, ...]:
+def check_group(cluster: Cluster, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
     """Raise for an illegal group, warn about a doubtful one; see `Cluster.check_group`."""
     findings = judge(cluster, ranks)
     for finding in findings:
         if strict and finding.severity == "error":
             raise _refusal(cluster, finding)
-    for finding in findings:
-        warnings.warn(f"group {format_ranks(finding.ranks)}: {finding}", TopologyWarning, stacklevel=3)
+    for finding in findings if warn else ():
+        finding.warn(stacklevel=3)
     return findings
 
 
@@ -84,7 +83,7 @@ def _view(cluster: Cluster, group: Local) -> GroupView:
 def _refusal(cluster: Cluster, finding: Finding) -> TopologyError:
     rule, group = finding.rule, finding.ranks
     return TopologyError(
-        f"group {format_ranks(group)} of {len(group)} ranks is not legal on {cluster.name}",
+        f"group {format_ranks(group, most=SHOWN_RANGES)} of {len(group)} ranks is not legal on {cluster.name}",
         rule=rule.id,
         rule_text=rule.text,
         source=rule.source,

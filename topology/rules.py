@@ -6,9 +6,12 @@ A rule is about the *local part* of a group, the indices that it has on one node
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from .errors import TopologyWarning, format_ranks
 
 Confidence = Literal["A", "B", "C", "D", "E"]
 Severity = Literal["error", "warning"]
@@ -21,6 +24,9 @@ LOCAL_KINDS: tuple[Kind, ...] = ("sizes", "multiple", "tiles", "sets", "devices"
 
 LATEST = 9999
 """Year that no edition reaches: the end of a rule that still holds."""
+
+SHOWN_RANGES = 8
+"""How many ranges of ranks a message names of a group."""
 
 Local = tuple[int, ...]
 
@@ -81,6 +87,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: rule {self.rule.id}: {self.rule.text} [{self.rule.source}]"
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Issue it as a `TopologyWarning`."""
+        group = f"group {format_ranks(self.ranks, most=SHOWN_RANGES)} of {len(self.ranks)} ranks"
+        warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from topology import Cluster, Link, Place
 
 from . import host
 
-__all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place"]
+__all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place", "shifted"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -103,6 +103,20 @@ def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
     return _OnCluster(_numbering(cluster), group)
 
 
+def shifted(cluster: Cluster, wires: Ints, units: Ints) -> Ints:
+    """Return the wires that sit in other units as some do in theirs.
+
+    Args:
+        cluster: The machine; all of its units (nodes, or UltraServers) are whole.
+        wires: (wires,) Numbers of directed wires.
+        units: (units,) How many units further on.
+
+    Returns:
+        (units, wires) Numbers of the wires there.
+    """
+    return _numbering(cluster).shifted(wires, units)
+
+
 class _Numbering:
     """Numbers for the wires of a cluster.
 
@@ -140,6 +154,17 @@ class _Numbering:
             self.links.append(link)
         return self._number[link]
 
+    def shifted(self, wires: Ints, units: Ints) -> Ints:
+        """Return the wires that sit in other units as some do in theirs, as (units, wires)."""
+        cluster, servers = self.cluster, self.cluster.servers
+        chip = servers * cluster.ranks_per_node * cluster.ranks_per_device
+        nic = servers * (self.first_link - self.first_nic) // cluster.nodes
+        moved = wires + np.multiply.outer(units, np.where(wires < self.first_nic, chip, nic))
+        for place in np.flatnonzero(wires >= self.first_link).tolist():
+            link = self.links[int(wires[place]) - self.first_link]
+            moved[:, place] = [self._numbered(_moved(link, unit * servers)) for unit in units.tolist()]
+        return moved
+
     def link(self, wire: int) -> Link:
         """Return what a number stands for."""
         cluster = self.cluster
@@ -174,6 +199,11 @@ class _Numbering:
             latency_s[self.first_nic : self.first_link : 2] = cluster.latency_s(network.link)
             bytes_per_s[outward] = cluster.bandwidth_bytes_per_s(network.link) * cluster.nics_per_bundle
         return Wires(kind=kind, latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+def _moved(link: Link, nodes: int) -> Link:
+    src, dst = (replace(port, node=port.node + nodes) for port in (link.src, link.dst))
+    return replace(link, src=src, dst=dst)
 
 
 @lru_cache(maxsize=32)

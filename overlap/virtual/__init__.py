@@ -2,15 +2,17 @@
 
 From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` moves it. `fluid` shares resources among
 flows; `demand` says what an operation needs of them by the cost model, `fabric` has everything in flight, and
-`traffic` puts it on the kernel's time. `compute_cost` says what computes take; `conditions` and `interference` hold
-what is not perfect.
+`traffic` puts it on the kernel's time. `alike` lets a few ranks stand for all. `compute_cost` says what computes take;
+`conditions` and `interference` hold what is not perfect.
 """
 
 from __future__ import annotations
 
+from .alike import Alike, AlikeBy, Same, repeated, together
 from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, Conditions
+from .demand import Demand
 from .fabric import Fabric, Reached, Stretch, Transfer
 from .interference import NO_INTERFERENCE, Interference
 from .kernel import Kernel, Order, Timer
@@ -20,8 +22,11 @@ from .traffic import Traffic
 __all__ = [
     "CALM",
     "NO_INTERFERENCE",
+    "Alike",
+    "AlikeBy",
     "ComputeCosts",
     "Conditions",
+    "Demand",
     "Fabric",
     "Interference",
     "Kernel",
@@ -30,9 +35,12 @@ __all__ = [
     "Profile",
     "Reached",
     "Roofline",
+    "Same",
     "Stretch",
     "Timer",
     "Traffic",
     "Transfer",
     "VirtualClock",
+    "repeated",
+    "together",
 ]

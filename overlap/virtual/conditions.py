@@ -52,6 +52,12 @@ class Conditions:
             share = getattr(self, name)
             _check(name, share, "from 0 to 1", 0 <= share <= 1)
 
+    @property
+    def calm(self) -> bool:
+        """Whether nothing makes ranks or wires differ."""
+        slow_ranks = (self.straggler_share or self.stragglers) and self.straggler_factor > 1
+        return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
+
     def luck(self, rank: int) -> Luck:
         """Return the stream of a rank, from its beginning."""
         return Luck(self, rank)

@@ -18,7 +18,7 @@ from topology import Cluster
 from ..collectives.cost import Parameters, Round, Rounds, cost, on
 from ..collectives.cost.option import Option, Part, Price
 from ..collectives.cost.phased import pipeline_s
-from ..collectives.placement import place
+from ..collectives.placement import place, shifted
 from .conditions import SlowWires
 from .fluid import quantised
 
@@ -55,6 +55,15 @@ class Resources:
     def wires(self, wires: Ints) -> Ints:
         """Return wires, given their numbers on a placement."""
         return self._first_wire + wires
+
+    def shifted(self, resources: Ints, units: Ints) -> Ints:
+        """Return what sits in other units (nodes, or UltraServers) as some do in theirs, as (units, resources)."""
+        servers, wire = self.cluster.servers, resources >= self._first_wire
+        memory = servers * self.cluster.devices_per_node
+        core = servers * self.cluster.ranks_per_node
+        moved = resources + np.multiply.outer(units, np.where(resources < self._first_core, memory, core))
+        moved[:, wire] = self.wires(shifted(self.cluster, resources[wire] - self._first_wire, units))
+        return moved
 
     def kind_and_number(self, resource: int) -> tuple[str, int]:
         """Tell what a number stands for: "memory" of a device, "cc_core" of a rank, or "wire"."""

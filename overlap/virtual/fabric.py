@@ -7,7 +7,7 @@ Used in three strokes per instant: `advance` tells who is done, `start` takes wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -111,6 +111,7 @@ class Fabric:
         cluster: The machine.
         interference: Between computes and communication.
         stretches: What sharing did, by kind.
+        resources: What can be shared.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Fabric:
         """
         self.cluster, self.interference = cluster, interference
         self.stretches: dict[str, Stretch] = {}
-        self._resources, self._slow = Resources(cluster), SlowWires(conditions)
+        self.resources, self._slow = Resources(cluster), SlowWires(conditions)
         self._parameters: Parameters = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
         self._collectives: dict[Option, Pricing] = {}
         self._pairs: dict[tuple[int, int], Pricing] = {}
@@ -173,7 +174,7 @@ class Fabric:
         """
         pricing = self._collectives.get(option)
         if pricing is None:
-            pricing = Pricing.of_option(option, ranks, self._resources, self._slow)
+            pricing = Pricing.of_option(option, ranks, self.resources, self._slow)
             self._collectives[option] = pricing
         return Transfer(
             key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), priority=priority, lane=lane
@@ -215,10 +216,12 @@ class Fabric:
     def _message(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
         pricing = self._pairs.get((src, dst))
         if pricing is None:
-            pricing = Pricing.of_message(src, dst, self._parameters, self._resources, self._slow)
+            pricing = Pricing.of_message(src, dst, self._parameters, self.resources, self._slow)
             self._pairs[src, dst] = pricing
-        ends = [max(-late_ns, 0), max(late_ns, 0)] if src != dst else [0]
-        return pricing.demand(nbytes, np.array(ends, np.int64))
+        if src == dst:  # both ends are one rank
+            copy = pricing.demand(nbytes, np.zeros(1, np.int64))
+            return replace(copy, ranks=np.array([src, dst]), positions=(np.arange(2),))
+        return pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
 
     def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> Transfer:
         """Make a compute. Only where there is interference do computes belong here."""

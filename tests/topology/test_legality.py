@@ -131,7 +131,8 @@ def test_without_strictness_the_same_groups_only_warn(name, text, options, rule)
         warnings.simplefilter("always")
         findings = cluster.check_group(group(text))
     assert findings[0].rule.id == rule
-    assert [str(warning.message) for warning in caught] == [f"group {text}: {finding}" for finding in findings]
+    told = f"group {text} of {len(group(text))} ranks: "
+    assert [str(warning.message) for warning in caught] == [f"{told}{finding}" for finding in findings]
     assert {warning.category for warning in caught} == {TopologyWarning}
 
 
@@ -159,9 +160,17 @@ def test_every_rule_is_shown_both_ways():
     ],
 )
 def test_doubtful_groups_warn_even_on_a_strict_cluster(name, text, rule):
-    with pytest.warns(TopologyWarning, match=f"group {text}: warning: rule {rule}: "):
+    with pytest.warns(TopologyWarning, match=rf"group {text} of \d+ ranks: warning: rule {rule}: "):
         findings = topology.cluster(name).check_group(group(text))
     assert [finding.rule.id for finding in findings] == [rule]
+
+
+def test_a_group_of_many_ranks_is_not_written_out():
+    with pytest.warns(TopologyWarning, match=r"group 0,8,16,24,32,40,48,56,\.\.\. of 32 ranks: warning: "):
+        topology.cluster("trn2.48xlarge x4").check_group(range(0, 256, 8))
+    assert "group 1,3,5,7,9,11,13,15,... of 32 ranks is not" in str(
+        refused("trn2.48xlarge", ",".join(map(str, range(1, 64, 2))))
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 import trio
 
 import overlap
+import topology
 
 from .worlds import KB, MS, mesh, now_ns, simulate, spans
 
@@ -218,8 +219,9 @@ def test_groups_have_wires_of_their_own():
         await half.barrier()
         return sums, half.ranks, now_ns(rank)
 
-    results, _ = simulate(main, 8, algorithm="ring")
+    results, timeline = simulate(main, 8, algorithm="ring")
     # Four ranks in six steps of 16 bytes, two in two of 32; no two of them on one wire.
+    assert spans(timeline, 5)[:2] == [("dp", 0, 2 * 32_000), ("tp", 0, 6 * 16_000)]
     assert results[5] == ([4 + 5 + 6 + 7, 1 + 5], (1, 3, 5, 7), results[0][2])
     assert {result[2] for result in results} == {results[0][2]}
 
@@ -264,3 +266,23 @@ def test_a_whole_machine_of_many_nodes():
 
     results = overlap.run(main, clock="virtual", cluster="trn2.48xlarge x4")
     assert results == [256 * 255 // 2] * 256
+
+
+def test_advice_is_given_once_whatever_groups_it_concerns():
+    async def main(rank):
+        grid = rank.mesh(dp=8, tp=8)
+        await grid["dp"].all_reduce(rank.empty(10))
+
+    with pytest.warns(topology.TopologyWarning, match="rule trn2-peers-lnc2") as caught:
+        simulate(main, 64, cluster="trn2.48xlarge", shapes_only=True)
+    assert len(caught) == 1
+
+
+def test_a_message_to_oneself():
+    async def main(rank):
+        sent, out = rank.send(np.arange(KB, dtype=np.uint8), rank.rank), np.zeros(KB, np.uint8)
+        await rank.recv(out, rank.rank)
+        await sent
+        return out[-1], now_ns(rank)
+
+    assert simulate(main, 2)[0] == [(np.uint8((KB - 1) % 256), 0)] * 2

@@ -78,6 +78,7 @@ def assumptions(request: Request) -> list[str]:
         str(virtual.interference),
         *(["starting the program of a step costs time"] if virtual.startup else []),
         *(["shapes only"] if virtual.shapes_only else []),
+        *(["of ranks that behave alike two run"] if virtual.alike else []),
     ]
 
 

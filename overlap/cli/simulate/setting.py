@@ -110,6 +110,12 @@ _ALL = (
     Parameter(name="profile", read=str, metavar="TRACE", help="computes take what those of their name took in TRACE"),
     Parameter(name="peer_direct", read=_yes_or_no, help="network adapters read device memory (default)"),
     Parameter(name="shapes_only", read=_yes_or_no, help="arrays have shape and dtype, and no data"),
+    Parameter(
+        name="alike",
+        read=count,
+        metavar="N",
+        help="ranks of each of N equal blocks behave alike: two of them run for all; shapes only",
+    ),
     Parameter(name="startup", read=_yes_or_no, help="each step starts a compiled program, at its published cost"),
     Parameter(name="seed", read=_integer, metavar="N", help="of everything random"),
     Parameter(name="jitter", read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
@@ -137,7 +143,7 @@ PARAMETERS: Mapping[str, Parameter] = {parameter.name: parameter for parameter i
 """Everything that can be set, by name."""
 
 _CONDITIONS = ("seed", "jitter", "straggler_share", "straggler_factor", "slow_wire_share", "slow_wire_factor")
-_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "startup")
+_ASSUMED = ("dtype", "efficiency", "memory_efficiency", "profile", "peer_direct", "shapes_only", "alike", "startup")
 _SIZE = ("nodes", "lnc", "ranks")
 _WHERE = ("cluster", *_SIZE)
 
@@ -241,7 +247,9 @@ class Setting:
             communication={**own.interference.communication, **_factors(self.values.get("slow_comm"))},
         )
         conditions = replace(own.conditions, **self._known(_CONDITIONS))
-        return replace(own, **self._known(_ASSUMED), conditions=conditions, interference=interference)
+        implied = {"shapes_only": True} if "alike" in self.values else {}
+        assumed = {**implied, **self._known(_ASSUMED)}
+        return replace(own, **assumed, conditions=conditions, interference=interference)
 
     def _known(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

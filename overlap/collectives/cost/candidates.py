@@ -37,7 +37,7 @@ def candidates(
     Returns:
         Those that apply, and the reasons of those that do not.
     """
-    cluster.check_group(ranks)
+    cluster.check_group(ranks, warn=False)
     size = len(ranks)
     if not 0 <= root < size:
         raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
