@@ -29,6 +29,7 @@ class SocketRail(Rail):
         self._blocked = False
         self._more = False
         self._unyielding_bytes = 0
+        self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
 
     def put(self, frame: bytes) -> None:
         """Write a small frame at once."""
@@ -87,10 +88,10 @@ class SocketRail(Rail):
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    async def read_some(self, into: memoryview) -> int:
+    async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
         """Read what is there; let others run after each chunk."""
         if not self._more:
-            await self._readable()
+            await self._readable(hint_bytes)
         elif self._unyielding_bytes >= CHUNK_BYTES:
             self._unyielding_bytes = 0
             await trio.lowlevel.checkpoint()
@@ -98,16 +99,19 @@ class SocketRail(Rail):
             try:
                 count = self._socket.recv_into(into)
             except BlockingIOError:
-                await self._readable()
+                await self._readable(hint_bytes)
                 continue
             self._more = count == into.nbytes
             self._unyielding_bytes += count
             return count
 
-    async def _readable(self) -> None:
+    async def _readable(self, hint_bytes: int) -> None:
         self._unyielding_bytes = 0
         if self.dead:
             raise trio.ClosedResourceError
+        if hint_bytes != self._hint_bytes:
+            self._hint_bytes = hint_bytes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, hint_bytes)
         await trio.lowlevel.wait_readable(self._socket)
 
     def cut(self) -> None:
@@ -153,7 +157,7 @@ class StreamRail(Rail):
                 self._socket.shutdown(socket.SHUT_WR)
         await trio.lowlevel.checkpoint()
 
-    async def read_some(self, into: memoryview) -> int:
+    async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
         """Read what is there."""
         data = await self._stream.receive_some(into.nbytes)
         into[: len(data)] = data

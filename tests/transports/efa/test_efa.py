@@ -195,8 +195,8 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
         read: list[memoryview] = []
         read_some, pull = SocketRail.read_some, SocketRail.pull
 
-        async def noting_read(rail: SocketRail, into: memoryview) -> int:
-            count = await read_some(rail, into)
+        async def noting_read(rail: SocketRail, into: memoryview, **hint: int) -> int:
+            count = await read_some(rail, into, **hint)
             read.append(into[:count])
             return count
 

@@ -33,7 +33,7 @@ def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(rail, SocketRail)
     read_some, left_bytes = rail.read_some, nbytes
 
-    async def read_less(into: memoryview) -> int:
+    async def read_less(into: memoryview, **hint: int) -> int:
         nonlocal left_bytes
         if not left_bytes:
             rail._socket.shutdown(socket.SHUT_RDWR)
