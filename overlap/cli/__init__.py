@@ -1,6 +1,6 @@
 """The command `overlap`: one file per subcommand, loaded when it is used.
 
-A command module has `add_parser(subparsers)`, which leaves its `main(args) -> int` as the default `main`.
+A command module has `fill(parser)`, which says what the command takes, and `main(args) -> int`, which does it.
 """
 
 from __future__ import annotations
@@ -60,24 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    args = _parser(argv).parse_args(argv)
-    return int(args.main(args))
-
-
-def _parser(argv: list[str]) -> argparse.ArgumentParser:
-    """Make the parser of the one command that `argv` names, or of all their names."""
-    if not argv:
-        argv.append("--help")
-    name = argv[0]
+    """Find the command that `argv` names, and leave the rest to it."""
+    name, *words = argv or ["--help"]
     if name in ("-h", "--help", "--version"):
-        return _overview()
+        _overview().parse_args([name])  # shows it and exits
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
-    parser = _Parser(prog=f"overlap {name}")  # it is the one that complains about unknown options
-    import_module(f".{name}", __name__).add_parser(parser.add_subparsers(prog="overlap"))
-    return parser
+    command = import_module(f".{name}", __name__)
+    parser = _Parser(prog=f"overlap {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.fill(parser)
+    return int(command.main(parser.parse_args(words)))
 
 
 def _overview() -> argparse.ArgumentParser:

@@ -37,15 +37,9 @@ collectives: {", ".join(GENERATORS)}
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="choose the algorithm of a collective on a machine, and say why",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("op", metavar="OP", help="collective, such as all_reduce")
     parser.add_argument(
         "--bytes", required=True, metavar="SIZE", help="the larger one of a rank's input and output, such as 32MiB"
@@ -66,7 +60,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--steps", action="store_true", help="also print the table as a grid of ranks by steps")
     shown.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(describe(chosen), indent=2, sort_keys=True))
         return 0
-    print("\n".join([*_summary(chosen), "", *_others(chosen, max(args.top, 0))]))
+    print("\n".join([*_summary(chosen), *_advice(machine, chosen), "", *_others(chosen, max(args.top, 0))]))
     if args.steps:
         grid = ["no table: nothing is sent"] if chosen.algorithm == DIRECT else step_grid(chosen.schedule())
         print("\n".join(["", *grid]))
@@ -127,6 +120,14 @@ def describe(chosen: Plan) -> dict[str, object]:
             {"algorithm": each.algorithm, "why": each.why_not} for each in chosen.alternatives if each.why_not
         ],
     }
+
+
+def _advice(machine: Cluster, chosen: Plan) -> list[str]:
+    return [
+        line
+        for each in machine.judge(chosen.ranks)
+        for line in _field(each.severity, f"rule {each.rule.id}: {each.rule.text}")
+    ]
 
 
 def _summary(chosen: Plan) -> list[str]:

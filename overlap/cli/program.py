@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import runpy
 import sys
@@ -16,23 +17,39 @@ from .. import settings
 from ..errors import UsageError
 from ..launch.environment import find_place
 
-__all__ = ["Program", "as_main", "module", "output_path", "script", "told_traces"]
+__all__ = ["Program", "add_program", "as_main", "named", "output_path", "told_traces"]
 
 Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs it, and returns what its global names stand for at the end."""
 
 
-def script(path: str | None, args: list[str], *, command: str) -> Program:
-    """Return what runs a Python file.
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Let a program be named, as to python itself; all that follows its name is its own."""
+    parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
+    parser.allow_abbrev = False
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the program finds in sys.argv")
+
+
+def named(args: argparse.Namespace, *more: str, command: str) -> Program:
+    """Return what runs the program that the command line names.
 
     Args:
-        path: The file; None if nobody named one.
-        args: What it finds in sys.argv after its own name.
+        args: What `add_program` had parsed.
+        more: What the program finds in sys.argv after what the user gave it.
         command: Who asks, for messages.
 
     Raises:
-        UsageError: If there is no such file, or it is not Python.
+        UsageError: If none is named, or there is no such file, or it is not Python. Whether there is a module of the
+            name shows when it runs.
     """
+    if args.module is not None:
+        return _module([*args.module, *more], command)
+    return _script(args.script, [*args.args, *more], command)
+
+
+def _script(path: str | None, args: list[str], command: str) -> Program:
     if path is None:
         raise UsageError(f"{command}: name a SCRIPT, or -m MODULE (`overlap {command} --help` explains)")
     _check_script(path, command)
@@ -40,12 +57,7 @@ def script(path: str | None, args: list[str], *, command: str) -> Program:
     return partial(_with_argv, [path, *args], sys_path, partial(runpy.run_path, path, run_name="__main__"))
 
 
-def module(words: list[str], *, command: str) -> Program:
-    """Return what runs a module, as python -m does: its name and its arguments are `words`.
-
-    Raises:
-        UsageError: If no module is named. Whether there is one shows when it runs.
-    """
+def _module(words: list[str], command: str) -> Program:
     if not words:
         raise UsageError(f"{command}: -m needs a MODULE")
     name, *args = words

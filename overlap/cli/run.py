@@ -18,7 +18,7 @@ from ..settings import Settings
 from .failure import report
 from .nodeoptions import add_options, count, seconds
 from .nodes import among_nodes, fitted, run_nodes, starts_nodes
-from .program import Program, as_main, module, output_path, script, told_traces
+from .program import add_program, as_main, named, output_path, told_traces
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --nnodes in one process for each node. What is given here wins over
@@ -45,26 +45,16 @@ Ctrl-C lets the nodes end in peace, a second one ends them at once.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "run",
-        usage="overlap run [options] (SCRIPT | -m MODULE) [ARGS ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--ranks", type=count, metavar="N", help="how many ranks; default: what the program says")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
     parser.add_argument("--cluster", metavar="NAME", help='machine to run as, such as "trn1.32xlarge" or "local"')
     parser.add_argument("--timeout", type=seconds, metavar="S", help="give up after S seconds; say who waits for whom")
     parser.add_argument("--algorithm", metavar="A", help="use this algorithm wherever it exists, such as ring")
     add_options(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the program finds in sys.argv")
-    parser.set_defaults(main=main)
+    add_program(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -84,18 +74,12 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     wanted = fitted(args, _settings(args))
-    program = _program(args)
+    program = named(args, command="run")
     if starts_nodes(args):
         return run_nodes(args, wanted, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with settings.imposed(wanted), among_nodes(args), as_main(), told_traces(args.trace, wanted.trace):
         program()
     return 0
-
-
-def _program(args: argparse.Namespace) -> Program:
-    if args.module is not None:
-        return module(args.module, command="run")
-    return script(args.script, args.args, command="run")
 
 
 def _tell(error: BaseException) -> int:

@@ -44,15 +44,9 @@ The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "timeline",
-        help="draw a trace file: what was hidden, what was exposed",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
@@ -60,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--ascii", action="store_true", help="draw with # = ! . only")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write the drawing as a self-contained HTML file")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -24,15 +24,9 @@ NAME is a built-in machine, with its nodes if there are several ("trn2.48xlarge 
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "topology",
-        help="draw a machine, its legal groups and rings",
-        description=_DESCRIPTION,
-        epilog=f"built-in machines: {', '.join(names())}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, f"built-in machines: {', '.join(names())}"
     parser.add_argument(
         "name", metavar="NAME", help='machine, such as trn1.32xlarge or "trn2.48xlarge x4", or a .toml file'
     )
@@ -45,7 +39,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--check", metavar="RANKS", help="judge a group such as 0-7 or 0-3,8-11")
     parser.add_argument("--ascii", action="store_true", help="draw with + - | only")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -42,15 +42,9 @@ examples:
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "validate",
-        help="compare the cost model with published measurements",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--machine", metavar="NAME", help="only this one, such as trn2.48xlarge; default: all")
     parser.add_argument(
         "--check",
@@ -59,7 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         f"a worst one of at most {WORST_ASKED:.0%}, and algorithms change where they should".replace("%", "%%"),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -14,8 +14,8 @@ from overlap.cli.bench.sweep import cases, sampling
 
 def parsed(*argv):
     parser = argparse.ArgumentParser()
-    bench.add_parser(parser.add_subparsers())
-    return parser.parse_args(["bench", *argv])
+    bench.fill(parser)
+    return parser.parse_args(argv)
 
 
 def sizes(*argv):

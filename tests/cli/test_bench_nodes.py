@@ -31,8 +31,8 @@ F32 = np.dtype(np.float32)
 
 def parsed(*argv):
     parser = argparse.ArgumentParser()
-    bench.add_parser(parser.add_subparsers())
-    return parser.parse_args(["bench", *argv])
+    bench.fill(parser)
+    return parser.parse_args(argv)
 
 
 # -- where the ranks are -----------------------------------------------------------------------------------------

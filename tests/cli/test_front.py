@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 
@@ -23,17 +24,21 @@ def test_the_overview_loads_no_command():
     assert [m for m in modules if m == "rich" or (m.startswith("overlap.cli.") and m != "overlap.cli.failure")] == []
 
 
-@pytest.mark.parametrize("name", ["run", "bench", "timeline", "topology"])
-def test_every_help_teaches_with_its_summary_in_the_list(overlap, name):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(overlap, name):
     code, out, err = overlap(name, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: overlap {name} ")
 
 
-@pytest.mark.parametrize("name", ["run", "bench"])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "topology"])
 def test_help_has_two_examples(overlap, name):
-    examples = overlap(name, "--help")[1].partition("examples:")[2]
-    assert examples.count(f"  overlap {name} ") >= 2
+    examples = overlap(name, "--help")[1].partition("\nexamples:\n")[2]
+    assert len(re.findall(rf"^  overlap {name}\b", examples, re.MULTILINE)) >= 2
+
+
+def test_help_is_shown_as_it_is_written(overlap):
+    assert "\n    wall = compute only + overlapped + exposed + idle\n" in overlap("timeline", "--help")[1]
 
 
 KNOWN = "known are demo, run, simulate, timeline, bench, topology"

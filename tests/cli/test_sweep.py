@@ -115,6 +115,13 @@ def test_parameters_of_the_program_are_arguments_after_its_own(overlap, script):
     ]
 
 
+def test_parameters_of_a_module_are_arguments_too(overlap, script):
+    script(WORK, "swept_module.py")
+    argv = ("--json", "-", "--sweep", "ms=1,2", "-m", "swept_module", "--ranks", "3")
+    outcomes = [row["outcome"] for row in json.loads(overlap("simulate", *argv)[1])["rows"]]
+    assert [(found["world_size"], found["step_ns"]) for found in outcomes] == [(3, 10**6), (3, 2 * 10**6)]
+
+
 def test_parameters_of_the_simulation_win_over_the_options(swept):
     rows = swept("--cluster", "trn1.32xlarge", "--nodes", "4", "--seed", "1", "--sweep", "nodes=1,2")
     assert [row["outcome"]["world_size"] for row in rows] == [32, 64]

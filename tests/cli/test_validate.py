@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
 from overlap.cli import validate as command
 from overlap.collectives.cost import validation
-from overlap.collectives.cost.validation import Accuracy
 
 
 def test_the_whole_page_of_a_machine(overlap):
@@ -83,7 +80,7 @@ def test_an_unknown_machine(overlap):
     assert "nothing is published of 'trn9'; known are dl1.24xlarge, inf2.xlarge, p5.48xlarge" in err
 
 
-@pytest.mark.parametrize("rows", [0, 3])
-def test_accuracy_in_words(rows):
-    text = command._accuracy(Accuracy(rows=rows, median=0.05, worst=0.125))
-    assert text == ("3, median error 5.0%, worst 12.5%" if rows else "none")
+def test_a_machine_to_which_every_row_was_fitted(overlap):
+    out = overlap("validate", "--machine", "dl1.24xlarge x4")[1]
+    assert "\nrows that nothing was fitted to: none (asked: median at most 15%, worst at most\n  35%: met)\n" in out
+    assert "\nall rows: 4, median error " in out

@@ -27,11 +27,10 @@ def command(capsys, monkeypatch):
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     parser = argparse.ArgumentParser(prog="overlap")
-    demo.add_parser(parser.add_subparsers())
+    demo.fill(parser)
 
     def run(*argv):
-        args = parser.parse_args(["demo", *argv])
-        code = args.main(args)
+        code = demo.main(parser.parse_args(argv))
         return code, capsys.readouterr().out
 
     return run

@@ -15,11 +15,10 @@ from topology import TopologyError
 @pytest.fixture
 def run(capsys):
     parser = argparse.ArgumentParser()
-    command.add_parser(parser.add_subparsers())
+    command.fill(parser)
 
     def run(*words):
-        args = parser.parse_args(["plan", *words])
-        code = args.main(args)
+        code = command.main(parser.parse_args(words))
         return code, capsys.readouterr().out
 
     return run

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from overlap.cli.timeline import add_parser
+from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import render_text, write_trace
 
@@ -18,11 +18,10 @@ def command(tmp_path, training, capsys, monkeypatch):
     path = tmp_path / "run.trace.json"
     write_trace(training(3), path)
     parser = argparse.ArgumentParser(prog="overlap")
-    add_parser(parser.add_subparsers())
+    fill(parser)
 
     def run(*argv, file=path):
-        args = parser.parse_args(["timeline", str(file), *argv])
-        assert args.main(args) == 0
+        assert main(parser.parse_args([str(file), *argv])) == 0
         return capsys.readouterr().out
 
     return run
@@ -107,10 +106,3 @@ def test_user_errors_are_one_line(command, argv, message):
 def test_a_missing_file_is_a_user_error(command, tmp_path):
     with pytest.raises(UsageError, match=r"none\.json: cannot be read"):
         command(file=tmp_path / "none.json")
-
-
-def test_help_teaches(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        command("--help")
-    assert caught.value.code == 0
-    assert "wall = compute only + overlapped + exposed + idle" in capsys.readouterr().out

@@ -4,7 +4,8 @@
 is taken; `measure` takes it on our ranks in this process, `nodes` (with `member` in each process) on several, and
 `peers` (with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `process` starts them all. `costs` are the
 library's own, with those of its `schedules`; `peer_direct` compares with and without, `hosts` is training between two
-emulated machines; `aims` are all speeds with an aim; `table` and `report` tell, `session` goes through it all.
+emulated machines, `simulation` is virtual time, and `truth` how far that is from real time; `aims` are all speeds with
+an aim; `table` and `report` tell, `session` goes through it all.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Measure an operation over a range of sizes: time, bandwidth, and whether every r
 
 OP is a collective by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
 all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier), or
-  issue     time until all_reduce() returns its future
-  span      time to record a span of the timeline
-  import    what `import overlap` adds to trio and numpy
-  startup   32 ranks up and down; `overlap run` of a trivial script
-  schedule  prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
-  simulate virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
-  truth    programs on the real clock over paced links, and the same ones simulated: how far apart they are
-  two_hosts a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
-  all       every speed this library aims at, but the last two, and whether it is met
+  issue      time until all_reduce() returns its future
+  span       time to record a span of the timeline
+  import     what `import overlap` adds to trio and numpy
+  startup    32 ranks up and down; `overlap run` of a trivial script
+  schedule   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
+  simulate   virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
+  truth      programs on the real clock over paced links, and the same ones simulated: how far apart they are
+  two_hosts  a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
+  all        every speed this library aims at, but the last two, and whether it is met
 
 Without OP, --peer-direct both measures all_reduce, all_gather and reduce_scatter at 32 MB, through a bounce buffer and
 with Peer Direct, side by side.
@@ -46,16 +47,10 @@ The exit code is 1 if a result was wrong.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure a collective, a cost of the library, or everything against its aims",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.allow_abbrev = False
     add = parser.add_argument
     add("operation", nargs="?", metavar="OP", help="what to measure")
     add("-b", "--minbytes", metavar="SIZE", help="smallest size; default 8; alone, the only size")
@@ -78,7 +73,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
     add("--transport", choices=TRANSPORTS, help="what joins the nodes: sockets (efa) or an MPI library")
     add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from .progress import Bar
 from .report import drawings, figures, introduction, summary
 from .training import Lesson, Run, Wires, compare, fitting_bandwidth
 
-__all__ = ["add_parser", "main"]
+__all__ = ["fill", "main"]
 
 MAX_RANKS = 64  # threads that compute at the same time; beyond that the demo shows a busy machine and nothing else
 MIN_WIDTH = 40
@@ -47,15 +47,9 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train on handwritten digits without overlap and with it, and see the difference",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
     parser.add_argument("--nnodes", type=count, default=1, metavar="N", help="spread over N processes (default: 1)")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
@@ -65,7 +59,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--ascii", action="store_true", help="draw in plain ASCII")
     parser.add_argument("--trace", metavar="FILE", help="also write the timeline as a Chrome trace-event file")
-    parser.set_defaults(main=main)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
-from ..program import Program, module, output_path, script, told_traces
+from ..program import add_program, named, output_path, told_traces
 from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
 from .setting import PARAMETERS, Setting, add_options, given
@@ -58,16 +58,9 @@ The exit code is 0, 1 if the program or a point of a sweep fails, 2 for bad usag
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the front door's parser; `main` is put into the default `main`."""
-    parser = subparsers.add_parser(
-        "simulate",
-        usage="overlap simulate [options] (SCRIPT | -m MODULE) [ARGS ...]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("--sweep", action="append", metavar="NAME=V,V,...", help="once for each of these values")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline there (.json or .json.gz)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the page")
@@ -75,10 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     add_options(parser)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run MODULE, as python -m does")
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="Python file")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="what the program finds in sys.argv")
-    parser.set_defaults(main=main)
+    add_program(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -96,17 +86,10 @@ def main(args: argparse.Namespace) -> int:
     return _sweep(args) if args.sweep else _once(args)
 
 
-def _program(args: argparse.Namespace, more: list[str]) -> Program:
-    """Return what runs the program, with further arguments."""
-    if args.module is not None:
-        return module([*args.module, *more], command="simulate")
-    return script(args.script, [*args.args, *more], command="simulate")
-
-
 def _once(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise UsageError("--csv: only a --sweep has rows")
-    setting, program, trace = Setting.of(given(args)), _program(args, []), output_path(args.trace)
+    setting, program, trace = Setting.of(given(args)), named(args, command="simulate"), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace):
         simulation = simulate(program, setting, trace=trace)
@@ -145,11 +128,11 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.csv == args.json == _STDOUT:
         raise UsageError("--csv, --json: only one of them can be stdout")
     swept, fixed = axes(args.sweep), given(args)
-    _program(args, [])
+    named(args, command="simulate")  # or refuse, before anything runs
     grid = list(points(swept, fixed))
 
     def run(point: Point) -> Simulation:
-        return simulate(_program(args, [*point.arguments]), Setting.of(point.values))
+        return simulate(named(args, *point.arguments, command="simulate"), Setting.of(point.values))
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)
