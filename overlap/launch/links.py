@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import trio
 
 from ..errors import OverlapError
-from .messages import FrameReader, Message, MessageError, encode
+from .frames import FrameReader, encode
+from .messages import Message, MessageError
 
 __all__ = ["Link", "OutboxFullError", "Patience", "watch"]
 

@@ -13,6 +13,7 @@ import trio
 
 from ..errors import OverlapError, UsageError
 from .clocks import ClockOffset, ClockSample, HubClock
+from .frames import check_body
 from .inbox import Inbox, Lost, News
 from .messages import (
     BLOB_LIMIT_BYTES,
@@ -33,7 +34,6 @@ from .messages import (
     Told,
     Verdict,
     Waiting,
-    check_body,
 )
 
 __all__ = ["MemberLostError", "Membership"]

@@ -10,7 +10,7 @@ import msgpack
 import trio
 
 import topology
-from overlap.launch.messages import check_body
+from overlap.launch.frames import check_body
 from overlap.neighbours import Neighbours
 from overlap.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
@@ -67,9 +67,15 @@ class Company:
     def lose(self, member: int, reason: str) -> None:
         self._send.send_nowait((member, None, reason))
 
-    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, Any] | None, str]]:
-        async for member, message, reason in self._receive:
-            yield member, None if message is None else msgpack.unpackb(message), reason
+    def messages(self) -> Company:
+        return self
+
+    def __aiter__(self) -> Company:
+        return self
+
+    async def __anext__(self) -> tuple[int, Mapping[str, Any] | None, str]:
+        member, message, reason = await self._receive.receive()
+        return member, None if message is None else msgpack.unpackb(message), reason
 
     async def exchange(self, name: str, mine: bytes) -> list[bytes]:
         self._given[name] = mine

@@ -19,22 +19,23 @@ def check_world(todo: list[Case], got: list[Results]) -> None:
             assert problem is None, f"{case} on rank {rank} of {size}: {problem}"
 
 
+async def issue_all(rank: overlap.Rank, todo: list[Case]) -> Results:
+    """Issue all before the first is awaited, and see that they leave their inputs as they were."""
+    inputs = [case.input(rank.rank) for case in todo]
+    issued = [case.issue(rank.world, x) for case, x in zip(todo, inputs, strict=True)]
+    results = [await future for future in issued]
+    for case, x in zip(todo, inputs, strict=True):
+        assert x.flags.writeable
+        assert np.array_equal(x, case.input(rank.rank)), f"{case} changed its input"
+    return results
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_variants_and_shapes(kind: str, size: int, path: str) -> None:
     todo = list(cases(kind, size))
-
-    async def main(rank: overlap.Rank) -> Results:
-        inputs = [case.input(rank.rank) for case in todo]
-        issued = [case.issue(rank.world, x) for case, x in zip(todo, inputs, strict=True)]
-        results = [await future for future in issued]
-        for case, x in zip(todo, inputs, strict=True):
-            assert x.flags.writeable
-            assert np.array_equal(x, case.input(rank.rank)), f"{case} changed its input"
-        return results
-
-    check_world(todo, run(main, size, path=path))
+    check_world(todo, run(issue_all, size, todo, path=path))
 
 
 LARGE_BYTES = 3 << 20
@@ -57,12 +58,7 @@ def large_cases(size: int) -> list[Case]:
 @pytest.mark.parametrize(("size", "path"), LARGE)
 def test_large_arrays_go_through_the_worker_threads(size: int, path: str) -> None:
     todo = large_cases(size)
-
-    async def main(rank: overlap.Rank) -> Results:
-        issued = [case.issue(rank.world, case.input(rank.rank)) for case in todo]
-        return [await future for future in issued]
-
-    check_world(todo, run(main, size, path=path))
+    check_world(todo, run(issue_all, size, todo, path=path))
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
@@ -70,12 +66,7 @@ def test_large_arrays_go_through_the_worker_threads(size: int, path: str) -> Non
 def test_large_narrow_floats_are_widened_piece_by_piece(op: str, path: str) -> None:
     todo = [Case(kind=kind, shape=(300_001 * 3,), dtype=np.dtype(np.float16), kwargs={"op": op}) for kind in
             ("all_reduce", "reduce_scatter", "reduce")]  # fmt: skip
-
-    async def main(rank: overlap.Rank) -> Results:
-        issued = [case.issue(rank.world, case.input(rank.rank)) for case in todo]
-        return [await future for future in issued]
-
-    check_world(todo, run(main, 3, path=path))
+    check_world(todo, run(issue_all, 3, todo, path=path))
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)

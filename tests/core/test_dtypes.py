@@ -7,8 +7,8 @@ import pytest
 import overlap
 
 from .cases import KINDS, OPS, REDUCING, SCATTERING, Case
-from .reference import Array, Results
-from .test_collectives import check_world
+from .reference import Array
+from .test_collectives import check_world, issue_all
 from .worlds import FEW_PATHS, PATHS, run
 
 NUMPY = "?bBhHiIlLqQefdgFDG"
@@ -48,12 +48,7 @@ WORLDS = [(1, "direct"), (8, "direct"), *((size, path) for size in (2, 3) for pa
 @pytest.mark.parametrize(("size", "path"), WORLDS)
 def test_every_dtype_with_every_operator(size: int, path: str) -> None:
     todo = dtype_cases(size)
-
-    async def main(rank: overlap.Rank) -> Results:
-        issued = [case.issue(rank.world, case.input(rank.rank)) for case in todo]
-        return [await future for future in issued]
-
-    check_world(todo, run(main, size, path=path))
+    check_world(todo, run(issue_all, size, todo, path=path))
 
 
 @pytest.mark.parametrize("path", PATHS)

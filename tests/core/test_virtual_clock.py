@@ -6,8 +6,8 @@ import pytest
 import overlap
 
 from .cases import KINDS, SCATTERING, Case, cases
-from .reference import Array, Results
-from .test_collectives import check_world, out_cases, receives
+from .reference import Results
+from .test_collectives import check_world, issue_all, out_cases, receives
 
 MACHINES = ("local", "trn1.32xlarge", "dl1.24xlarge")
 SIZES = (1, 2, 8)  # legal on all of them
@@ -18,17 +18,7 @@ SIZES = (1, 2, 8)  # legal on all of them
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_variants_and_shapes(kind: str, size: int, cluster: str) -> None:
     todo = list(cases(kind, size))
-
-    async def main(rank: overlap.Rank) -> Results:
-        inputs = [case.input(rank.rank) for case in todo]
-        issued = [case.issue(rank.world, x) for case, x in zip(todo, inputs, strict=True)]
-        results = [await future for future in issued]
-        for case, x in zip(todo, inputs, strict=True):
-            assert x.flags.writeable
-            assert np.array_equal(x, case.input(rank.rank)), f"{case} changed its input"
-        return results
-
-    check_world(todo, overlap.run(main, ranks=size, cluster=cluster, clock="virtual"))
+    check_world(todo, overlap.run(issue_all, todo, ranks=size, cluster=cluster, clock="virtual"))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -55,8 +45,4 @@ def test_large_arrays() -> None:
         shape = (700_001 * 3,) if kind in SCATTERING else (700_001,)
         kwargs = {"pairs": [(0, 2), (2, 0)]} if kind == "permute" else {}
         todo.append(Case(kind=kind, shape=shape, dtype=np.dtype(np.float32), kwargs=kwargs))
-
-    async def main(rank: overlap.Rank) -> list[Array]:
-        return [await case.issue(rank.world, case.input(rank.rank)) for case in todo]
-
-    check_world(todo, overlap.run(main, ranks=3, clock="virtual"))
+    check_world(todo, overlap.run(issue_all, todo, ranks=3, clock="virtual"))

@@ -12,7 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from overlap.launch import Endpoint, Invitation, Membership, Patience, join
-from overlap.launch.messages import FrameReader, Join, Message, Ping, Pong, encode
+from overlap.launch.frames import FrameReader, encode
+from overlap.launch.messages import Join, Message, Ping, Pong
 from transports.handshake import Hello, greet, welcome
 
 SECRET = b"the secret of these tests"
@@ -100,10 +101,20 @@ def meet(members: int, main: Callable[[Membership], Awaitable[None]], *, leave: 
         if leave:
             await membership.leave()
 
+    return with_company(members, lambda company: company.all_attend(body))
+
+
+def with_company(members: int, main: Callable[[Company], Awaitable[None]]) -> list[str]:
+    """Run `main`, which decides who attends, and return what was reported."""
     with listening() as listener:
         company = Company(listener, members)
-        run(lambda: company.all_attend(body))
+        run(lambda: main(company))
     return company.lines
+
+
+async def wait_and_leave(membership: Membership) -> None:
+    await membership.barrier("all here")
+    await membership.leave()
 
 
 class Puppet:

@@ -232,7 +232,7 @@ print(left.pid)
 """
     code, out, err = job(program, "--nnodes", "2", "--no-prefix").end()
     assert (code, err) == (0, "")
-    assert all(ends(int(line)) for line in out.split())
+    assert [ends(int(line)) for line in out.split()] == [True, True]
 
 
 # -- the end that is asked for -----------------------------------------------------------------------------------

@@ -212,10 +212,6 @@ def test_clocks_of_one_machine_are_one() -> None:
     assert found[1].error_ns > 0
 
 
-async def _go(how: Callable[[], None]) -> None:
-    how()
-
-
 def _raise() -> None:
     raise RuntimeError("gone")
 
@@ -242,13 +238,18 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
         seen[membership.member] = [await anext(news) for _ in range(3)]
         await membership.leave()
 
+    async def attend(company: Company, member: int) -> None:
+        with pytest.raises(RuntimeError, match="gone") if (how, member) == (_raise, gone) else nullcontext():
+            await company.attend(member, main)
+
+    async def all_attend(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in range(4):
+                nursery.start_soon(attend, company, member)
+
     with listening() as listener:
         company = Company(listener, 4)
-        if how is _raise:
-            with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="^gone$")):
-                run(lambda: company.all_attend(main))
-            return
-        run(lambda: company.all_attend(main))
+        run(lambda: all_attend(company))
     assert set(seen) == {0, 1, 2, 3} - {gone}
     for member, news in seen.items():
         assert news.count(Lost(member=gone, reason=reason)) == 1

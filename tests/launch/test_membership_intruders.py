@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import struct
-import subprocess
-from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from overlap.launch import JoinError, Lost, Membership, Patience, door, join
+from overlap.launch import Lost, Membership, Patience, door
+from overlap.launch.frames import encode
 from overlap.launch.links import Link, watch
 from overlap.launch.messages import (
     Bye,
@@ -31,20 +28,12 @@ from overlap.launch.messages import (
     Ready,
     Refused,
     Verdict,
-    encode,
 )
-from transports import ArgumentError
 from transports.handshake import welcome
-from transports.tls import Tls
 
-from .company import UNSHAKEN, Company, Puppet, listening, run
+from .company import Company, Puppet, wait_and_leave, with_company
 
 OPENING = b"ovlp" + struct.pack("!H", 1)
-
-
-async def wait_and_leave(membership: Membership) -> None:
-    await membership.barrier("all here")
-    await membership.leave()
 
 
 async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> bytes:
@@ -60,13 +49,6 @@ async def knock(company: Company, data: bytes, *, then_eof: bool = False) -> byt
         except trio.BrokenResourceError:
             pass
         return answer
-
-
-def with_company(members: int, main: Callable[[Company], Awaitable[None]]) -> list[str]:
-    with listening() as listener:
-        company = Company(listener, members)
-        run(lambda: main(company))
-    return company.lines
 
 
 def test_strangers_hear_nothing_and_disturb_nobody() -> None:
@@ -323,74 +305,6 @@ def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch:
     )
 
 
-needs_openssl = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="makes certificates with the openssl command"
-)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
-    """Two authorities, each with a certificate that it has signed."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
-
-    for name in ("ours", "theirs"):
-        new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        openssl(
-            *new, "-x509", "-days", "30", "-subj", f"/CN={name}", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem"
-        )
-        openssl(*new, "-subj", "/CN=member", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signing = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial"]
-        openssl("x509", "-req", "-days", "30", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
-    return {
-        name: Tls(certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-ca.pem")
-        for name in ("ours", "theirs")
-    }
-
-
-@needs_openssl
-def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
-    tls = certificates["ours"]
-    results: list[list[bytes] | None] = []
-
-    async def talk(membership: Membership) -> None:
-        results.append(await membership.exchange("x", bytes([membership.member])))
-        results.append(await membership.gather("y", bytes(300_000)))
-        await membership.leave()
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            for member in range(3):
-                nursery.start_soon(partial(company.attend, member, talk, tls=tls))
-
-    assert with_company(3, main) == []
-    assert results.count([b"\x00", b"\x01", b"\x02"]) == 3
-    assert results.count([bytes(300_000)] * 3) == 1
-
-
-@needs_openssl
-def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls]) -> None:
-    ours = certificates["ours"]
-
-    async def main(company: Company) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(company.attend, 0, wait_and_leave, tls=ours))
-            need = r"TLS failed \(.+\); all processes need certificates of one authority, or none has any$"
-            with pytest.raises(JoinError, match=need):
-                await company.attend(1, wait_and_leave, tls=certificates["theirs"])
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as trying:
-                    trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
-                    await company.lines.until("waits for process 0")
-                    await company.lines.until("TLS failed")
-                    scope.cancel()
-            nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
-
-    with_company(2, main)
-
-
 def test_a_link_reads_on_while_it_hangs_up() -> None:
     heard: list[Message] = []
 
@@ -413,28 +327,3 @@ def test_a_link_reads_on_while_it_hangs_up() -> None:
             nursery.cancel_scope.cancel()
 
     with_company(2, main)
-
-
-@needs_openssl
-def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[str, Tls], tmp_path: Path) -> None:
-    ours, theirs = certificates["ours"], certificates["theirs"]
-    missing = Tls(certificate=ours.certificate, key=tmp_path / "none.key", authority=ours.authority)
-    mixed = Tls(certificate=ours.certificate, key=theirs.key, authority=ours.authority)
-    garbage = Tls(certificate=__file__, key=ours.key, authority=ours.authority)
-    encrypted = tmp_path / "encrypted.key"
-    command = ["openssl", "pkey", "-in", str(ours.key), "-aes256", "-passout", "pass:x", "-out", str(encrypted)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    locked = Tls(certificate=ours.certificate, key=encrypted, authority=ours.authority)
-
-    async def main(company: Company) -> None:
-        for tls, message in (
-            (missing, r"no file .*none\.key$"),
-            (mixed, "KEY_VALUES_MISMATCH"),
-            (garbage, "PEM"),
-            (locked, "encrypted"),
-        ):
-            with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
-                async with join(company.invitation(0, tls=tls, patience=UNSHAKEN), report=print):
-                    raise AssertionError("it began")
-
-    with_company(1, main)

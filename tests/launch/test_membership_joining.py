@@ -18,22 +18,17 @@ from overlap.launch import (
     Invitation,
     JoinError,
     ListenError,
-    Membership,
     format_endpoint,
     join,
     parse_endpoint,
     visitor,
 )
+from overlap.launch.frames import encode
 from overlap.launch.invitation import name_processes
-from overlap.launch.messages import Join, Refused, Waiting, encode
+from overlap.launch.messages import Join, Refused, Waiting
 from overlap.launch.sockets import dial, listen, port_holder
 
-from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run
-
-
-async def wait_and_leave(membership: Membership) -> None:
-    await membership.barrier("all here")
-    await membership.leave()
+from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave
 
 
 async def refusal(company: Company, **changes: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.launch import messages
+from overlap.launch.frames import FRAME_LIMIT_BYTES, FrameReader, decode, encode
 from overlap.launch.messages import (
-    FRAME_LIMIT_BYTES,
-    FrameReader,
+    BLOB_LIMIT_BYTES,
     Give,
     Join,
     Message,
@@ -23,8 +22,6 @@ from overlap.launch.messages import (
     Ready,
     Tell,
     Waiting,
-    decode,
-    encode,
 )
 
 EXAMPLES: dict[str, list[Any]] = {
@@ -32,15 +29,14 @@ EXAMPLES: dict[str, list[Any]] = {
     "int": [0, -1, 2**63 - 1],
     "bytes": [b"", b"\x00\xff" * 500],
     "Body": [{}, {"a": [1, 2.5, None, True, {"b": b"x"}]}],
-    "_Members": [[], [3, 7]],
-    "_Parts": [[], [[0, b""], [1, b"xyz"]]],
+    "Members": [[], [3, 7]],
+    "Parts": [[], [[0, b""], [1, b"xyz"]]],
 }
-KINDS = list(messages._KINDS.values())
 
 
 def every_message() -> list[Message]:
     found: list[Message] = []
-    for kind in KINDS:
+    for kind in get_args(Message):
         for pick in range(3):
             values = {f.name: EXAMPLES[str(f.type)][pick % len(EXAMPLES[str(f.type)])] for f in fields(kind)}
             found.append(kind(**values))
@@ -59,11 +55,6 @@ def framed(said: object) -> bytes:
 @pytest.mark.parametrize("message", every_message(), ids=lambda message: type(message).__name__)
 def test_what_is_written_is_read(message: Message) -> None:
     assert read(encode(message)) == [message]
-
-
-def test_there_is_an_example_of_every_kind() -> None:
-    assert {type(message) for message in every_message()} == set(KINDS)
-    assert len(KINDS) == 18
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
@@ -152,7 +143,7 @@ def test_what_does_not_fit_is_not_sent() -> None:
         encode(Give(name="x", turn=0, blob=bytes(FRAME_LIMIT_BYTES)))
     with pytest.raises(MessageError, match=r"^a Ping cannot be sent: "):
         encode(Ping(sent_ns=2**64))
-    assert len(encode(Give(name="x" * 100, turn=2**40, blob=bytes(messages.BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
+    assert len(encode(Give(name="x" * 100, turn=2**40, blob=bytes(BLOB_LIMIT_BYTES)))) < FRAME_LIMIT_BYTES
 
 
 def test_messages_are_values() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -88,7 +88,7 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"]
     timeline = read_trace(tmp_path / "run.json")
     assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
-    assert 0 <= int(timeline.meta["clock_error_ns"]) < 1_000_000_000
+    assert int(timeline.meta["clock_error_ns"]) > 0
     reduces = [span.info for span in timeline.spans if span.info and span.info.op == "all_reduce"]
     assert len(reduces) == 12
     for seq in range(3):  # when the last of all four came is known only to the merged file
@@ -118,9 +118,7 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     assert re.search(told, run.stderr), run.stderr
 
 
-def ports() -> str:
-    import socket
-
+def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 
@@ -138,7 +136,7 @@ def started(folder: Path, script: Path, **variables: str) -> subprocess.Popen[st
 
 def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None:
     """What torchrun puts into the environment of each of its processes, one rank in each."""
-    script, port = program(tmp_path), ports()
+    script, port = program(tmp_path), free_port()
     ranks = [
         started(
             tmp_path, script, RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="3",
@@ -178,14 +176,13 @@ def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     assert "Traceback" not in err, err
 
 
-def test_json_is_not_left_behind(tmp_path: Path) -> None:
-    """A failed run leaves a trace of each process that could still write one, and nothing else."""
+def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no')")
     run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--trace", "run.json")
     assert run.returncode == 1
-    written = sorted(path.name for path in tmp_path.glob("*.json"))
-    assert written == ["run.json"], run.stderr
-    assert json.loads((tmp_path / "run.json").read_text())["overlap"]["world_size"] == 4
+    assert [path.name for path in tmp_path.glob("*.json")] == ["run.json"], run.stderr
+    timeline = read_trace(tmp_path / "run.json")
+    assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'")

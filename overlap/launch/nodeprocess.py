@@ -1,0 +1,169 @@
+"""The process of one node, as its launcher holds it: started with its pipes, heard, ended with its group, reaped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from .environment import member_variables
+from .lifeline import tie
+from .output import DRAIN_S, STDERR, STDOUT, Log, Relay, Screen, prefix_of
+from .status import LONGEST_BYTES, Status, read_status
+from .verdict import Ending
+
+if TYPE_CHECKING:
+    from .processes import Launch
+
+__all__ = ["NodeProcess"]
+
+
+class NodeProcess:
+    """The process of one node, its pipes, and what it has said.
+
+    Args:
+        what: The launch it is part of.
+        node: Its index.
+        secret: Descriptor of the secret, which it inherits.
+        screen: The terminal that all processes share.
+        log: Where its output goes instead.
+
+    Attributes:
+        process: The process itself.
+        out: Shows what it writes to stdout; `err` the same of stderr.
+        status: Why it ends, in its own words; None until it has said so.
+        stopped: Whether it was told to end before it had said why.
+    """
+
+    def __init__(self, what: Launch, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
+        self.node, self._log = node, log
+        self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
+        self.status: Status | None = None
+        self.stopped = False
+        self._heard = trio.Event()
+        with ExitStack() as theirs, ExitStack() as ours:
+            lifeline, _ = _pipe(theirs, ours)
+            self._said, says = _pipe(ours, theirs)
+            from_stdout, stdout = _pipe(ours, theirs)
+            from_stderr, stderr = _pipe(ours, theirs)
+            descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
+            if node == 0 and what.listener is not None:
+                descriptors["listener"] = what.listener
+            self.process = subprocess.Popen(
+                what.command,
+                env=_environment(what, node, descriptors),
+                pass_fds=list(descriptors.values()),
+                start_new_session=True,  # Ctrl-C is for the launcher alone, which passes it on
+                stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+            tie(lifeline, self.process.pid)
+            self._ours = ours.pop_all()
+        prefix = prefix_of(node, colour=what.colour) if what.prefix else b""
+        self.out = Relay(from_stdout, STDOUT, screen=screen, prefix=prefix, log=log)
+        self.err = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
+
+    async def listen(self) -> None:
+        """Read the status record, and put its text where the rest of the output is if that is a file."""
+        os.set_blocking(self._said, False)
+        with trio.CancelScope() as self._listening:
+            self.status = read_status(await _read_all(self._said, LONGEST_BYTES))
+            if self.status is not None and self._log is not None:
+                self._log.write([line.encode() + b"\n" for line in self.status.text.splitlines()])
+        self._heard.set()
+
+    async def said_all(self) -> None:
+        """Wait for the record of a process that is gone; not for ever, as one that it has left may hold the pipe."""
+        with trio.move_on_after(DRAIN_S):
+            await self._heard.wait()
+        self._listening.cancel()
+
+    async def reaped(self) -> int:
+        """Wait for the end of the process, end what is left of its group, and only then give its pid back."""
+        if self.process.returncode is None:
+            await _exited(self.process.pid)
+            self.send(signal.SIGKILL)
+            self.process.wait()
+        return self.process.returncode
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all that it has started in its group."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):  # there is nobody left in it
+                os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """Close the pipes, the lifeline among them."""
+        self._ours.close()
+
+    def ending(self) -> Ending:
+        """Say how it ended."""
+        return Ending(
+            node=self.node,
+            ranks=self.ranks,
+            pid=self.process.pid,
+            returncode=self.process.returncode,
+            status=self.status,
+            stopped=self.stopped,
+            tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
+            log=self._log.path if self._log else None,
+        )
+
+
+def _environment(what: Launch, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
+    told = member_variables(
+        node=node,
+        nodes=what.nodes,
+        ranks_per_node=what.ranks_per_node,
+        endpoint=what.endpoint,
+        job=what.job,
+        descriptors=descriptors,
+    )
+    return {**what.environ, **told, "PYTHONUNBUFFERED": "1"}
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Open a pipe whose ends are closed with the two stacks."""
+    reads, writes = os.pipe()
+    reader.callback(os.close, reads)
+    writer.callback(os.close, writes)
+    return reads, writes
+
+
+def _is_terminal() -> bool:
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False
+
+
+async def _read_all(descriptor: int, most_bytes: int) -> bytes:
+    data = b""
+    while len(data) <= most_bytes:
+        try:
+            more = os.read(descriptor, most_bytes)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(descriptor)
+            continue
+        if not more:
+            break
+        data += more
+    return data
+
+
+async def _exited(pid: int) -> None:
+    """Wait until a child has ended, without reaping it: until that is done nobody else can get its pid."""
+    if not hasattr(os, "pidfd_open"):
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT, abandon_on_cancel=True)
+        return
+    descriptor = os.pidfd_open(pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
