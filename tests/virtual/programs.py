@@ -23,7 +23,7 @@ class Work:
     def __call__(self, rank: overlap.Rank, name: str, ms: float, function: Callable[..., object], *args: object):
         def work(*args: object) -> object:
             if self._real:
-                time.sleep(ms / 1000)
+                time.sleep(ms / 1000)  # the work itself, during which paced wires carry bytes; it waits for nothing
             return function(*args)
 
         return rank.compute(work, *args, name=name, seconds=ms / 1000)

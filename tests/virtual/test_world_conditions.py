@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
+import topology
 from overlap import Conditions, Interference, UsageError
 from overlap.collectives.cost.startup import Startup, startup
 from overlap.virtual import Profile
@@ -131,7 +132,5 @@ def test_published_figures_of_a_start():
 
     cluster = "trn2.48xlarge"
     results, _ = simulate(main, 64, cluster=cluster, startup=True)
-    import topology
-
     assert results == [MS + round(startup(topology.cluster(cluster)).before_s(64) * 1e9)] * 64
     assert simulate(main, 2, cluster="local", startup=True)[0] == [MS, MS]
