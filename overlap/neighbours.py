@@ -174,6 +174,13 @@ class Neighbours:
         self._world.fail_elsewhere(ranks[0], error, [])
 
     def _hear(self, member: int, message: Mapping[str, object]) -> None:
+        """Act on a message; who makes no sense has failed."""
+        try:
+            self._act_on(member, message)
+        except OverlapError as error:
+            self._world.fail_elsewhere(self._placement[member][0], error, [])
+
+    def _act_on(self, member: int, message: Mapping[str, object]) -> None:
         what = message.get("what")
         handler, fields = _HANDLERS.get(what if isinstance(what, str) else "", (None, {}))
         values = {name: message.get(name) for name in fields}
