@@ -253,6 +253,25 @@ def test_shapes_only(overlap, script):
     assert "all_reduce of 3.638 TiB float32 on 8 ranks" in out
 
 
+def test_few_ranks_run_for_all(overlap, simulated, script):
+    everybody, few = (simulated(*WHERE, "--shapes-only", *alike, script(TRAIN)) for alike in ((), ("--alike", "1")))
+    assert few == everybody
+    code, out, _ = overlap("simulate", *WHERE, "--alike", "2", script(TRAIN.replace("1 << 20", "10**12")))
+    assert code == 0
+    assert "shapes only; ranks of each of 2 blocks behave alike, and two of them run for all" in " ".join(out.split())
+
+
+def test_ranks_that_are_not_alike(overlap, script):
+    code, _, err = overlap(
+        "simulate", *WHERE, "--alike", "1", script(TRAIN.replace("range(2)", "range(1 + rank.rank % 2)"))
+    )
+    assert code == 1
+    assert "ranks 0 and 7 were said to behave alike" in err
+    code, _, err = overlap("simulate", *WHERE, "--alike", "3", script(TRAIN))
+    assert code == 2
+    assert err.endswith(": alike: 8 ranks do not fall into 3 equal blocks\n")
+
+
 @pytest.mark.parametrize(("samples", "rate"), [("16", 16.0), ("0.5", 0.5)])
 def test_throughput_of_a_program_that_says_its_samples(simulated, script, samples, rate):
     [run] = simulated(*WHERE, script(f"samples_per_step = {samples}\n{TRAIN}"))

@@ -14,7 +14,7 @@ from ...request import Request
 from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
-from ...virtual import Profile
+from ...virtual import AlikeBy, Profile
 from .outcome import Busiest, Outcome, Shape
 
 if TYPE_CHECKING:
@@ -78,8 +78,15 @@ def assumptions(request: Request) -> list[str]:
         str(virtual.interference),
         *(["starting the program of a step costs time"] if virtual.startup else []),
         *(["shapes only"] if virtual.shapes_only else []),
-        *(["of ranks that behave alike two run"] if virtual.alike else []),
+        *_alike(virtual.alike),
     ]
+
+
+def _alike(alike: AlikeBy) -> list[str]:
+    if not alike:
+        return []
+    who = "ranks of a class" if callable(alike) else "all ranks" if alike == 1 else f"ranks of each of {alike} blocks"
+    return [f"{who} behave alike, and two of them run for all"]
 
 
 def _conditions(conditions: Conditions) -> list[str]:

@@ -112,9 +112,9 @@ _ALL = (
     Parameter(name="shapes_only", read=_yes_or_no, help="arrays have shape and dtype, and no data"),
     Parameter(
         name="alike",
-        read=count,
+        read=_integer,
         metavar="N",
-        help="ranks of each of N equal blocks behave alike: two of them run for all; shapes only",
+        help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
     Parameter(name="startup", read=_yes_or_no, help="each step starts a compiled program, at its published cost"),
     Parameter(name="seed", read=_integer, metavar="N", help="of everything random"),
@@ -247,7 +247,7 @@ class Setting:
             communication={**own.interference.communication, **_factors(self.values.get("slow_comm"))},
         )
         conditions = replace(own.conditions, **self._known(_CONDITIONS))
-        implied = {"shapes_only": True} if "alike" in self.values else {}
+        implied = {"shapes_only": True} if self.values.get("alike") else {}
         assumed = {**implied, **self._known(_ASSUMED)}
         return replace(own, **assumed, conditions=conditions, interference=interference)
 
