@@ -158,14 +158,17 @@ class AlikeEngine(ModelledEngine):
         super().__init__(*args, **settings)
         self._demands: dict[tuple[object, ...], tuple[Demand, str]] = {}
 
-    def _transfer(self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: Ints) -> Transfer:
+    def _transfer(
+        self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+    ) -> Transfer:
         assert isinstance(channel, AlikeChannel)
-        channel.check(operations, arrivals_ns)
-        demand, algorithm = self._demand(channel, pattern, arrivals_ns - arrivals_ns.min())
+        met_ns = np.array(arrivals_ns, np.int64)
+        channel.check(operations, met_ns)
+        demand, algorithm = self._demand(channel, pattern, met_ns - met_ns.min())
         sends = pattern.kind is Collective.P2P
         for operation in operations:
             operation.algorithm = algorithm or operation.algorithm
-        name = self._name(channel)
+        name = channel.label
         return Transfer(
             ("comm", name, operations[0].seq),
             "send" if sends else pattern.kind.value,

@@ -59,6 +59,7 @@ class Channel:
         size: How many ranks the group has: all of these, unless some stand for others.
         here: How many of the members live in this process; all of them, unless it is a `FarChannel`.
         direct: Whether their operations take the short cut through shared memory.
+        label: The key as text.
         tag_base: Where this channel's transport tags begin; 40 bits of a hash of `key`, 24 bits free.
     """
 
@@ -66,7 +67,8 @@ class Channel:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct = world.engine.direct(self.size) or len(set(members)) == 1  # a rank with itself needs no wire
-        self.tag_base = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=5).digest(), "big") << 24
+        self.label = repr(key)  # long: it names all members
+        self.tag_base = int.from_bytes(hashlib.blake2b(self.label.encode(), digest_size=5).digest(), "big") << 24
         self._world, self._engine = world, world.engine
         self._meetings: dict[int, Meeting] = {}
 

@@ -113,7 +113,7 @@ class ModelledClock(Clock):
     name = "virtual"
 
     def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
-        self.assumptions = assumptions
+        self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel = Kernel()
         fabric = Fabric(
             cluster,
@@ -125,11 +125,6 @@ class ModelledClock(Clock):
         self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
         self.startup = _startup(assumptions, cluster)
         self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions)
-
-    @property
-    def shapes_only(self) -> bool:  # type: ignore[override]
-        """Whether arrays have a shape and no data."""
-        return self.assumptions.shapes_only
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array, or the shape of one."""

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .collectives.cost import on, parameters, rounds
 from .collectives.cost.option import Flat
@@ -67,7 +66,6 @@ class ModelledEngine(BaseEngine):
         self._peer_direct, self._shapes_only = peer_direct, shapes_only
         self._options: dict[tuple[object, ...], Option] = {}
         self._best: dict[tuple[object, ...], str] = {}
-        self._names: dict[Channel, str] = {}
 
     def direct(self, size: int) -> bool:
         """All ranks meet; what happens then is a matter of the model."""
@@ -95,14 +93,14 @@ class ModelledEngine(BaseEngine):
 
     def _move(self, meeting: Meeting) -> None:
         operations, pattern = _ends(meeting), _pattern(meeting)
-        for operation in operations:
-            operation.lend()
-        if not self._shapes_only:
-            with np.errstate(all="ignore"):
-                run_here(operations, pattern)
+        if self._shapes_only:  # there is nothing to lend or to move
+            for operation in operations:
+                operation.fit(pattern)
             return
         for operation in operations:
-            operation.fit(pattern)
+            operation.lend()
+        with np.errstate(all="ignore"):
+            run_here(operations, pattern)
 
     def _trigger(self, channel: Channel, meeting: Meeting) -> None:
         kernel, begin = self._traffic.kernel, partial(self._begin, channel, meeting)
@@ -110,33 +108,28 @@ class ModelledEngine(BaseEngine):
 
     def _begin(self, channel: Channel, meeting: Meeting) -> None:
         operations, pattern = _ends(meeting), _pattern(meeting)
-        arrivals_ns = np.array([operation.started_ns for operation in operations], np.int64)
+        arrivals_ns = [operation.started_ns for operation in operations]
         transfer = self._transfer(channel, operations, pattern, arrivals_ns)
-        told = partial(_reached, operations, pattern, int(arrivals_ns.max()), self._traffic.kernel)
+        told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
         self._traffic.begin(transfer, told)
 
     def _transfer(
-        self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: NDArray[np.int64]
+        self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
-        fabric, name = self._traffic.fabric, self._name(channel)
+        fabric, name = self._traffic.fabric, channel.label
         key = ("comm", name, operations[0].seq)
-        priority = min(operation.priority for operation in operations)
+        priority = min([operation.priority for operation in operations])
         if pattern.kind is Collective.P2P:
-            (src, dst), late_ns = channel.members, int(arrivals_ns[-1] - arrivals_ns[0])
+            (src, dst), late_ns = channel.members, arrivals_ns[-1] - arrivals_ns[0]
             # Whatever their tags, messages of a pair leave in the order of their sends.
             return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
         option = self._option(channel.members, pattern)
         for operation in operations:
             operation.algorithm = option.algorithm
+        met_ns = np.array(arrivals_ns, np.int64)
         return fabric.collective(
-            key, pattern.kind.value, option, pattern.nbytes, channel.members, arrivals_ns, priority=priority, lane=name
+            key, pattern.kind.value, option, pattern.nbytes, channel.members, met_ns, priority=priority, lane=name
         )
-
-    def _name(self, channel: Channel) -> str:
-        name = self._names.get(channel)
-        if name is None:
-            name = self._names[channel] = str(channel.key)
-        return name
 
     def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
         """Return what an operation becomes; `like` is what it became for others, who are like these."""

@@ -6,8 +6,7 @@ This is the cost model's answer to the nanosecond; the fabric only stretches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -15,12 +14,12 @@ from numpy.typing import NDArray
 
 from topology import Cluster
 
-from ..collectives.cost import Parameters, Round, Rounds, cost, on
+from ..collectives.cost import cost, on
 from ..collectives.cost.option import Option, Part, Price
 from ..collectives.cost.phased import pipeline_s
-from ..collectives.placement import place, shifted
+from ..collectives.placement import shifted
 from .conditions import SlowWires
-from .fluid import quantised
+from .flow import by_resource, quantised
 
 __all__ = ["Demand", "Pricing", "Resources"]
 
@@ -84,6 +83,7 @@ class Demand:
         positions: for each mark, which ranks are done then, as positions in `ranks`, ascending.
         resources: (needs,) what it keeps busy, each once.
         shares: (needs,) for how much of the time until the last mark.
+        needs: shares by resource.
     """
 
     ranks: Ints
@@ -91,6 +91,10 @@ class Demand:
     positions: tuple[Ints, ...]
     resources: Ints
     shares: Floats
+    needs: dict[int, float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", by_resource(self.resources, self.shares))
 
     @property
     def alone_ns(self) -> int:
@@ -144,17 +148,6 @@ class Pricing:
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Price a collective that has become an algorithm."""
         return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow)
-
-    @classmethod
-    def of_message(cls, src: int, dst: int, figures: Parameters, resources: Resources, slow: SlowWires) -> Pricing:
-        """Price a message between two ranks; from a rank to itself it is a copy in its memory."""
-        ranks = (src,) if src == dst else (src, dst)
-        part = Part(on(place(resources.cluster, ranks), _message(len(ranks)), parameters=figures))
-
-        def priced(nbytes: float) -> Price:
-            return Price(total_s=part.total_s(nbytes))
-
-        return cls(lambda _: (part,), priced, np.array(ranks), resources, slow)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
         """Cost it.
@@ -254,15 +247,3 @@ def _under(slow: SlowWires, part: Part) -> Part:
     if placement is placed.placement:
         return part
     return Part(on(placement, placed.rounds, parameters=placed.parameters), part.share)
-
-
-@lru_cache(maxsize=2)
-def _message(size: int) -> Rounds:
-    """Return one message from rank 0 to rank 1, or a copy on one rank."""
-    none, touched = np.zeros(size), np.ones(size)
-    ends = np.zeros(size - 1, np.int64)
-    one = Round(
-        repeat=1, src=ends, dst=ends + 1, sent=np.ones(size - 1), added=none, local_added=none,
-        moving=touched if size > 1 else none, adding=none, local=none if size > 1 else 2 * touched,
-    )  # fmt: skip
-    return Rounds(size=size, slots=1, rounds=(one,))

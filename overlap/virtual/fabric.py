@@ -7,27 +7,27 @@ Used in three strokes per instant: `advance` tells who is done, `start` takes wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from topology import Cluster
 
-from ..collectives.cost import Parameters, parameters
+from ..collectives.cost import parameters
 from ..collectives.cost.option import Option
 from .conditions import CALM, Conditions, SlowWires
 from .demand import Demand, Pricing, Resources
-from .fluid import Flow, Fluid
+from .flow import Flow
+from .fluid import Fluid
 from .interference import NO_INTERFERENCE, Interference
+from .messages import Messages
 
 __all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
 
 Ints: TypeAlias = NDArray[np.int64]
 
-# Messages whose demand is remembered: training loops send the same ones in every step.
-_REMEMBERED = 1 << 16
 _NOTHING = np.zeros(0, np.int64), np.zeros(0)
 
 
@@ -52,7 +52,9 @@ class Transfer(Flow):
         lane: object = None,
         computes: bool = False,
     ) -> None:
-        super().__init__(key, demand.marks_ns, demand.resources, demand.shares, priority=priority, lane=lane)
+        super().__init__(
+            key, demand.marks_ns, demand.resources, demand.shares, priority=priority, lane=lane, needs=demand.needs
+        )
         self.kind, self.demand, self.computes = kind, demand, computes
 
     @property
@@ -66,9 +68,8 @@ class Transfer(Flow):
         return self.demand.alone_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Some ranks are done with a transfer.
+class Reached(NamedTuple):
+    """Some ranks are done with a transfer; a tuple, because there is one for each message.
 
     Attributes:
         transfer: with which.
@@ -135,11 +136,10 @@ class Fabric:
         self.cluster, self.interference = cluster, interference
         self.stretches: dict[str, Stretch] = {}
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
-        self._parameters: Parameters = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
+        figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
         self._collectives: dict[Option, Pricing] = {}
-        self._pairs: dict[tuple[int, int], Pricing] = {}
-        self._messages: dict[tuple[int, int, float, int], Demand] = {}
-        self._fluid = Fluid()
+        self._messages = Messages(figures, self.resources, self._slow)
+        self._fluid, self._interfering = Fluid(), not interference.off
         self._communicating = np.zeros(cluster.world_size, np.int64)
         self._computing = np.zeros(cluster.world_size, np.int64)
 
@@ -205,23 +205,8 @@ class Fabric:
         Raises:
             TopologyError: If no wire joins them.
         """
-        asked = src, dst, nbytes, late_ns
-        demand = self._messages.get(asked)
-        if demand is None:
-            if len(self._messages) >= _REMEMBERED:
-                self._messages.clear()
-            demand = self._messages[asked] = self._message(*asked)
+        demand = self._messages.demand(src, dst, nbytes, late_ns)
         return Transfer(key, "send", demand, priority=priority, lane=lane)
-
-    def _message(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
-        pricing = self._pairs.get((src, dst))
-        if pricing is None:
-            pricing = Pricing.of_message(src, dst, self._parameters, self.resources, self._slow)
-            self._pairs[src, dst] = pricing
-        if src == dst:  # both ends are one rank
-            copy = pricing.demand(nbytes, np.zeros(1, np.int64))
-            return replace(copy, ranks=np.array([src, dst]), positions=(np.arange(2),))
-        return pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
 
     def compute(self, key: tuple[object, ...], kind: str, rank: int, duration_ns: int) -> Transfer:
         """Make a compute. Only where there is interference do computes belong here."""
@@ -234,13 +219,13 @@ class Fabric:
         """Let transfers begin."""
         transfers = list(transfers)
         self._fluid.start(now_ns, transfers)
-        if not self.interference.off:
+        if self._interfering:
             for transfer in transfers:
                 self._of(transfer)[transfer.ranks] += 1
 
     def settle(self, now_ns: int) -> int | None:
         """Fix how fast everything gets on from now on; return the next instant to `advance` to, None if all is idle."""
-        if not self.interference.off:
+        if self._interfering:
             self._interfere()
         return self._fluid.settle(now_ns)
 
@@ -256,11 +241,13 @@ class Fabric:
         return found
 
     def _ended(self, transfer: Transfer, now_ns: int) -> None:
-        stretch = self.stretches.setdefault(transfer.kind, Stretch())
+        stretch = self.stretches.get(transfer.kind)
+        if stretch is None:
+            stretch = self.stretches[transfer.kind] = Stretch()
         stretch.count += 1
         stretch.alone_ns += transfer.alone_ns
         stretch.taken_ns += now_ns - transfer.started_ns
-        if not self.interference.off:
+        if self._interfering:
             self._of(transfer)[transfer.ranks] -= 1
 
     def _of(self, transfer: Transfer) -> Ints:

@@ -160,41 +160,58 @@ class Kernel:
         try:
             while True:
                 await trio.testing.wait_all_tasks_blocked()
-                statistics = trio.lowlevel.current_statistics()
-                outside.check(statistics)
-                self._advance(statistics.seconds_to_next_deadline)
+                outside.check(trio.lowlevel.current_statistics())
+                self._advance_until_woken()
         except Exception as error:
             self._failure = error
             scope.cancel()
 
-    def _advance(self, to_deadline_s: float) -> None:
-        """Jump to the next instant and carry out what comes first in it."""
-        clock, batch = self.clock, self._next_batch()
-        next_ns = None if batch is None else self._keys[0] // _ORDERS
-        deadline_ns = None if to_deadline_s == inf else clock.nearest_ns(clock.current_time() + to_deadline_s)
-        if next_ns is None and deadline_ns is None:
-            self._stall()
-            return
-        self._stalled = False
-        first_ns = min(each for each in (next_ns, deadline_ns) if each is not None)
-        clock.jump(first_ns)
-        if batch is not None and first_ns == next_ns:
-            del self._due[heappop(self._keys)]
-            batch.sort(key=_rank_of)
-            for timer in batch:
-                if timer.task is not None:
-                    reschedule(timer.task)
-                elif timer.callback is not None:
-                    timer.callback()
-        if first_ns == deadline_ns:
-            clock.jump(first_ns, expire=True)
+    def _advance_until_woken(self) -> None:
+        """Jump on until there is something for Trio to do; most batches wake nobody, and asking Trio costs most."""
+        while True:
+            statistics = trio.lowlevel.current_statistics()
+            if statistics.tasks_runnable or statistics.run_sync_soon_queue_size:
+                return
+            deadline_s = statistics.seconds_to_next_deadline
+            deadline_ns = None if deadline_s == inf else self.clock.nearest_ns(self.clock.current_time() + deadline_s)
+            batch = self._next_batch()
+            if batch is None and deadline_ns is None:
+                self._stall()
+                return
+            self._stalled = False
+            if self._advance(batch, deadline_ns):
+                return
+
+    def _advance(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
+        """Jump to the next instant and carry out what comes first in it; tell whether deadlines belong to it."""
+        time_ns = deadline_ns
+        if batch is not None:
+            due_ns = self._keys[0] // _ORDERS
+            if deadline_ns is None or due_ns <= deadline_ns:
+                time_ns = due_ns
+                self.clock.jump(time_ns)
+                self._carry_out(batch)
+        assert time_ns is not None
+        if time_ns == deadline_ns:
+            self.clock.jump(time_ns, expire=True)
+        return time_ns == deadline_ns
+
+    def _carry_out(self, batch: list[Timer]) -> None:
+        del self._due[heappop(self._keys)]
+        batch.sort(key=_rank_of)
+        for timer in batch:
+            if timer.task is not None:
+                reschedule(timer.task)
+            elif timer.callback is not None:
+                timer.callback()
 
     def _next_batch(self) -> list[Timer] | None:
         """Return what is due next, passing over batches of which everything was cancelled."""
         while self._keys:
             batch = self._due[self._keys[0]]
-            if any(timer.task or timer.callback for timer in batch):
-                return batch
+            for timer in batch:
+                if timer.task is not None or timer.callback is not None:
+                    return batch
             del self._due[heappop(self._keys)]
         return None
 

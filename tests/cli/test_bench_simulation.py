@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+import topology
 from overlap.cli.bench import simulation
 from overlap.cli.bench.aims import Figure
 from overlap.cli.bench.sampling import Sampling
+from overlap.virtual import Fabric
 
 
 @pytest.mark.parametrize(("tasks", "rounds"), [(1, 3), (2, 5), (7, 4)])
@@ -18,6 +20,15 @@ def test_both_rings_take_the_same_virtual_time(tasks, rounds):
 
 def test_a_ring_of_ours():
     assert simulation.ring(5, 6) == 6 * simulation.HOP_NS
+
+
+def test_traffic_goes_on_until_the_slowest_is_done(monkeypatch):
+    fabric = Fabric(topology.cluster("trn2.48xlarge"))
+    slowest_ns = max(fabric.message((), src, (src + 1) % 64, simulation.MESSAGE_BYTES).alone_ns for src in range(64))
+    monkeypatch.setattr(simulation, "SENDERS", 64)
+    for sent in (1, 3):
+        monkeypatch.setattr(simulation, "SENT", sent)
+        assert simulation.traffic() == sent * slowest_ns
 
 
 def test_a_world_tells_time_and_memory(capsys, monkeypatch):
@@ -42,7 +53,7 @@ def test_every_figure(monkeypatch, installed):
     found = list(simulation.figures(Sampling(iters=1)))
     figures = {figure.name: figure for figure in found if isinstance(figure, Figure)}
     others = ["message/simpy"] if installed else []
-    names = ["message", *others, "message/program", "world/1024", "world/4096", "cost"]
+    names = ["message", *others, "message/traffic", "message/program", "world/1024", "world/4096", "cost"]
     assert list(figures) == [f"simulate/{name}" for name in names]
     assert [figures[f"simulate/{name}"].met for name in ("world/1024", "world/4096", "cost")] == [True] * 3
     assert figures["simulate/cost"].value == 10e6

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap.virtual.fluid import Flow, Fluid, quantised, rates
+from overlap.virtual import fluid
+from overlap.virtual.flow import Flow, quantised
+from overlap.virtual.fluid import Fluid
+from overlap.virtual.sharing import few, many
 
 
 def flow(name, marks_ns, needs, **turn):
@@ -33,7 +36,9 @@ def play(*starts, caps=()):
                 if time == now_ns:
                     fluid.cap(each, cap)
     assert not fluid.flows
-    assert not fluid._load.any(), "what was added to resources was taken away again, exactly"
+    assert not any(each.load for each in fluid._resources.values()), (
+        "what was added to resources was taken away again, exactly"
+    )
     return {name: times[0] if len(times) == 1 else times for name, times in reached.items()}
 
 
@@ -150,7 +155,7 @@ def crowds(draw):
 @given(crowds())
 def test_rates_are_max_min_fair(flows):
     """Nothing is overfull, and whoever is below its need meets a full resource on which nobody takes more."""
-    found = rates(flows, np.ones(5, np.bool_))
+    found = many(flows, range(5))
     used, level = np.zeros(5), [rate * float(each.shares.max()) for rate, each in zip(found, flows, strict=True)]
     for each, rate in zip(flows, found, strict=True):
         used[each.resources] += each.shares * rate
@@ -163,3 +168,57 @@ def test_rates_are_max_min_fair(flows):
                 level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.resources) - 1e-9
                 for r in full
             )
+
+
+@st.composite
+def queues(draw):
+    """Like crowds, with turns and caps."""
+    flows = draw(crowds())
+    for each in flows:
+        each.priority, each.lane = draw(st.integers(0, 1)), draw(st.sampled_from([None, "x", "y"]))
+        each.cap = draw(st.sampled_from([1.0, 0.5, 1 / 3]))
+    return flows
+
+
+@settings(deadline=None, max_examples=300)
+@given(queues())
+def test_one_by_one_and_at_once_give_the_same_bits(flows):
+    assert few(flows, range(5)) == many(flows, range(5))
+
+
+def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
+    """What happens on some wires costs those nothing who are on others."""
+    shared = []
+
+    def counting(flows, scarce):
+        shared.append((sorted(each.key[0] for each in flows), sorted(scarce)))
+        return few(flows, scarce)
+
+    monkeypatch.setattr(fluid, "rates", counting)
+    found = play(
+        *((0, flow(name, 100, {0: 1.0})) for name in "ab"),
+        *((10, flow(name, 100, {1: 1.0, 2: 0.1})) for name in "cd"),
+        (20, flow("e", 10, {2: 0.8})),
+    )
+    assert found == {"a": 200, "b": 200, "c": 210, "d": 210, "e": 30}
+    assert shared == [(["a", "b"], [0]), (["c", "d"], [1])]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(crowds(), min_size=1, max_size=3))
+def test_each_crowd_gets_what_it_would_get_among_all(groups):
+    """Crowds on wires of their own, which start one after the other: rates are those that all at once would get."""
+    every, each_alone = [], Fluid()
+    for number, group in enumerate(groups):
+        for each in group:
+            needs = {resource + 5 * number: share for resource, share in each.needs.items()}
+            every.append(flow((number, *each.key), 100, needs))
+        each_alone.start(0, [each for each in every if each.key[0][0] == number])
+        each_alone.settle(0)
+    load = {r: sum(each.needs.get(r, 0) for each in every) for r in range(15)}
+    scarce = [resource for resource in load if load[resource] > 1]
+    crowded = [each for each in every if any(each.needs.get(resource) for resource in scarce)]
+    expected = dict.fromkeys(every, 1.0)
+    if crowded:
+        expected.update(zip(crowded, many(crowded, scarce), strict=True))
+    assert [each.rate for each in every] == pytest.approx([expected[each] for each in every], rel=1e-12)

@@ -144,6 +144,50 @@ def test_kinds_wait_for_the_tasks_that_others_wake():
     assert run(long_enough)[0] == ["task", "settled"]
 
 
+def test_trio_has_its_turn_only_when_there_is_something_for_it(monkeypatch):
+    kernel, waits, wait = Kernel(), [], trio.testing.wait_all_tasks_blocked
+
+    async def counted():
+        waits.append(kernel.now_ns)
+        await wait()
+
+    async def main():
+        for time_ns in range(1, 100):
+            kernel.at(time_ns, 0, lambda: None)
+        await kernel.sleep_until(50)
+        await kernel.sleep_until(200)
+
+    monkeypatch.setattr(trio.testing, "wait_all_tasks_blocked", counted)
+    kernel.run(main)
+    assert waits == [0, 0, 50, 200]
+
+
+def test_what_a_callback_leaves_to_trio_comes_before_the_next_instant():
+    async def main(kernel):
+        told, soon = [], trio.lowlevel.current_trio_token().run_sync_soon
+        kernel.at(5, 0, lambda: soon(lambda: told.append(kernel.now_ns)))
+        kernel.at(6, 0, lambda: told.append("next"))
+        await kernel.sleep_until(10)
+        return told
+
+    assert run(main)[0] == [5, "next"]
+
+
+@pytest.mark.parametrize("deadline_ns", [20, 25])
+def test_deadlines_have_their_turn_among_callbacks(deadline_ns):
+    async def main(kernel):
+        told = []
+        for time_ns in (10, 20, 30):
+            kernel.at(time_ns, 0, lambda: told.append(kernel.now_ns))
+        with trio.move_on_after(deadline_ns * 1e-9):
+            await trio.sleep_forever()
+        told.append(f"over at {kernel.now_ns}")
+        await kernel.sleep_until(40)
+        return told
+
+    assert run(main)[0] == [10, 20, f"over at {deadline_ns}", 30]
+
+
 def chatter(kernel, trace):
     """Start 20 ranks that sleep in step and out of step, and message their neighbours."""
 
@@ -253,7 +297,10 @@ def test_threads_under_a_limiter_of_their_own_are_refused():
 
     async def main(kernel):
         try:
-            await trio.to_thread.run_sync(gate.wait, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True)
+            # The thread goes back to Trio's idle ones a moment after the run: it is named as these are.
+            await trio.to_thread.run_sync(
+                gate.wait, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True, thread_name="Trio thread at a gate"
+            )
         finally:
             gate.set()
 

@@ -19,15 +19,17 @@ import numpy as np
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
+import topology
+
 from ... import Rank, Virtual, run
 from ...collectives.cost.speed import ring_costing_s
 from ...units import format_bytes
-from ...virtual import Kernel
+from ...virtual import Fabric, Kernel, Reached, Traffic
 from .aims import Figure
 from .process import hear, start
 from .sampling import Sampling, Times
 
-__all__ = ["SIMULATE", "figures", "main", "ring", "simpy_ring"]
+__all__ = ["SIMULATE", "figures", "main", "ring", "simpy_ring", "traffic"]
 
 SIMULATE = "simulate"
 """What the command line calls it."""
@@ -35,9 +37,9 @@ SIMULATE = "simulate"
 TASKS, ROUNDS = 1000, 100
 HOP_NS = 1000
 COLLECTIVES = 100
-NODE_RANKS = 64  # of trn2.48xlarge
+_CLUSTER, NODE_RANKS = "trn2.48xlarge x{}", 64
 WORLDS = {1024: 10e9, 4096: 60e9}  # ranks: at most that many nanoseconds of real time
-SENDERS, SENT = 1024, 20
+SENDERS, SENT, MESSAGE_BYTES = 1024, 20, 1024
 
 MESSAGE_AIM_NS = 1e9 / 200_000
 MEMORY_AIM_BYTES = 1 << 30  # of the smaller world
@@ -61,8 +63,10 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             aim=None,
             times=theirs,
         )
-    sent = Times.of([_timed(_send_round) / (SENDERS * SENT)])
-    yield _ns("message/program", f"a message of a program of {SENDERS} ranks, links shared", sent, None)
+    shared = Times.of([_timed(traffic) / (SENDERS * SENT) for _ in range(sampling.few)])
+    yield _ns("message/traffic", f"a message among {SENDERS} ranks, links shared", shared, None)
+    sent = Times.of([_timed(_send_round) / (SENDERS * SENT) for _ in range(sampling.few)])
+    yield _ns("message/program", "  the same in a program: rank.send, rank.recv", sent, None)
     for ranks, aim_ns in WORLDS.items():
         yield from _world(ranks, aim_ns)
     costing = Times.of([ring_costing_s()[0] * 1e9 for _ in range(sampling.few)])
@@ -134,16 +138,49 @@ def simpy_ring(tasks: int = TASKS, rounds: int = ROUNDS) -> int:
     return int(env.now)
 
 
+# -- the modelled cluster -----------------------------------------------------------------------------------------
+
+
+def traffic() -> int:
+    """Let every rank of a cluster send to the next, one message after the other; return the virtual time it took."""
+    kernel, fabric = Kernel(), Fabric(topology.cluster(_CLUSTER.format(SENDERS // NODE_RANKS)))
+    carrier, left, busy, over = Traffic(kernel, fabric), [SENT] * SENDERS, {*range(SENDERS)}, trio.Event()
+
+    def send(src: int) -> None:
+        dst = (src + 1) % SENDERS
+        message = fabric.message((src, left[src]), src, dst, MESSAGE_BYTES, lane=(src, dst))
+        left[src] -= 1
+        carrier.begin(message, partial(told, src))
+
+    def told(src: int, reached: Reached) -> None:
+        if not reached.last:
+            return
+        if left[src]:
+            send(src)
+            return
+        busy.remove(src)
+        if not busy:
+            over.set()
+
+    async def all_ranks() -> None:
+        for src in range(SENDERS):
+            send(src)
+        await over.wait()
+
+    kernel.run(all_ranks)
+    return kernel.now_ns
+
+
 # -- whole programs ----------------------------------------------------------------------------------------------
 
 
 def _send_round() -> None:
     clock = Virtual(shapes_only=True)
-    run(_neighbours, cluster=f"trn2.48xlarge x{SENDERS // NODE_RANKS}", clock=clock)
+    run(_neighbours, cluster=_CLUSTER.format(SENDERS // NODE_RANKS), clock=clock)
 
 
 async def _neighbours(rank: Rank) -> None:
-    x = rank.empty(1024, np.uint8)
+    x = rank.empty(MESSAGE_BYTES, np.uint8)
     for _ in range(SENT):
         sent = rank.send(x, (rank.rank + 1) % rank.world_size)
         await rank.recv(x, (rank.rank - 1) % rank.world_size)
@@ -174,7 +211,7 @@ async def _train(rank: Rank) -> None:
 
 def main(text: str) -> None:
     """Simulate a world of so many ranks, and print what it took as a line of JSON."""
-    cluster, clock = f"trn2.48xlarge x{int(text) // NODE_RANKS}", Virtual(shapes_only=True)
+    cluster, clock = _CLUSTER.format(int(text) // NODE_RANKS), Virtual(shapes_only=True)
     wall_ns = _timed(partial(run, _train, cluster=cluster, clock=clock))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"wall_ns": wall_ns, "peak_bytes": peak * (1 if sys.platform == "darwin" else 1024)}))

@@ -1,0 +1,79 @@
+"""Something that gets on at a rate, and what it needs for that. Pure; no Trio.
+
+Shares are whole multiples of 2**-40, so that what flows add to a resource and take away again sums up exactly, in any
+order. A flow that is never held up reaches its marks at exactly its start plus their work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Flow", "by_resource", "quantised"]
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+_QUANTUM = 2.0**40
+
+
+def quantised(shares: Floats) -> Floats:
+    """Round shares down to the quantum, and to 1."""
+    return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
+
+
+def by_resource(resources: Ints, shares: Floats) -> dict[int, float]:
+    """Return shares by resource."""
+    return dict(zip(resources.tolist(), shares.tolist(), strict=True))
+
+
+class Flow:
+    """Something that gets on at a rate.
+
+    Attributes:
+        key: tells flows apart, and orders what they reach in one instant.
+        marks_ns: ascending: work at which parts of it are done; the last is the end.
+        resources: (needs,) what it needs, each once.
+        shares: (needs,) how much of each while it gets on at rate 1; must be `quantised`.
+        needs: the same: shares by resource.
+        priority: lower is more urgent.
+        lane: what it belongs to; None for none.
+        cap: the most its rate may be.
+        rate: how fast it gets on now.
+        started_ns: when it started.
+    """
+
+    __slots__ = (
+        "_age", "_done_ns", "_due_ns", "_mark", "_since_ns", "cap", "key", "lane", "marks_ns", "needs", "priority",
+        "rate", "resources", "shares", "started_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: tuple[object, ...],
+        marks_ns: Sequence[int],
+        resources: Ints,
+        shares: Floats,
+        *,
+        priority: int = 0,
+        lane: object = None,
+        needs: Mapping[int, float] | None = None,
+    ) -> None:
+        self.key, self.marks_ns, self.resources, self.shares = key, marks_ns, resources, shares
+        self.priority, self.lane = priority, lane
+        self.needs = by_resource(resources, shares) if needs is None else needs
+        self.cap = self.rate = 1.0
+        self.started_ns = self._since_ns = 0
+        self._done_ns = 0.0
+        self._mark, self._due_ns, self._age = 0, -1, 0
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
+
+    def _turn(self, now_ns: int, rate: float) -> None:
+        """Go on at another rate."""
+        self._done_ns += (now_ns - self._since_ns) * self.rate
+        self._since_ns, self.rate = now_ns, rate

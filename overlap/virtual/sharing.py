@@ -1,0 +1,117 @@
+"""How fast flows get on that share scarce resources. Pure; no Trio.
+
+The most urgent flows come first, and of each lane the oldest; less urgent and younger ones get what these leave, as
+they do where messages queue for a wire. Among equals rates are max-min fair in what each flow takes of the resource it
+needs most: as far as resources allow all flows take the same there, and none more than it needs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from math import inf
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .flow import Flow
+
+__all__ = ["few", "many", "rates"]
+
+Floats: TypeAlias = NDArray[np.float64]
+
+# Resources and levels that differ by less bind together: sums of a few products of doubles.
+_ALIKE = 1 + 1e-12
+# What is left of a resource when such sums have used it up.
+_NOTHING = 1e-12
+# Flows times resources up to which plain Python is faster than numpy: four flows on four resources take 9 us, not 35.
+_FEW = 200
+
+
+def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+    """Return how fast flows get on that need scarce resources.
+
+    Of flows whose turn it is, all rates rise together, each in proportion to one over its flow's greatest share, until
+    a flow reaches its cap or a resource is used up; the flows concerned stay where they are and the others rise on.
+
+    Args:
+        flows: Those that need any of them, oldest first.
+        scarce: Numbers of the resources that can be used up at all.
+    """
+    return (few if len(flows) * len(scarce) <= _FEW else many)(flows, scarce)
+
+
+def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+    """Return the same for a few flows, one by one, which gives the same bits."""
+    slope = [1 / max(flow.needs.values()) for flow in flows]
+    ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
+    users = [[(n, flow.needs[r]) for n, flow in enumerate(flows) if r in flow.needs] for r in sorted(scarce)]
+    left, rate = [1.0] * len(users), [0.0] * len(flows)
+    for turn in _turns(flows):
+        rising = set(turn)
+        while rising:
+            rise = [_total(slope[n] * share for n, share in each if n in rising) for each in users]
+            full = [free / by if by > 0 else inf for free, by in zip(left, rise, strict=True)]
+            level = min(*full, *(ceiling[n] for n in rising))
+            stops = {n for n in rising if ceiling[n] <= level * _ALIKE}
+            for each, at in zip(users, full, strict=True):
+                if at <= level * _ALIKE:
+                    stops.update(n for n, _ in each if n in rising)
+            for n in stops:
+                rate[n] = min(flows[n].cap, level * slope[n])
+            rising -= stops
+            free = [1.0 - _total(rate[n] * share for n, share in each) for each in users]
+            left = [0.0 if each < _NOTHING else each for each in free]
+    return rate
+
+
+def _total(values: Iterable[float]) -> float:
+    """Add up from the left, as numpy does; `sum` does so only up to Python 3.11."""
+    total = 0.0
+    for each in values:
+        total += each
+    return total
+
+
+def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
+    """Return the same for many flows, or many resources, at once."""
+    owner = np.repeat(np.arange(len(flows)), [len(flow.resources) for flow in flows])
+    needed = np.concatenate([flow.resources for flow in flows])
+    share = np.concatenate([flow.shares for flow in flows])
+    is_scarce = np.zeros(max(int(needed.max()), *scarce) + 1, np.bool_)
+    is_scarce[list(scarce)] = True
+    counts = is_scarce[needed]
+    owner, share = owner[counts], share[counts]
+    names, resource = np.unique(needed[counts], return_inverse=True)
+    slope = np.array([1 / float(flow.shares.max()) for flow in flows])
+    cap = np.array([flow.cap for flow in flows])
+    rate = np.zeros(len(flows))
+    left: Floats = np.ones(len(names))
+    for turn in _turns(flows):
+        rising = np.zeros(len(flows), np.bool_)
+        rising[turn] = True
+        while rising.any():
+            rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
+            full = np.divide(left, rise, out=np.full(len(names), np.inf), where=rise > 0)
+            ceiling = np.where(rising, cap / slope, np.inf)
+            level = min(full.min(), ceiling.min())
+            stops = rising & (ceiling <= level * _ALIKE)
+            stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
+            rate[stops] = np.minimum(cap, level * slope)[stops]
+            rising &= ~stops
+            free = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
+            left = np.where(free < _NOTHING, 0.0, free)
+    return rate.tolist()
+
+
+def _turns(flows: Sequence[Flow]) -> list[list[int]]:
+    """Return the flows that are equals, by number, the most urgent and then the oldest of each lane first."""
+    older: dict[object, int] = {}
+    turns: dict[tuple[int, int], list[int]] = {}
+    for number, flow in enumerate(flows):
+        place = 0
+        if flow.lane is not None:
+            place = older.get((flow.priority, flow.lane), 0)
+            older[flow.priority, flow.lane] = place + 1
+        turns.setdefault((flow.priority, place), []).append(number)
+    return [turns[turn] for turn in sorted(turns)]

@@ -1,0 +1,59 @@
+"""Messages between pairs that are joined alike are costed once, and use wires of their own."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.collectives.cost import parameters
+from overlap.virtual import Conditions, demand
+from overlap.virtual.conditions import SlowWires
+from overlap.virtual.demand import Resources
+from overlap.virtual.messages import Messages
+
+SLOW = Conditions(seed=3, slow_wire_share=0.3, slow_wire_factor=0.5)
+
+
+def messages(cluster, conditions=SLOW):
+    return Messages(parameters(cluster), Resources(cluster), SlowWires(conditions))
+
+
+def told(found):
+    """Return all that a demand says."""
+    return found.ranks.tolist(), found.marks_ns, [each.tolist() for each in found.positions], found.needs
+
+
+@pytest.mark.parametrize("name", ["trn1.32xlarge x2", "trn2.48xlarge", "dl1.24xlarge x2", "local"])
+@pytest.mark.parametrize("conditions", [Conditions(), SLOW], ids=["calm", "slow wires"])
+def test_it_is_what_the_pair_alone_would_be_told(name, conditions):
+    cluster = topology.cluster(name, ranks=4, nodes=2) if name == "local" else topology.cluster(name)
+    shared = messages(cluster, conditions)
+    for src in range(0, cluster.world_size, 3):
+        for dst in range(0, cluster.world_size, 5):
+            alone = messages(cluster, conditions)
+            assert told(shared.demand(src, dst, 1 << 20, 70)) == told(alone.demand(src, dst, 1 << 20, 70))
+
+
+def test_a_kind_of_way_is_costed_once(monkeypatch):
+    costed = []
+
+    def cost(placed, nbytes, **settings):
+        costed.append(nbytes)
+        return original(placed, nbytes, **settings)
+
+    original = demand.cost
+    monkeypatch.setattr(demand, "cost", cost)
+    shared = messages(topology.cluster("trn2.48xlarge x2"), Conditions())
+    found = shared.demand(0, 64, 4096, 0)
+    assert costed
+    costed.clear()
+    others = [shared.demand(rank, 64 + rank, 4096, 0) for rank in range(1, 64)]
+    assert shared.demand(0, 64, 4096, 0) is found
+    assert not costed
+    assert {each.marks_ns for each in others} == {found.marks_ns}
+    assert len({frozenset(each.needs) for each in (found, *others)}) == 64
+
+
+def test_arrays_and_shares_by_resource_are_the_same():
+    found = messages(topology.cluster("trn1.32xlarge")).demand(3, 17, 1 << 20, 0)
+    assert found.needs == dict(zip(found.resources.tolist(), found.shares.tolist(), strict=True))
+    assert np.all(found.shares > 0)
