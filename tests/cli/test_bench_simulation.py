@@ -31,9 +31,10 @@ def test_traffic_goes_on_until_the_slowest_is_done(monkeypatch):
         assert simulation.traffic() == sent * slowest_ns
 
 
-def test_a_world_tells_time_and_memory(capsys, monkeypatch):
+@pytest.mark.parametrize("alike", ["0", "1"])
+def test_a_world_tells_time_and_memory(capsys, monkeypatch, alike):
     monkeypatch.setattr(simulation, "COLLECTIVES", 2)
-    simulation.main("64")
+    simulation.main("64", alike)
     told = json.loads(capsys.readouterr().out)
     assert set(told) == {"wall_ns", "peak_bytes"}
     assert told["wall_ns"] > 0
@@ -53,7 +54,8 @@ def test_every_figure(monkeypatch, installed):
     found = list(simulation.figures(Sampling(iters=1)))
     figures = {figure.name: figure for figure in found if isinstance(figure, Figure)}
     others = ["message/simpy"] if installed else []
-    names = ["message", *others, "message/traffic", "message/program", "world/1024", "world/4096", "cost"]
+    worlds = ["world/1024", "world/4096", "world/4096/alike"]
+    names = ["message", *others, "message/traffic", "message/program", *worlds, "cost"]
     assert list(figures) == [f"simulate/{name}" for name in names]
     assert [figures[f"simulate/{name}"].met for name in ("world/1024", "world/4096", "cost")] == [True] * 3
     assert figures["simulate/cost"].value == 10e6

@@ -1,6 +1,7 @@
 """How fast virtual time is: messages, whole worlds of many ranks, costing a ring, and the same ring on SimPy.
 
-As a program it is a world to be measured, in a process of its own: `python -m overlap.cli.bench.simulation RANKS`.
+As a program it is a world to be measured, in a process of its own:
+`python -m overlap.cli.bench.simulation RANKS ALIKE`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     yield _ns("message/program", "  the same in a program: rank.send, rank.recv", sent, None)
     for ranks, aim_ns in WORLDS.items():
         yield from _world(ranks, aim_ns)
+    alike = Times.of([_simulated(max(WORLDS), alike=1)["wall_ns"]])
+    yield _ns(f"world/{max(WORLDS)}/alike", "  of which two run for all, because they are alike", alike, None)
     costing = Times.of([ring_costing_s()[0] * 1e9 for _ in range(sampling.few)])
     yield _ns("cost", "cost a ring, 1024 ranks", costing, COSTING_AIM_NS)
 
@@ -188,8 +191,7 @@ async def _neighbours(rank: Rank) -> None:
 
 
 def _world(ranks: int, aim_ns: float) -> Iterator[Figure | str]:
-    """Measure a world in a process of its own, for the sake of its memory."""
-    [told] = hear([start([], [__name__, str(ranks)])])
+    told = _simulated(ranks)
     text = f"{ranks} ranks x {COLLECTIVES} collectives with computes"
     yield _ns(f"world/{ranks}", text, Times.of([told["wall_ns"]]), aim_ns)
     peak = f"  at most {format_bytes(told['peak_bytes'])} of memory"
@@ -197,6 +199,12 @@ def _world(ranks: int, aim_ns: float) -> Iterator[Figure | str]:
         met = "met" if told["peak_bytes"] <= MEMORY_AIM_BYTES else "missed"
         peak += f", aim {format_bytes(MEMORY_AIM_BYTES)}: {met}"
     yield peak
+
+
+def _simulated(ranks: int, *, alike: int = 0) -> dict[str, Any]:
+    """Measure a world in a process of its own, for the sake of its memory."""
+    [told] = hear([start([], [__name__, str(ranks), str(alike)])])
+    return told
 
 
 async def _train(rank: Rank) -> None:
@@ -209,9 +217,9 @@ async def _train(rank: Rank) -> None:
             await reduced
 
 
-def main(text: str) -> None:
-    """Simulate a world of so many ranks, and print what it took as a line of JSON."""
-    cluster, clock = _CLUSTER.format(int(text) // NODE_RANKS), Virtual(shapes_only=True)
+def main(ranks: str, alike: str) -> None:
+    """Simulate a world of so many ranks, in so many blocks that are alike; print what it took as a line of JSON."""
+    cluster, clock = _CLUSTER.format(int(ranks) // NODE_RANKS), Virtual(shapes_only=True, alike=int(alike))
     wall_ns = _timed(partial(run, _train, cluster=cluster, clock=clock))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"wall_ns": wall_ns, "peak_bytes": peak * (1 if sys.platform == "darwin" else 1024)}))
