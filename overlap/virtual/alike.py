@@ -23,6 +23,7 @@ from .demand import Demand
 __all__ = ["Alike", "AlikeBy", "Same", "repeated", "together"]
 
 Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
 
 
@@ -133,8 +134,8 @@ def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:
 def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> Demand:
     """Return what groups need that do the same at once, seen by those who are simulated.
 
-    Ranks of one class are done when the last of them is. What the groups need of one wire adds up, and if that is more
-    than there is, all take so much longer.
+    Ranks of one class are done when the last of them is. What the groups need of one wire adds up, stage by stage, and
+    if that is more than there is, all take so much longer. Groups whose stages differ in length need it evenly.
 
     Args:
         groups: All of them.
@@ -145,13 +146,25 @@ def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> D
     for same in groups:
         for mark_ns, positions in zip(same.demand.marks_ns, same.demand.positions, strict=True):
             np.maximum.at(left_ns, same.standing[:, positions], mark_ns)
-    alone_ns = int(left_ns.max())
-    busy_ns = [np.tile(same.demand.shares * same.demand.alone_ns, len(same.resources)) for same in groups]
+    alone_ns, evenly = int(left_ns.max()), len({same.demand.ends_ns for same in groups}) > 1
+    stage_ends_ns = np.array([alone_ns] if evenly else groups[0].demand.ends_ns)
+    needed, busy_ns = _added_up(groups, evenly)
+    lengths_ns = np.diff(stage_ends_ns, prepend=0)
+    longer_ns = np.maximum(lengths_ns, np.rint(busy_ns.max(axis=1, initial=0.0)).astype(np.int64))
+    starts_ns, later_ns = stage_ends_ns - lengths_ns, np.cumsum(longer_ns) - longer_ns
+    stage = np.searchsorted(stage_ends_ns[:-1], left_ns)
+    within = (left_ns - starts_ns[stage]) / np.maximum(lengths_ns[stage], 1)
+    left_ns = np.rint(later_ns[stage] + within * longer_ns[stage]).astype(np.int64)[first_like]
+    return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns)
+
+
+def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats]:
+    """Return what all groups need, and (stages, needs) for how long; one stage if `evenly`."""
     needed, which = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
-    total_ns = np.bincount(which, np.concatenate(busy_ns), minlength=len(needed)).astype(np.float64)
-    longer = max(1.0, float(total_ns.max(initial=0.0)) / alone_ns) if alone_ns else 1.0
-    left_ns = np.rint(left_ns[first_like] * longer).astype(np.int64)
-    return Demand.of(np.array(ends, np.int64), left_ns, needed, total_ns)
+    busy_ns = [same.demand.busy_ns for same in groups]
+    rows = [each.sum(axis=0, keepdims=True) for each in busy_ns] if evenly else busy_ns
+    tiled = np.hstack([np.tile(each, len(same.resources)) for each, same in zip(rows, groups, strict=True)])
+    return needed, np.array([np.bincount(which, each, len(needed)) for each in tiled])
 
 
 def _blocks(count: int, world_size: int) -> list[int]:

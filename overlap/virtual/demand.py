@@ -12,65 +12,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from topology import Cluster
-
 from ..collectives.cost import cost, on
 from ..collectives.cost.option import Option, Part, Price
 from ..collectives.cost.phased import pipeline_s
-from ..collectives.placement import shifted
 from .conditions import SlowWires
-from .flow import by_resource, quantised
+from .flow import Stage, quantised
+from .loads import Loads
+from .resources import Resources
 
-__all__ = ["Demand", "Pricing", "Resources"]
+__all__ = ["Demand", "Pricing"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 # Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64
-
-
-class Resources:
-    """Numbers for whatever flows share on a cluster: memories of devices, collective processors of ranks, wires."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        places = [cluster.place(rank) for rank in range(cluster.world_size)]
-        # Ranks of the plain machine have a core each, and one memory for all of a node.
-        several = cluster.machine.devices is not None
-        devices = [each.node * cluster.devices_per_node + (each.device if several else 0) for each in places]
-        self._device = np.array(devices, np.int64)
-        self._first_core = cluster.devices_per_node * cluster.nodes
-        self._first_wire = self._first_core + cluster.world_size
-
-    def memories(self, ranks: Ints) -> Ints:
-        """Return the memory of each rank's device."""
-        return self._device[ranks]
-
-    def cc_cores(self, ranks: Ints) -> Ints:
-        """Return the collective processors of each rank, as one."""
-        return self._first_core + ranks
-
-    def wires(self, wires: Ints) -> Ints:
-        """Return wires, given their numbers on a placement."""
-        return self._first_wire + wires
-
-    def shifted(self, resources: Ints, units: Ints) -> Ints:
-        """Return what sits in other units (nodes, or UltraServers) as some do in theirs, as (units, resources)."""
-        servers, wire = self.cluster.servers, resources >= self._first_wire
-        memory = servers * self.cluster.devices_per_node
-        core = servers * self.cluster.ranks_per_node
-        moved = resources + np.multiply.outer(units, np.where(resources < self._first_core, memory, core))
-        moved[:, wire] = self.wires(shifted(self.cluster, resources[wire] - self._first_wire, units))
-        return moved
-
-    def kind_and_number(self, resource: int) -> tuple[str, int]:
-        """Tell what a number stands for: "memory" of a device, "cc_core" of a rank, or "wire"."""
-        if resource >= self._first_wire:
-            return "wire", resource - self._first_wire
-        if resource >= self._first_core:
-            return "cc_core", resource - self._first_core
-        return "memory", resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,35 +37,45 @@ class Demand:
         ranks: (size,) world ranks in group order.
         marks_ns: when some ranks are done, ascending.
         positions: for each mark, which ranks are done then, as positions in `ranks`, ascending.
-        resources: (needs,) what it keeps busy, each once.
-        shares: (needs,) for how much of the time until the last mark.
-        needs: shares by resource.
+        resources: (needs,) what it keeps busy at any time, each once.
+        ends_ns: when each stage ends, ascending.
+        shares: (stages, needs) for how much of a stage.
+        stages: the same, as flows have them.
     """
 
     ranks: Ints
     marks_ns: tuple[int, ...]
     positions: tuple[Ints, ...]
     resources: Ints
+    ends_ns: tuple[int, ...]
     shares: Floats
-    needs: dict[int, float] = field(init=False, repr=False)
+    stages: tuple[Stage, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs", by_resource(self.resources, self.shares))
+        each = zip(self.ends_ns, self.shares, strict=True)
+        stages = tuple(Stage.of(end_ns, self.resources, shares) for end_ns, shares in each)
+        object.__setattr__(self, "stages", stages)
 
     @property
     def alone_ns(self) -> int:
         """How long it takes alone."""
         return self.marks_ns[-1]
 
+    @property
+    def busy_ns(self) -> Floats:
+        """(stages, needs) For how long it keeps what busy."""
+        return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
+
     @classmethod
-    def of(cls, ranks: Ints, left_ns: Ints, resources: Ints, busy_ns: Floats) -> Demand:
+    def of(cls, ranks: Ints, left_ns: Ints, resources: Ints, busy_ns: Floats, took: Floats | None = None) -> Demand:
         """Sort ranks by when they are done.
 
         Args:
             ranks: (size,) World ranks.
             left_ns: (size,) What each of them has to go, from the arrival of the last.
             resources: (needs,) What is kept busy.
-            busy_ns: (needs,) For how long.
+            busy_ns: (stages, needs) For how long in each stage; or (needs,) all the time.
+            took: (stages,) How long the stages take, relative to each other.
         """
         marks: tuple[int, ...] = (int(left_ns[0]),)
         positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
@@ -118,9 +84,26 @@ class Demand:
             order = np.argsort(which, kind="stable")
             marks = tuple(distinct.tolist())
             positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
-        shares = quantised(busy_ns / marks[-1]) if marks[-1] else np.zeros(len(busy_ns))
-        needs = shares > 0
-        return cls(ranks=ranks, marks_ns=marks, positions=positions, resources=resources[needs], shares=shares[needs])
+        ends, shares = _stages(marks[-1], np.ones(1) if took is None else took, np.atleast_2d(busy_ns))
+        needs = shares.any(axis=0)
+        return cls(
+            ranks=ranks,
+            marks_ns=marks,
+            positions=positions,
+            resources=resources[needs],
+            ends_ns=tuple(ends.tolist()),
+            shares=shares[:, needs],
+        )
+
+
+def _stages(total_ns: int, took: Floats, busy_ns: Floats) -> tuple[Ints, Floats]:
+    """Return when stages end that share a time, and (stages, needs) what shares of everything they take."""
+    if not total_ns:  # nobody can be in its way
+        return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1]))
+    ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
+    lengths_ns = np.diff(ends_ns, prepend=0)
+    some = np.flatnonzero(lengths_ns)
+    return ends_ns[some], quantised(busy_ns[some] / lengths_ns[some, None])
 
 
 class Pricing:
@@ -142,7 +125,7 @@ class Pricing:
         self._phases, self._priced = phases, priced
         self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
-        self._needed: tuple[Ints, Floats] | None = None
+        self._loads: Loads | None = None
 
     @classmethod
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
@@ -169,13 +152,15 @@ class Pricing:
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
-        resources, busy_ns = self._needs()
-        busy_ns = busy_ns * nbytes
-        cores = self._resources.cluster.cc_cores_per_rank
+        if self._loads is None:
+            self._loads = Loads(self._under_way(1), self.ranks, self._resources)
+        took_s, busy_s = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
+        resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
         if cores:  # every operation in flight has one, the whole time
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
-            busy_ns = np.concatenate([busy_ns, np.full(len(self.ranks), int(left_ns.max()) / cores)])
-        return Demand.of(self.ranks, left_ns, resources, busy_ns)
+            core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
+            busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
+        return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s)
 
     def _computed_ns(self, nbytes: float, late_ns: Ints) -> Ints:
         """Return when each rank is done, after the first arrival.
@@ -210,31 +195,6 @@ class Pricing:
             return 0.0
         now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
         return pipeline_s(now_s, slices) - pipeline_s(before_s, slices)
-
-    def _needs(self) -> tuple[Ints, Floats]:
-        """Return what is busy, and for how many nanoseconds for each byte; however the data is cut."""
-        if self._needed is None:
-            steps = [(part, one) for part in self._under_way(1) for one in part.placed.each]
-            wires = np.zeros(max((len(one.load_s_per_byte) for _, one in steps), default=0))
-            touched = np.zeros(len(self.ranks))
-            for part, one in steps:
-                times, r = one.round.repeat * part.share / part.placed.rounds.slots, one.round
-                wires[: len(one.load_s_per_byte)] += times * one.load_s_per_byte
-                touched += times * (r.moving + r.adding + r.local)
-            busy_wires = np.flatnonzero(wires)
-            memories, busy_s = self._memories(touched)
-            resources = np.concatenate([memories, self._resources.wires(busy_wires)])
-            self._needed = resources, np.concatenate([busy_s, wires[busy_wires]]) * 1e9
-        return self._needed
-
-    def _memories(self, touched: Floats) -> tuple[Ints, Floats]:
-        parts = self._under_way(1)
-        rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
-        if rate is None:
-            return np.zeros(0, np.int64), np.zeros(0)
-        memories, which = np.unique(self._resources.memories(self.ranks), return_inverse=True)
-        bytes_touched = np.bincount(which, touched, len(memories))
-        return memories, bytes_touched / (rate * parts[0].placed.parameters.memory_efficiency)
 
 
 def _ns(duration_s: Floats) -> Ints:

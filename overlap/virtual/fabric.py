@@ -18,11 +18,12 @@ from topology import Cluster
 from ..collectives.cost import parameters
 from ..collectives.cost.option import Option
 from .conditions import CALM, Conditions, SlowWires
-from .demand import Demand, Pricing, Resources
+from .demand import Demand, Pricing
 from .flow import Flow
 from .fluid import Fluid
 from .interference import NO_INTERFERENCE, Interference
 from .messages import Messages
+from .resources import Resources
 
 __all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
 
@@ -52,9 +53,7 @@ class Transfer(Flow):
         lane: object = None,
         computes: bool = False,
     ) -> None:
-        super().__init__(
-            key, demand.marks_ns, demand.resources, demand.shares, priority=priority, lane=lane, needs=demand.needs
-        )
+        super().__init__(key, demand.marks_ns, demand.stages, priority=priority, lane=lane)
         self.kind, self.demand, self.computes = kind, demand, computes
 
     @property

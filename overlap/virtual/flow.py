@@ -6,13 +6,13 @@ order. A flow that is never held up reaches its marks at exactly its start plus 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Flow", "by_resource", "quantised"]
+__all__ = ["Flow", "Stage", "quantised"]
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -25,9 +25,27 @@ def quantised(shares: Floats) -> Floats:
     return np.floor(np.minimum(shares, 1.0) * _QUANTUM) / _QUANTUM
 
 
-def by_resource(resources: Ints, shares: Floats) -> dict[int, float]:
-    """Return shares by resource."""
-    return dict(zip(resources.tolist(), shares.tolist(), strict=True))
+class Stage(NamedTuple):
+    """What a flow needs for a part of its work.
+
+    Attributes:
+        end_ns: work at which it needs something else.
+        resources: (needs,) what it needs, each once.
+        shares: (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`.
+        needs: the same: shares by resource.
+    """
+
+    end_ns: int
+    resources: Ints
+    shares: Floats
+    needs: dict[int, float]
+
+    @classmethod
+    def of(cls, end_ns: int, resources: Ints, shares: Floats) -> Stage:
+        """Make one, without what it does not need."""
+        needed = shares > 0
+        resources, shares = resources[needed], shares[needed]
+        return cls(end_ns, resources, shares, dict(zip(resources.tolist(), shares.tolist(), strict=True)))
 
 
 class Flow:
@@ -36,9 +54,8 @@ class Flow:
     Attributes:
         key: tells flows apart, and orders what they reach in one instant.
         marks_ns: ascending: work at which parts of it are done; the last is the end.
-        resources: (needs,) what it needs, each once.
-        shares: (needs,) how much of each while it gets on at rate 1; must be `quantised`.
-        needs: the same: shares by resource.
+        stages: what it needs until when; the last ends with the work.
+        stage: that in which it is.
         priority: lower is more urgent.
         lane: what it belongs to; None for none.
         cap: the most its rate may be.
@@ -47,31 +64,33 @@ class Flow:
     """
 
     __slots__ = (
-        "_age", "_done_ns", "_due_ns", "_mark", "_since_ns", "cap", "key", "lane", "marks_ns", "needs", "priority",
-        "rate", "resources", "shares", "started_ns",
+        "_age", "_done_ns", "_due_ns", "_mark", "_since_ns", "_stage", "cap", "key", "lane", "marks_ns", "priority",
+        "rate", "stage", "stages", "started_ns",
     )  # fmt: skip
 
     def __init__(
         self,
         key: tuple[object, ...],
         marks_ns: Sequence[int],
-        resources: Ints,
-        shares: Floats,
+        stages: Sequence[Stage],
         *,
         priority: int = 0,
         lane: object = None,
-        needs: Mapping[int, float] | None = None,
     ) -> None:
-        self.key, self.marks_ns, self.resources, self.shares = key, marks_ns, resources, shares
+        self.key, self.marks_ns, self.stages, self.stage = key, marks_ns, stages, stages[0]
         self.priority, self.lane = priority, lane
-        self.needs = by_resource(resources, shares) if needs is None else needs
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self._done_ns = 0.0
-        self._mark, self._due_ns, self._age = 0, -1, 0
+        self._mark, self._stage, self._due_ns, self._age = 0, 0, -1, 0
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
+
+    @property
+    def _goal_ns(self) -> int:
+        """Work at which something changes: its needs, or a part of it is done."""
+        return min(self.marks_ns[self._mark], self.stage.end_ns)
 
     def _turn(self, now_ns: int, rate: float) -> None:
         """Go on at another rate."""

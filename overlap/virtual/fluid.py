@@ -67,7 +67,7 @@ class Fluid:
 
     def _load(self, flow: Flow) -> None:
         resources = self._resources
-        for number, share in flow.needs.items():
+        for number, share in flow.stage.needs.items():
             resource = resources.get(number)
             if resource is None:
                 resource = resources[number] = _Resource()
@@ -103,20 +103,35 @@ class Fluid:
             due_ns = heappop(self._heap)
             for flow in sorted(self._due.pop(due_ns), key=_key):
                 while flow._due_ns == due_ns:
-                    reached.append((flow, flow._mark))
-                    flow._mark += 1
-                    if flow._mark == len(flow.marks_ns):
-                        self._end(flow)
+                    if flow.stage.end_ns < flow.marks_ns[flow._mark]:
+                        self._next_stage(flow)
                     else:
-                        self._note(flow)
+                        reached.append((flow, flow._mark))
+                        flow._mark += 1
+                        if flow._mark == len(flow.marks_ns):
+                            self._end(flow)
+                        else:
+                            self._note(flow)
         return reached
 
     def _end(self, flow: Flow) -> None:
         del self._flows[flow.key]
         flow._due_ns = -1
+        self._unload(flow)
         self._unfair.pop(flow, None)
+
+    def _next_stage(self, flow: Flow) -> None:
+        self._unload(flow)
+        flow._stage += 1
+        flow.stage = flow.stages[flow._stage]
+        self._load(flow)
+        if flow.rate != flow.cap:
+            self._unfair[flow] = None
+        self._note(flow)
+
+    def _unload(self, flow: Flow) -> None:
         resources = self._resources
-        for number, share in flow.needs.items():
+        for number, share in flow.stage.needs.items():
             resource = resources[number]
             scarce = resource.load > 1
             resource.load -= share
@@ -131,7 +146,7 @@ class Fluid:
         if not flow.rate:
             flow._due_ns = -1
             return
-        left_ns = flow.marks_ns[flow._mark] - flow._done_ns
+        left_ns = flow._goal_ns - flow._done_ns
         due_ns = flow._due_ns = flow._since_ns + max(0, round(left_ns / flow.rate))
         batch = self._due.get(due_ns)
         if batch is None:
@@ -162,7 +177,7 @@ class Fluid:
         crowd, scarce = {flow: None}, set[int]()
         todo = [flow]
         for each in todo:
-            for number in (each.needs.keys() & self._scarce.keys()) - scarce:
+            for number in (each.stage.needs.keys() & self._scarce.keys()) - scarce:
                 scarce.add(number)
                 users = self._scarce[number].users
                 todo += users.keys() - crowd.keys()

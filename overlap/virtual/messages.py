@@ -18,7 +18,8 @@ from ..collectives.cost import Parameters, Round, Rounds, on
 from ..collectives.cost.option import Part, Price
 from ..collectives.placement import place
 from .conditions import SlowWires
-from .demand import Demand, Pricing, Resources
+from .demand import Demand, Pricing
+from .resources import Resources
 
 __all__ = ["Messages"]
 
@@ -88,7 +89,7 @@ class Messages:
         else:
             like = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
         own = dict(zip(resources, pair.resources, strict=True))
-        needed = np.array([own[resource] for resource in like.needs], np.int64)
+        needed = np.array([own[resource] for resource in like.resources.tolist()], np.int64)
         return replace(like, ranks=pair.ranks, resources=needed)
 
     def _pair(self, src: int, dst: int) -> _Pair:

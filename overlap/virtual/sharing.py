@@ -43,9 +43,11 @@ def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
     """Return the same for a few flows, one by one, which gives the same bits."""
-    slope = [1 / max(flow.needs.values()) for flow in flows]
+    slope = [1 / max(flow.stage.needs.values()) for flow in flows]
     ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
-    users = [[(n, flow.needs[r]) for n, flow in enumerate(flows) if r in flow.needs] for r in sorted(scarce)]
+    users = [
+        [(n, flow.stage.needs[r]) for n, flow in enumerate(flows) if r in flow.stage.needs] for r in sorted(scarce)
+    ]
     left, rate = [1.0] * len(users), [0.0] * len(flows)
     for turn in _turns(flows):
         rising = set(turn)
@@ -75,15 +77,15 @@ def _total(values: Iterable[float]) -> float:
 
 def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
     """Return the same for many flows, or many resources, at once."""
-    owner = np.repeat(np.arange(len(flows)), [len(flow.resources) for flow in flows])
-    needed = np.concatenate([flow.resources for flow in flows])
-    share = np.concatenate([flow.shares for flow in flows])
+    owner = np.repeat(np.arange(len(flows)), [len(flow.stage.resources) for flow in flows])
+    needed = np.concatenate([flow.stage.resources for flow in flows])
+    share = np.concatenate([flow.stage.shares for flow in flows])
     is_scarce = np.zeros(max(int(needed.max()), *scarce) + 1, np.bool_)
     is_scarce[list(scarce)] = True
     counts = is_scarce[needed]
     owner, share = owner[counts], share[counts]
     names, resource = np.unique(needed[counts], return_inverse=True)
-    slope = np.array([1 / float(flow.shares.max()) for flow in flows])
+    slope = np.array([1 / float(flow.stage.shares.max()) for flow in flows])
     cap = np.array([flow.cap for flow in flows])
     rate = np.zeros(len(flows))
     left: Floats = np.ones(len(names))

@@ -25,18 +25,18 @@ no compute at all                                        1.59
 
 TENSOR_PARALLEL = """\
 instances  replicas  gradients at the end  gradients at once
-        1         4         171.696448 ms      165.257576 ms
-       16        64         196.390552 ms      167.636585 ms
+        1         4         171.731408 ms      165.257576 ms
+       16        64         196.390552 ms      167.688081 ms
 """
 
 TWO_STREAMS = """\
 streams  layers ahead  step (ms)
-      1             0  69.545928
-      2             0  69.064380
-      1             1  41.916326
-      2             1  41.178074
-      1             2  41.916326
-      2             2  40.367876
+      1             0  69.870600
+      2             0  69.482856
+      1             1  42.227470
+      2             1  41.451982
+      1             2  42.227470
+      2             2  40.698096
 """
 
 

@@ -61,10 +61,12 @@ async def pipeline(rank, stages):
 def test_few_ranks_take_the_time_of_all(cluster, ranks, main, argument, alike):
     everybody, whole = simulate(main, ranks, argument, cluster=cluster, shapes_only=True)
     few, part = simulate(main, ranks, argument, cluster=cluster, shapes_only=True, alike=alike)
-    assert few == everybody
     assert len(part.ranks()) < len(whole.ranks()) == ranks
-    for rank in part.ranks():
-        assert spans(part, rank) == spans(whole, rank)
+    # Groups that share wires get out of step a little; those that stand for them do not.
+    assert few == [pytest.approx(end_ns, rel=1e-3) for end_ns in everybody]
+    if main is pipeline or cluster.startswith("dl1"):
+        for rank in part.ranks():
+            assert spans(part, rank) == spans(whole, rank)
 
 
 def test_everybody_gets_the_result_of_those_who_stand_for_them():
@@ -247,6 +249,9 @@ def test_groups_in_other_units_need_the_same_there(name, op):
         option = plan(op, 1 << 20, cluster, tuple(row), dtype="float32").option
         return fabric.collective((), op, option, 1 << 20, row, none_late).demand
 
+    def needs(resources, demand):
+        return {number: shares.tolist() for number, shares in zip(resources.tolist(), demand.shares.T, strict=True)}
+
     for members, units in repeated(rows, per_unit):
         assert len(members) == cluster.world_size // per_unit
         first = demand(rows[members[0]].tolist())
@@ -254,10 +259,8 @@ def test_groups_in_other_units_need_the_same_there(name, op):
             rows[members].tolist(), fabric.resources.shifted(first.resources, units), strict=True
         ):
             there = demand(row)
-            assert there.marks_ns == first.marks_ns
-            assert sorted(zip(resources, first.shares, strict=True)) == sorted(
-                zip(there.resources, there.shares, strict=True)
-            )
+            assert (there.marks_ns, there.ends_ns) == (first.marks_ns, first.ends_ns)
+            assert needs(resources, first) == needs(there.resources, there)
 
 
 def test_messages_between_other_units_need_the_same_there():
@@ -278,11 +281,21 @@ def test_what_groups_need_of_one_wire_adds_up():
         return Same(demand=demand, resources=np.array([[wire]]), standing=np.array([[0, 1]]))
 
     apart = together([same([80, 100], 5), same([50, 70], 6)], [0, 1], np.array([0, 1]))
-    assert (apart.marks_ns, apart.resources.tolist()) == ((80, 100), [5, 6])
-    assert apart.shares.tolist() == pytest.approx([0.6, 0.6])
+    assert (apart.marks_ns, apart.resources.tolist(), apart.ends_ns) == ((80, 100), [5, 6], (100,))
+    assert apart.shares[0].tolist() == pytest.approx([0.6, 0.6])
     shared = together([same([80, 100], 5), same([50, 70], 5)], [0, 1], np.array([0, 1]))
-    assert (shared.marks_ns, shared.resources.tolist(), shared.shares.tolist()) == (
+    assert (shared.marks_ns, shared.resources.tolist(), shared.shares[0].tolist()) == (
         (96, 120),
         [5],
         pytest.approx([1.0]),
     )
+
+
+def test_groups_with_the_same_stages_add_up_stage_by_stage():
+    """For 40 ns each of two groups is on its own wire for 30, for 60 ns on one that they share for 45."""
+    busy_ns, took = np.array([[30.0, 0.0], [0.0, 45.0]]), np.array([2.0, 3.0])
+    demand = Demand.of(np.array([0, 1]), np.array([20, 100]), np.array([5, 7]), busy_ns, took)
+    one = Same(demand=demand, resources=np.array([[5, 7], [6, 7]]), standing=np.array([[0, 1], [0, 1]]))
+    both = together([one], [0, 1], np.array([0, 1]))
+    assert (both.ends_ns, both.resources.tolist(), both.marks_ns) == ((40, 130), [5, 6, 7], (20, 130))
+    assert both.shares.tolist() == [pytest.approx([0.75, 0.75, 0.0]), pytest.approx([0.0, 0.0, 1.0])]

@@ -6,16 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap.virtual import fluid
-from overlap.virtual.flow import Flow, quantised
+from overlap.virtual.flow import Flow, Stage, quantised
 from overlap.virtual.fluid import Fluid
 from overlap.virtual.sharing import few, many
 
 
 def flow(name, marks_ns, needs, **turn):
-    """`needs` says which resources, by number, and how much of each."""
+    """`needs` says which resources, by number, and how much of each; or so by the ends of stages."""
     marks = [marks_ns] if isinstance(marks_ns, int) else marks_ns
+    stages = needs if any(isinstance(each, dict) for each in needs.values()) else {marks[-1]: needs}
+    return Flow((name,), marks, [stage(end_ns, each) for end_ns, each in stages.items()], **turn)
+
+
+def stage(end_ns, needs):
     resources, shares = np.array([*needs], np.int64), np.array([*needs.values()], np.float64)
-    return Flow((name,), marks, resources, quantised(shares), **turn)
+    return Stage.of(end_ns, resources, quantised(shares))
 
 
 def play(*starts, caps=()):
@@ -40,6 +45,30 @@ def play(*starts, caps=()):
         "what was added to resources was taken away again, exactly"
     )
     return {name: times[0] if len(times) == 1 else times for name, times in reached.items()}
+
+
+def test_a_flow_leaves_a_resource_with_its_stage():
+    """Each is on the wire for 30 ns and under way for 20 more: the second waits for the first, not for its end."""
+    staged = {30: {1: 1.0}, 50: {}}
+    first, second = (flow(name, 50, staged, lane="stream") for name in "ab")
+    assert play((0, first), (0, second)) == {"a": 50, "b": 80}
+
+
+def test_flows_on_different_wires_in_each_stage_follow_each_other():
+    """Two hops of 40 ns: the second flow is on the first wire while the first is on the second."""
+    staged = {40: {1: 1.0}, 80: {2: 1.0}}
+    three = [flow(name, 80, staged, lane="stream") for name in "abc"]
+    assert play(*((0, each) for each in three)) == {"a": 80, "b": 120, "c": 160}
+
+
+def test_equals_share_a_stage_and_then_get_on_alone():
+    first, second = (flow(name, [10, 50], {20: {1: 1.0}, 50: {}}) for name in "ab")
+    assert play((0, first), (0, second)) == {"a": [20, 70], "b": [20, 70]}
+
+
+def test_a_cap_holds_through_all_stages():
+    one = flow("a", 60, {20: {1: 1.0}, 40: {}, 60: {1: 0.5}})
+    assert play((0, one), caps=[(10, one, 0.5)]) == {"a": 110}
 
 
 def test_alone_it_takes_its_time():
@@ -156,16 +185,16 @@ def crowds(draw):
 def test_rates_are_max_min_fair(flows):
     """Nothing is overfull, and whoever is below its need meets a full resource on which nobody takes more."""
     found = many(flows, range(5))
-    used, level = np.zeros(5), [rate * float(each.shares.max()) for rate, each in zip(found, flows, strict=True)]
+    used, level = np.zeros(5), [rate * float(each.stage.shares.max()) for rate, each in zip(found, flows, strict=True)]
     for each, rate in zip(flows, found, strict=True):
-        used[each.resources] += each.shares * rate
+        used[each.stage.resources] += each.stage.shares * rate
     assert used.max() <= 1 + 1e-9
     for number, each in enumerate(flows):
         assert 0 < found[number] <= 1
         if found[number] < 1:
-            full = [r for r in each.resources if used[r] > 1 - 1e-9]
+            full = [r for r in each.stage.resources if used[r] > 1 - 1e-9]
             assert any(
-                level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.resources) - 1e-9
+                level[number] >= max(level[n] for n, other in enumerate(flows) if r in other.stage.resources) - 1e-9
                 for r in full
             )
 
@@ -211,13 +240,13 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
     every, each_alone = [], Fluid()
     for number, group in enumerate(groups):
         for each in group:
-            needs = {resource + 5 * number: share for resource, share in each.needs.items()}
+            needs = {resource + 5 * number: share for resource, share in each.stage.needs.items()}
             every.append(flow((number, *each.key), 100, needs))
         each_alone.start(0, [each for each in every if each.key[0][0] == number])
         each_alone.settle(0)
-    load = {r: sum(each.needs.get(r, 0) for each in every) for r in range(15)}
+    load = {r: sum(each.stage.needs.get(r, 0) for each in every) for r in range(15)}
     scarce = [resource for resource in load if load[resource] > 1]
-    crowded = [each for each in every if any(each.needs.get(resource) for resource in scarce)]
+    crowded = [each for each in every if any(each.stage.needs.get(resource) for resource in scarce)]
     expected = dict.fromkeys(every, 1.0)
     if crowded:
         expected.update(zip(crowded, many(crowded, scarce), strict=True))

@@ -7,8 +7,8 @@ import topology
 from overlap.collectives.cost import parameters
 from overlap.virtual import Conditions, demand
 from overlap.virtual.conditions import SlowWires
-from overlap.virtual.demand import Resources
 from overlap.virtual.messages import Messages
+from overlap.virtual.resources import Resources
 
 SLOW = Conditions(seed=3, slow_wire_share=0.3, slow_wire_factor=0.5)
 
@@ -19,7 +19,8 @@ def messages(cluster, conditions=SLOW):
 
 def told(found):
     """Return all that a demand says."""
-    return found.ranks.tolist(), found.marks_ns, [each.tolist() for each in found.positions], found.needs
+    needs = [(stage.end_ns, stage.needs) for stage in found.stages]
+    return found.ranks.tolist(), found.marks_ns, [each.tolist() for each in found.positions], needs
 
 
 @pytest.mark.parametrize("name", ["trn1.32xlarge x2", "trn2.48xlarge", "dl1.24xlarge x2", "local"])
@@ -50,10 +51,15 @@ def test_a_kind_of_way_is_costed_once(monkeypatch):
     assert shared.demand(0, 64, 4096, 0) is found
     assert not costed
     assert {each.marks_ns for each in others} == {found.marks_ns}
-    assert len({frozenset(each.needs) for each in (found, *others)}) == 64
+    assert len({frozenset(each.stages[0].needs) for each in (found, *others)}) == 64
 
 
-def test_arrays_and_shares_by_resource_are_the_same():
-    found = messages(topology.cluster("trn1.32xlarge")).demand(3, 17, 1 << 20, 0)
-    assert found.needs == dict(zip(found.resources.tolist(), found.shares.tolist(), strict=True))
-    assert np.all(found.shares > 0)
+def test_a_message_is_on_its_wires_first_and_then_on_the_way():
+    found = messages(topology.cluster("trn1.32xlarge"), Conditions()).demand(3, 17, 1 << 16, 0)
+    busy, underway = found.stages
+    assert busy.end_ns < underway.end_ns == found.alone_ns
+    assert len(busy.needs) > len(underway.needs) > 0  # of the collective processors
+    assert max(busy.needs.values()) == pytest.approx(1, abs=1e-3)
+    for stage in found.stages:
+        assert stage.needs == dict(zip(stage.resources.tolist(), stage.shares.tolist(), strict=True))
+        assert np.all(stage.shares > 0)

@@ -18,7 +18,7 @@ from overlap.virtual import Profile
 from overlap.world import World
 from transports import LinkSpeed, NeuronLink, Paced
 
-from .programs import PROGRAMS, Work, data_parallel
+from .programs import PROGRAMS, Work, data_parallel, numbers
 from .worlds import MS, mesh, simulate, spans
 
 RANKS = 4
@@ -142,3 +142,31 @@ def test_a_real_trace_replayed(tmp_path):
     last = [span for span in computes if span.name == "backward 3"][-1]
     reduced = [span for span in simulated.for_rank(0) if span.name == "gradient 3"][-1]
     assert (reduced.start_ns, reduced.info.met_ns, reduced.info.transfer_ns) == (last.end_ns, last.end_ns, 12 * MS)
+
+
+@pytest.mark.parametrize("latency_s", [0.002, 0.02])
+@pytest.mark.parametrize("algorithm", ["one_shot", "recursive_doubling"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_operations_in_flight_wait_for_wires_only(algorithm, count, latency_s):
+    """While the bytes of one are under way, those of the next are on the wire."""
+
+    async def program(rank, work):
+        pending = [rank.all_reduce(numbers(rank.rank)) for _ in range(count)]
+        for each in pending:
+            await each
+
+    _, emulated = emulate(program, latency_s, algorithm)
+    _, simulated = simulate(program, RANKS, Work(real=False), cluster=wires(latency_s), algorithm=algorithm)
+    assert length_ns(simulated) == length_ns(emulated)
+
+
+@pytest.mark.parametrize("algorithm", ["rdh", "swing", "kangaring"])
+def test_messages_to_one_peer_do_not_wait_for_each_other_to_arrive(algorithm):
+    """In their last step ranks hand on what they had and what they have just received."""
+
+    async def program(rank, work):
+        await rank.all_reduce(numbers(rank.rank))
+
+    _, emulated = emulate(program, 0.02, algorithm)
+    _, simulated = simulate(program, RANKS, Work(real=False), cluster=wires(0.02), algorithm=algorithm)
+    assert length_ns(simulated) == length_ns(emulated)

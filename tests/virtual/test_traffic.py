@@ -64,7 +64,10 @@ def test_steps_take_what_computes_and_shared_wires_take():
                           np.zeros(32, np.int64)) for n in (0, 1)
     ]  # fmt: skip
     fabric.start(0, both)
-    together_ns = fabric.settle(0)
+    together_ns = 0
+    while (next_ns := fabric.settle(together_ns)) is not None:
+        together_ns = next_ns
+        fabric.advance(together_ns)
     assert together_ns > both[0].alone_ns
     expected = [
         ((step + 1) * (1_000_000 + together_ns), (step, stream), [*range(32)], True)
