@@ -64,8 +64,8 @@ class Execution:
         tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
         priority: Of the messages; lower is more urgent.
         workers: Where large reductions run.
-        fans_out: Whether messages to different peers are under way at once. Over wires they should be; where sending
-            is handing over memory, a task for each would cost more than it gains (1.5 times the time of small ones).
+        fans_out: Whether several messages are under way at once. Over wires they should be; where sending is handing
+            over memory, a task for each would cost more than it gains (1.5 times the time of small ones).
     """
 
     __slots__ = (
@@ -123,11 +123,9 @@ class Execution:
         return able[0] if len(able) == 1 and not self._fans_out(able[0]) else None
 
     def _fans_out(self, index: int) -> bool:
-        """Whether what is left of a queue are messages for several peers, to be sent at once."""
-        if not self._fans:
-            return False
-        left = self._program.queues[index][self._finished[index] :]
-        return left[0].kind is Kind.SEND and any(step.peer != left[0].peer for step in left)
+        """Whether what is left of a queue are several messages, which need not wait for each other to arrive."""
+        steps, at = self._program.queues[index], self._finished[index]
+        return self._fans and steps[at].kind is Kind.SEND and len(steps) - at > 1
 
     def _must_wait(self, step: Step) -> bool:
         return any(self._finished[queue] < count for queue, count in step.waits)
@@ -151,16 +149,16 @@ class Execution:
             progress.unpark_all()
 
     async def _fan_out(self, index: int, progress: ParkingLot) -> None:
-        """Start messages in order, so that those for different peers travel at once and those for one in order."""
+        """Hand over messages as soon as their data is there; those for one peer in order, which is how they match."""
         sent: set[int] = set()
         last: dict[int, trio.Event] = {}
         steps = self._program.queues[index]
 
-        async def send(position: int, before: trio.Event | None, over: trio.Event) -> None:
+        async def send(position: int, before: trio.Event | None, begun: trio.Event) -> None:
             if before is not None:
                 await before.wait()
+            begun.set()  # who waits for that runs once this task is blocked: when the transport has the message
             await self._send(steps[position])
-            over.set()
             sent.add(position)
             while self._finished[index] in sent:
                 self._finished[index] += 1
@@ -170,9 +168,9 @@ class Execution:
             for position in range(self._finished[index], len(steps)):
                 while self._must_wait(steps[position]):
                     await progress.park()
-                peer, over = steps[position].peer, trio.Event()
-                nursery.start_soon(send, position, last.get(peer), over)
-                last[peer] = over
+                peer, begun = steps[position].peer, trio.Event()
+                nursery.start_soon(send, position, last.get(peer), begun)
+                last[peer] = begun
 
     async def _next(self, index: int) -> None:
         """Run the next step of a queue."""
