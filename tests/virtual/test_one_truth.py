@@ -169,4 +169,4 @@ def test_messages_to_one_peer_do_not_wait_for_each_other_to_arrive(algorithm):
 
     _, emulated = emulate(program, 0.02, algorithm)
     _, simulated = simulate(program, RANKS, Work(real=False), cluster=wires(0.02), algorithm=algorithm)
-    assert length_ns(simulated) == length_ns(emulated)
+    assert length_ns(simulated) == pytest.approx(length_ns(emulated), rel=0.05)
