@@ -66,6 +66,11 @@ class AlikeWorld(World):
         standing = self._alike.standing(np.arange(self.size), self._alike.simulated)
         return [results[place] for place in standing.tolist()]
 
+    def report(self) -> list[str]:
+        """Say what everybody waits for, and that they may not be as alike as they were said to be."""
+        named = ", ".join(map(str, self._alike.simulated))
+        return [*super().report(), f"only ranks {named} run, for all: they may not behave as alike as was said"]
+
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check all groups like this one."""
         for row in self._alike.rows(ranks).tolist():

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import sysconfig
+from functools import cache
+from sys import _getframe
 from traceback import extract_tb
+from types import FrameType
 
 from .errors import PeerError, PeerFailedError, RemoteError
 
-__all__ = ["first", "only", "origin", "where"]
+__all__ = ["all_notes", "calling", "first", "is_interrupt", "only", "origin", "where"]
+
+_HERE = os.path.dirname(__file__)
+_OURS = (_HERE, *(os.path.join(os.path.dirname(_HERE), each) for each in ("topology", "transports")))
 
 
 def only(group: BaseException) -> BaseException:
@@ -37,9 +44,35 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 
 
 def where(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame outside this package."""
+    """Return " at file:line" of the innermost frame of the program; if it has none, of any that is not ours."""
     if isinstance(error, RemoteError):
         return error.place
-    here = os.path.dirname(__file__)
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(here)]
-    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    own = [frame for frame in frames if not frame.filename.startswith(_libraries())] or frames
+    return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it is Ctrl-C, or a group with it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(KeyboardInterrupt) is not None
+    return isinstance(error, KeyboardInterrupt)
+
+
+def all_notes(error: BaseException) -> list[str]:
+    """Return the notes on an error, and on those in its groups."""
+    inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def calling() -> tuple[FrameType, int]:
+    """Return the innermost frame that is not ours, and how many frames above the caller's it is."""
+    frame, level = _getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame, level = frame.f_back, level + 1
+    return frame, level

@@ -32,7 +32,8 @@ class Calls:
     What holds for all of them:
 
     * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
-      the operation until its future is done; `out` likewise. The result belongs to the caller.
+      the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
+      objects are locked: what is written through other views of their memory meanwhile may or may not be sent.
     * `priority` (lower is more urgent) is added to that of the stream. `stream` is the communication stream, or None
       for the default one. `name` is what the timeline shows.
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
@@ -339,6 +340,9 @@ class Calls:
     ) -> CollectiveFuture[None]:
         """Send an array to one rank; done when the array may be written again.
 
+        That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
+        await a send to each other before they receive may wait for ever. Issue both, then await them.
+
         Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
         take room in the stream's window, so their order across peers and tags does not matter.
 
@@ -376,5 +380,8 @@ class Calls:
             stream: In whose lane the timeline shows it.
             name: For the timeline.
         """
-        port, out = self._comm._p2p_port("src", src, tag, stream, sending=False), receive_like(like)
+        port, out = (
+            self._comm._p2p_port("src", src, tag, stream, sending=False),
+            receive_like(like, self._comm._world.clock.empty),
+        )
         return self._comm._issue(Collective.P2P, None, _getframe(1), priority, None, name or "recv", out=out, port=port)

@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
+import trio
 from trio.lowlevel import TrioToken
 
 from .collectives.kinds import Shape
@@ -41,6 +42,14 @@ class Clock(ABC):
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array."""
         return np.empty(shape, dtype)
+
+    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+        """Return what ranks of this process tell each other besides an operation, by rank of its group."""
+        return {}
+
+    def limit(self, timeout_s: float, scope: trio.CancelScope) -> None:
+        """Cancel a scope in so many seconds."""
+        scope.deadline = trio.current_time() + timeout_s
 
     def meta(self) -> dict[str, str]:
         """Return what a timeline should say of it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from .blame import all_notes, is_interrupt
 from .errors import UsageError
 from .request import Request, Wires, requested
 from .surroundings import alone, among, cluster_of
@@ -40,7 +41,7 @@ def run(
     transport: Wires | None = None,
     algorithm: str | None = None,
 ) -> list[T]:
-    """Run `main(rank, *args)` on every rank and return their results in rank order.
+    """Run `main(rank, *args)` on every rank and return their results in rank order: those of this process's ranks.
 
     Args:
         main: An async function; its first argument is the rank.
@@ -65,12 +66,16 @@ def run(
         ranks=ranks, cluster=cluster, trace=trace, timeout_s=timeout_s, transport=transport, algorithm=algorithm
     )
     wanted = requested(main, clock, asked)
+    if trio.lowlevel.in_trio_run():
+        raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
     try:
         return trio.run(_live, main, args, wanted) if wanted.virtual is None else _simulate(main, args, wanted)
     except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is not None:
-            raise KeyboardInterrupt from None
-        raise
+        if not is_interrupt(group):
+            raise
+        interrupt = KeyboardInterrupt()
+        interrupt.__notes__ = all_notes(group)
+        raise interrupt from None
 
 
 async def run_async(
@@ -118,6 +123,10 @@ async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wan
             results = await world.live(main, args, wanted.timeout_s)
         except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
             failure = error
+        except BaseException as error:
+            if is_interrupt(error):
+                world.interrupted(error)
+            raise
         finally:
             await _keep(world.timeline, wanted, joined.membership if joined else None)
         if joined is not None and failure is None:

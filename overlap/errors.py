@@ -71,10 +71,10 @@ class CollectiveMismatchError(OverlapError):
         self.group, self.seq = group, seq
         self.ranks, self.calls, self.call_sites = ranks, calls, call_sites
         told = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
-        super().__init__(
-            f"operation #{seq} on group '{group}' differs between ranks: {told[0]}, {told[1]}; "
-            "every rank of a group must issue the same operations in the same order"
-        )
+        advice = "every rank of a group must issue the same operations in the same order"
+        if all(call.startswith("send/recv(") for call in calls):
+            advice = "a message is received with the shape and dtype with which it was sent"
+        super().__init__(f"operation #{seq} on group '{group}' differs between ranks: {told[0]}, {told[1]}; {advice}")
 
 
 class PeerError(OverlapError):
@@ -132,6 +132,17 @@ def in_one_line(error: BaseException) -> str:
     return f"{name}: {error}"
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    """Name some ranks, ascending, as ranges."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join('-'.join(map(str, run)) for run in runs)}"
+
+
 class RankFailedError(OverlapError):
     """A rank ended the world: what `overlap.run` raises.
 
@@ -156,7 +167,7 @@ class RankFailedError(OverlapError):
     ) -> None:
         self.rank, self.cause, self.doing, self.others = rank, cause, tuple(doing), dict(others)
         busy = f"; unfinished there: {', '.join(self.doing)}" if self.doing else ""
-        rest = f"; also failed: rank {', '.join(map(str, sorted(self.others)))}" if self.others else ""
+        rest = f"; also failed: {_ranks(sorted(self.others))}" if self.others else ""
         ended = world_size - 1 - len(self.others)
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         super().__init__(f"rank {rank} failed{where}: {in_one_line(cause)}{busy}{rest}{stopped}")

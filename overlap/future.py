@@ -81,6 +81,12 @@ class Future(Generic[T_co]):
     def __iter__(self) -> Generator[object, None, None]:
         raise TypeError("a future cannot be iterated; await it, or take items by index")
 
+    def __bool__(self) -> bool:
+        raise TypeError("a future is neither true nor false; await it first, or ask for its `done`")
+
+    def __array__(self, *_: object, **__: object) -> object:
+        raise TypeError("a future is no array yet; await it first, or pass it to rank.compute or a collective")
+
     def __await__(self) -> Generator[object, object, T_co]:
         if self._done:
             yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .blame import calling
 from .calls import Calls, Input
 from .collectives.kinds import Collective
 from .collectives.reduce import Array
@@ -66,13 +67,29 @@ class Group(Calls):
         """Cut the group into one group for each color, ordered by `key`, then by rank; None takes no part.
 
         A collective: every rank of the group must call it.
+
+        Raises:
+            UsageError: If `color` or `key` is no integer.
         """
+        for argument, value in (("color", 0 if color is None else color), ("key", key)):
+            if not isinstance(value, (int, np.integer)):
+                raise UsageError(f"{argument}: expected an integer, got {value!r}")
         mine = np.array([color is not None, color or 0, key], np.int64)
-        choices = (await self.all_gather(mine, name="split")).reshape(self.size, 3).tolist()
+        gathered = self._issue(Collective.ALL_GATHER, mine, calling()[0], 0, None, "split")
+        told = self._world.clock.notes(self._key, gathered.seq)  # where arrays have no data
+        told[self.rank] = mine.tolist()
+        choices = (await gathered).reshape(self.size, 3).tolist()
+        if self._world.clock.shapes_only:
+            choices = self._told(told)
         if color is None:
             return None
         chosen = sorted((k, rank) for rank, (takes_part, c, k) in enumerate(choices) if takes_part and c == color)
         return self.group([rank for _, rank in chosen], name=name or f"{self.name}/{color}")
+
+    def _told(self, told: Mapping[int, list[int]]) -> list[list[int]]:
+        if len(told) < self.size:
+            raise UsageError("split: where ranks stand for others, nobody knows what these choose; use rank.mesh")
+        return [told[rank] for rank in range(self.size)]
 
     # -- issuing -----------------------------------------------------------------------------------------------
 
@@ -131,7 +148,8 @@ class Group(Calls):
             members = (self.ranks[ends[0]], self.ranks[ends[1]])
             channel = self._world.channel((*self._key, "p2p", *ends, tag), self.name, members)
             fifo = Stream(self._owner, lane.name, priority=lane.priority, window=1)
-            port = self._ports[peer, tag, sending] = Port(channel, 0 if sending else 1, fifo)
+            towards = f" {'to' if sending else 'from'} rank {self.ranks[peer]}" + (f" with tag {tag}" if tag else "")
+            port = self._ports[peer, tag, sending] = Port(channel, 0 if sending else 1, fifo, towards)
         return port
 
     # -- checks ------------------------------------------------------------------------------------------------

@@ -28,12 +28,12 @@ __all__ = ["Channel", "Meeting", "Port"]
 class Port:
     """One rank's end of a channel: its position in the group, and its place in meetings, which mostly is the same."""
 
-    __slots__ = ("channel", "next_seq", "place", "position", "stream")
+    __slots__ = ("channel", "next_seq", "place", "position", "stream", "towards")
 
-    def __init__(self, channel: Channel, position: int, stream: Stream) -> None:
+    def __init__(self, channel: Channel, position: int, stream: Stream, towards: str = "") -> None:
         self.channel, self.position, self.stream = channel, position, stream
         self.place = channel.place(position, stream.rank.rank)
-        self.next_seq = 0
+        self.next_seq, self.towards = 0, towards  # the peer of messages, for people to read
 
 
 class Meeting:

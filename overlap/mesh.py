@@ -18,7 +18,8 @@ __all__ = ["Mesh"]
 class Mesh:
     """One rank's place in a grid of all ranks, row-major: the last axis runs fastest.
 
-    Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication.
+    Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication. The group of an axis is
+    `mesh["tp"]`: the ranks that differ along it only.
 
     Attributes:
         axes: Sizes by name, in order.
@@ -27,8 +28,8 @@ class Mesh:
 
     def __init__(self, owner: Rank, axes: Mapping[str, int]) -> None:
         for name, size in axes.items():
-            if size < 1:
-                raise UsageError(f"{name}: an axis needs at least 1 rank, got {size}")
+            if not isinstance(size, int) or size < 1:
+                raise UsageError(f"{name}: an axis needs a whole number of ranks, at least 1; got {size!r}")
         if prod(axes.values()) != owner.world_size:
             sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
             raise UsageError(

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import trio
 from trio.lowlevel import TrioToken
 
 from transports import NeuronLink
@@ -115,6 +116,7 @@ class ModelledClock(Clock):
     def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel = Kernel()
+        self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
         fabric = Fabric(
             cluster,
             dtype=assumptions.dtype,
@@ -129,6 +131,14 @@ class ModelledClock(Clock):
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array, or the shape of one."""
         return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
+
+    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+        """Return the same page to all ranks."""
+        return self._notes.setdefault((key, seq), {})
+
+    def limit(self, timeout_s: float, scope: trio.CancelScope) -> None:
+        """Cancel a scope at an instant, unless everybody is blocked for ever before."""
+        self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), scope.cancel)
 
     def meta(self) -> dict[str, str]:
         """Return the assumptions."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
@@ -14,7 +15,7 @@ import numpy as np
 import trio
 
 from .collectives.call import Call, Pairs, call
-from .collectives.kinds import Collective
+from .collectives.kinds import Collective, Shape
 from .collectives.reduce import OPS, Array, check_dtype
 from .errors import UsageError
 from .future import Failure, Future, resolve
@@ -105,7 +106,7 @@ class CollectiveFuture(Future[T_co]):
         return self._code, self._instruction
 
     def _label(self) -> str:
-        return f"{self.name} #{self.seq} on group '{self.group.name}'"
+        return f"{self.name} #{self.seq}{self.port.towards} on group '{self.group.name}'"
 
     # -- the caller's arguments --------------------------------------------------------------------------------
 
@@ -316,11 +317,12 @@ def check_writable(array: object, argument: str) -> None:
         raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
 
 
-def receive_like(like: Array | Like) -> Array:
+def receive_like(like: Array | Like, empty: Callable[[Shape, np.dtype[np.generic]], Array]) -> Array:
     """Return the array that a receive fills: the one given, or a new one of (shape, dtype)."""
     if isinstance(like, tuple):
         try:
-            like = np.empty(*like)
+            shape, dtype = like
+            like = empty(shape, np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     if not isinstance(like, np.ndarray):

@@ -165,7 +165,14 @@ class Rank(Calls):
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
-        """Mark everything inside the `with` as step `index` of the timeline."""
+        """Mark everything inside the `with` as step `index` of the timeline.
+
+        Raises:
+            UsageError: If `index` is no integer.
+        """
+        if not isinstance(index, (int, np.integer)):
+            raise UsageError(f"index: expected an integer, got {index!r}")
+        index = int(index)
         started_ns = self._world.now_ns()
         self._world.clock.step_begins(self)
         try:

@@ -6,15 +6,16 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
+from inspect import isawaitable
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from transports import Transport, TransportError
 
-from .blame import only, origin, where
+from .blame import calling, only, origin, where
 from .clock import Clock, RealClock
-from .errors import PeerError, PeerFailedError, RankFailedError, StallError, in_one_line
+from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError, in_one_line
 from .far import FarChannel
 from .meeting import Channel
 from .process import BlasLimit, tuned
@@ -29,7 +30,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TOLD = 16  # lines on who waits for whom, when the user has had enough
+
 __all__ = ["World"]
+
+
+def _begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
+    program = main(rank, *args)
+    if not isawaitable(program):
+        name = getattr(main, "__name__", repr(main))
+        raise UsageError(f"main: expected an async function, but {name}(rank) returned {type(program).__name__}")
+    return program
 
 
 class World:
@@ -110,7 +121,7 @@ class World:
         results: dict[int, T],
     ) -> None:
         if timeout_s is not None:
-            self._scope.deadline = trio.current_time() + timeout_s
+            self.clock.limit(timeout_s, self._scope)
         with tuned(), self._scope:
             try:
                 async with trio.open_nursery() as nursery:
@@ -127,10 +138,10 @@ class World:
         try:
             async with trio.open_nursery() as rank._nursery:
                 try:
-                    results[rank.rank] = await main(rank, *args)
+                    results[rank.rank] = await _begun(main, rank, args)
                     await rank._drain()
                 finally:  # while the nursery is open: what has not ended may still want to start a program
-                    if self._scope.cancel_called:
+                    if rank.rank not in results:
                         self._stalled = self._stalled or self.report()
                     rank._abandon(self.ended)
         except* (Exception, SystemExit) as group:
@@ -231,6 +242,12 @@ class World:
         self._stalled = self.report()
         self._scope.cancel(reason="every rank is blocked, and nothing is due")
 
+    def interrupted(self, error: BaseException) -> None:
+        """Note on an interrupt who was waiting for whom."""
+        more = [f"and {len(self._stalled) - _TOLD} lines more"] if len(self._stalled) > _TOLD else []
+        for line in [*self._stalled[:_TOLD], *more]:
+            error.add_note(f"  {line}")
+
     def report(self) -> list[str]:
         """Say of each rank what it waits for and on whom, one line each."""
         lines = []
@@ -308,7 +325,7 @@ class World:
             for finding in self._cluster.check_group(ranks, warn=False):
                 if finding.rule.id not in self._advised:
                     self._advised.add(finding.rule.id)
-                    finding.warn(stacklevel=2)
+                    finding.warn(stacklevel=calling()[1])
             self._legal.add(ranks)
 
     def timeline(self) -> Timeline:

@@ -43,5 +43,5 @@ async def introduced(place: Place) -> Introduction:
 def _missing(place: Place) -> UsageError:
     return UsageError(
         f"{place.source} started {place.processes} processes and said nothing of where they meet: "
-        "pip install 'overlap[mpi]' to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
+        "pip install mpi4py to let MPI introduce them, or set MASTER_ADDR and MASTER_PORT"
     )

@@ -24,23 +24,27 @@ VERSION = 1
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write a trace file, compressed if its name ends in `.gz`.
 
-    The file appears whole or not at all. Equal timelines give equal bytes.
+    A regular file appears whole or not at all; links are followed, and what is no file (a pipe, a device) is written
+    to. Equal timelines give equal bytes.
 
     Raises:
         UsageError: If it cannot be written there.
     """
-    target = Path(path)
     data = _encode(timeline)
-    if target.suffix == ".gz":
+    if Path(path).suffix == ".gz":
         data = _compressed(data)
+    target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
         beside.write_bytes(data)
         beside.replace(target)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
-        raise UsageError(f"trace: cannot write {target}: {error.strerror}") from error
+        raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:

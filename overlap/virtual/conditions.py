@@ -58,6 +58,20 @@ class Conditions:
         slow_ranks = (self.straggler_share or self.stragglers) and self.straggler_factor > 1
         return not (self.jitter or slow_ranks or (self.slow_wire_share and self.slow_wire_factor < 1))
 
+    def __str__(self) -> str:
+        told = []
+        if self.jitter:
+            told.append(f"computes vary by exp({self.jitter:g} z)")
+        if self.straggler_factor != 1:
+            share = [f"{self.straggler_share:.4g} of the ranks"] if self.straggler_share else []
+            who = " and ".join([*share, *map("rank {}".format, self.stragglers)])
+            told += [f"{who} compute {self.straggler_factor:g} times as long"] if who else []
+        if self.slow_wire_share and self.slow_wire_factor != 1:
+            told.append(
+                f"{self.slow_wire_share:.4g} of the wires have {self.slow_wire_factor:g} of their bandwidth left"
+            )
+        return "; ".join([*told, f"seed {self.seed}"]) if told else "no jitter, no stragglers, no slow wires"
+
     def luck(self, rank: int) -> Luck:
         """Return the stream of a rank, from its beginning."""
         return Luck(self, rank)

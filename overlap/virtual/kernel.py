@@ -67,6 +67,10 @@ class Timer:
 _rank_of = attrgetter("rank")
 
 
+def _nothing() -> None:
+    """Nobody waits for the limit."""
+
+
 class Kernel:
     """One simulation: its clock and everything that is due.
 
@@ -82,6 +86,8 @@ class Kernel:
         self.on_stall = on_stall
         self._due: dict[int, list[Timer]] = {}  # by instant and order
         self._keys: list[int] = []  # a heap
+        self._limit_ns: int | None = None
+        self._at_limit: Callable[[], None] = _nothing
         self._stalled = False
         self._failure: BaseException | None = None
 
@@ -116,6 +122,10 @@ class Kernel:
             heappush(self._keys, key)
         else:
             batch.append(timer)
+
+    def limit(self, time_ns: int, callback: Callable[[], None]) -> None:
+        """Call `callback` at an instant, but do not wait for it when nothing else is due."""
+        self._limit_ns, self._at_limit = time_ns, callback
 
     async def sleep_until(self, time_ns: int, *, rank: int = 0) -> None:
         """Sleep until an instant; if it has passed, until the end of this batch."""
@@ -179,8 +189,19 @@ class Kernel:
                 self._stall()
                 return
             self._stalled = False
-            if self._advance(batch, deadline_ns):
+            if (self._limit_ns is not None and self._is_over(deadline_ns)) or self._advance(batch, deadline_ns):
                 return
+
+    def _is_over(self, deadline_ns: int | None) -> bool:
+        """Whether the limit comes before anything else; then it has been told."""
+        due = [key // _ORDERS for key in self._keys[:1]] + [each for each in (deadline_ns,) if each is not None]
+        assert self._limit_ns is not None
+        if min(due) < self._limit_ns:
+            return False
+        self.clock.jump(self._limit_ns)
+        self._limit_ns = None
+        self._at_limit()
+        return True
 
     def _advance(self, batch: list[Timer] | None, deadline_ns: int | None) -> bool:
         """Jump to the next instant and carry out what comes first in it; tell whether deadlines belong to it."""

@@ -268,3 +268,32 @@ def test_a_transport_may_be_put_around_the_usual_one() -> None:
     assert made[0].sent
     with pytest.raises(overlap.UsageError, match=r"^transport: expected a transport of ranks \[0, 1\], or a function"):
         overlap.run(main, ranks=2, transport=lambda wires: 7)  # type: ignore[arg-type,return-value]
+
+
+def test_a_program_that_is_no_async_function() -> None:
+    def program(rank: R) -> int:
+        return rank.rank
+
+    with pytest.raises(
+        overlap.RankFailedError, match=r"main: expected an async function, but program\(rank\) returned int"
+    ):
+        overlap.run(program, ranks=1)  # type: ignore[arg-type]
+
+
+def test_a_world_within_a_world() -> None:
+    async def inner(rank: R) -> None: ...
+
+    async def outer(rank: R) -> None:
+        with pytest.raises(UsageError, match=r"^run: a Trio program runs already; use `await overlap.run_async"):
+            overlap.run(inner, ranks=1)
+
+    overlap.run(outer, ranks=1)
+
+
+@pytest.mark.parametrize("index", ["x", 1.5, None])
+def test_a_step_without_a_number(index: object) -> None:
+    async def main(rank: R) -> None:
+        with pytest.raises(UsageError, match=r"^index: expected an integer, got "), rank.step(index):  # type: ignore[arg-type]
+            raise AssertionError("the step began")
+
+    overlap.run(main, ranks=1)

@@ -1,5 +1,6 @@
 """Nothing is lost: whoever fails first is named, everybody else learns of it, and all of them end."""
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from traceback import walk_tb
@@ -9,6 +10,7 @@ import pytest
 import trio
 
 import overlap
+import topology
 from overlap import PeerFailedError, RankFailedError
 
 from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failing, run
@@ -50,7 +52,7 @@ def test_who_raised_what_where_and_doing_what(path: str) -> None:
     first = main.__code__.co_firstlineno
     assert error.doing == (
         f"w2 #0 on group 'world' ({HERE}:{first + 2})",
-        f"recv #0 on group 'world' ({HERE}:{first + 3})",
+        f"recv #0 from rank 2 with tag 4 on group 'world' ({HERE}:{first + 3})",
     )
     assert str(error) == (
         f"rank 1 failed at test_failure.py:{line}: Boom: on purpose; unfinished there: {', '.join(error.doing)}; "
@@ -306,3 +308,28 @@ def test_the_timeline_of_a_failed_run_is_written(path: str, tmp_path: Path) -> N
     with pytest.raises(RankFailedError):
         overlap.run(main, ranks=2, trace=trace, algorithm=path, timeout_s=TIMEOUT_S)
     assert trace.read_text().count('"reached"') >= 2
+
+
+def test_the_place_is_the_line_of_the_program() -> None:
+    """Whatever refuses the call, and however deep in libraries."""
+
+    async def illegal(rank: R) -> None:
+        rank.mesh(pp=32 // 3, dp=3)
+
+    async def library(rank: R) -> None:
+        json.loads("{")
+
+    for main in (illegal, library):
+        with pytest.raises(RankFailedError) as caught:
+            overlap.run(main, ranks=1)
+        line = main.__code__.co_firstlineno + 1
+        assert str(caught.value).startswith(f"rank 0 failed at test_failure.py:{line}: ")
+
+
+def test_advice_names_the_line_of_the_program() -> None:
+    async def main(rank: R) -> None:
+        rank.mesh(dp=8, tp=8)
+
+    with pytest.warns(topology.TopologyWarning) as caught:
+        overlap.run(main, cluster="trn2.48xlarge", clock="virtual")
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, main.__code__.co_firstlineno + 1)}

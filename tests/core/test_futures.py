@@ -236,10 +236,10 @@ def test_words() -> None:
         [
             "<CollectiveFuture all_reduce #0 on group 'world': done>",
             "<CollectiveFuture sync #1 on group 'world': done>",
-            "<CollectiveFuture late #0 on group 'world': pending>",
-            "<Item item 0 of late #0 on group 'world': pending>",
+            "<CollectiveFuture late #0 from rank 0 on group 'world': pending>",
+            "<Item item 0 of late #0 from rank 0 on group 'world': pending>",
             "<ComputeFuture compute 'boom': failed>",
-            "<CollectiveFuture late #0 on group 'world': done>",
+            "<CollectiveFuture late #0 from rank 0 on group 'world': done>",
             "<Stream 'comm' of rank 0: 0 in flight, 0 queued>",
             "<Rank 0 of 1: 0 operations unfinished>",
         ]
@@ -348,3 +348,16 @@ def test_one_that_was_seen_does_not() -> None:
             await first
 
     assert run(main, 1) == [None]
+
+
+def test_a_future_is_not_taken_for_its_result() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        future = rank.all_reduce(np.ones(2))
+        for mistake in (np.sum, np.asarray, lambda f: np.ones(2) + f):
+            with pytest.raises(TypeError, match=r"^a future is no array yet; await it first"):
+                mistake(future)
+        with pytest.raises(TypeError, match=r"^a future is neither true nor false; await it first"):
+            bool(future)
+        await future
+
+    run(main, 1)

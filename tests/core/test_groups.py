@@ -5,6 +5,8 @@ import pytest
 
 import overlap
 from overlap import UsageError
+from overlap.request import overriding
+from overlap.timeline.spans import Timeline
 
 from .worlds import FEW_PATHS, run
 
@@ -174,9 +176,32 @@ def test_meshes_that_cannot_be() -> None:
             rank.mesh(dp=2, tp=3)
         with pytest.raises(UsageError, match=r"^axes: none makes 1 ranks, but the world has 4$"):
             rank.mesh()
-        with pytest.raises(UsageError, match=r"^dp: an axis needs at least 1 rank, got 0$"):
+        with pytest.raises(UsageError, match=r"^dp: an axis needs a whole number of ranks, at least 1; got 0$"):
             rank.mesh(dp=0, tp=4)
+        with pytest.raises(UsageError, match=r"^dp: an axis needs a whole number of ranks, at least 1; got '2'$"):
+            rank.mesh(dp="2", tp=2)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"^axis: 'ep' is unknown; known are dp, tp$"):
             rank.mesh(dp=2, tp=2)["ep"]
 
     assert run(main, 4) == [None] * 4
+
+
+@pytest.mark.parametrize(("color", "key", "argument"), [("red", 0, "color"), (0, 1.5, "key")])
+def test_splits_that_cannot_be_meant(color: object, key: object, argument: str) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        with pytest.raises(UsageError, match=rf"^{argument}: expected an integer, got "):
+            await rank.split(color, key)  # type: ignore[arg-type]
+
+    run(main, 1)
+
+
+def test_a_split_is_issued_where_the_program_asks_for_it() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        await rank.split(0)
+
+    seen: list[Timeline] = []
+    with overriding(watcher=seen.append):
+        run(main, 2)
+    line = main.__code__.co_firstlineno + 1
+    sites = {span.info.call_site for span in seen[0].spans if span.info}
+    assert sites == {f"tests/core/test_groups.py:{line}"}

@@ -93,8 +93,8 @@ def test_a_rank_that_leaves_its_partner(order: tuple[int, int], sending: bool, p
     with failing() as errors:
         run(main, 2, path=path)
     assert errors[0].rank == 1
-    name = "send" if sending else "recv"
-    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 waits for it in {name} #0 on")
+    name = "send #0 to rank 1" if sending else "recv #0 from rank 1"
+    assert str(errors[0].cause).startswith(f"rank 1 finished its program while rank 0 waits for it in {name} on")
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)

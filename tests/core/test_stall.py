@@ -47,7 +47,7 @@ def test_a_stall_says_who_waits_for_whom() -> None:
     assert error.timeout_s == 60
     report = (
         f"rank 0: loss #0 on group 'dp' ({HERE}:{first + 3}); waits for rank 2, 1",
-        f"rank 1: recv #0 on group 'world' ({HERE}:{first + 5}); waits for rank 2",
+        f"rank 1: recv #0 from rank 2 with tag 3 on group 'world' ({HERE}:{first + 5}); waits for rank 2",
         "rank 2: has nothing issued; its program is elsewhere",
         "rank 3: has finished",
     )

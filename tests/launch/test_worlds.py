@@ -185,7 +185,7 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
     assert (timeline.ranks(), timeline.steps(), timeline.world_size) == ([0, 1, 2, 3], [0, 1, 2], 4)
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'")
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 @pytest.mark.parametrize(("nodes", "each"), [(1, 4), (2, 2), (4, 1)])
 def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
     run = launched(
@@ -195,7 +195,7 @@ def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: i
     assert sorted(run.stdout.splitlines()) == results(4, each)
 
 
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'")
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 def test_a_failure_under_mpi_ends_all(tmp_path: Path) -> None:
     script = program(tmp_path, failure="raise ValueError('no such batch')")
     run = launched(tmp_path, script, "--transport", "mpi", "--nnodes", "2", "--nproc-per-node", "2")

@@ -1,5 +1,7 @@
 import gzip
 import json
+import os
+import threading
 from itertools import pairwise
 
 import pytest
@@ -250,3 +252,25 @@ def test_an_unknown_trace_says_what_it_has(tmp_path):
     path.write_text(json.dumps([{"ph": "X", "cat": "toplevel", "name": "x", "pid": 0, "tid": 1, "ts": 0, "dur": 1}]))
     with pytest.raises(UsageError, match="it has toplevel"):
         read_trace(path)
+
+
+def test_a_link_is_followed(tmp_path, training):
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_trace(training(1), link)
+    assert link.is_symlink()
+    assert read_trace(target) == training(1)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"target.json", "link.json"}
+
+
+def test_a_pipe_is_written_to(tmp_path, training):
+    pipe, found = tmp_path / "pipe.json", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_trace(training(1), pipe)
+    reader.join()
+    assert pipe.is_fifo()
+    (tmp_path / "same.json").write_bytes(found[0])
+    assert read_trace(tmp_path / "same.json") == training(1)

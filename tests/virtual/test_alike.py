@@ -1,5 +1,7 @@
 """Worlds in which a few ranks stand for all: the same times as if all had run, and an error if they are not alike."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -219,8 +221,19 @@ def test_messages_that_not_all_of_a_class_receive():
     async def main(rank):
         await rank.send(rank.empty(10), (rank.rank + 1) % 8)
 
-    with pytest.raises(StallError, match=r"rank 0: send #0 on group 'world' \(.*\); waits for rank 3"):
+    with pytest.raises(StallError) as caught:
         simulate(main, 8, shapes_only=True, alike=2)
+    first, *_, last = caught.value.report
+    assert re.fullmatch(r"rank 0: send #0 to rank 1 on group 'world' \(.*\); waits for rank 3", first)
+    assert last == "only ranks 0, 3, 4, 7 run, for all: they may not behave as alike as was said"
+
+
+def test_choices_of_those_who_do_not_run_are_not_known():
+    async def main(rank):
+        await rank.split(0)
+
+    with failing(UsageError, r"split: where ranks stand for others, nobody knows what these choose"):
+        simulate(main, 8, shapes_only=True, alike=1)
 
 
 # -- who stands for whom, and where --------------------------------------------------------------------------------

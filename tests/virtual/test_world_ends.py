@@ -68,7 +68,7 @@ def test_of_ranks_that_fail_in_one_instant_the_first_one_is_blamed():
         await trio.sleep(1)
 
     for _ in range(10):
-        with failing(ValueError, "^rank 1 failed .*: rank 1; also failed: rank 2, 3$") as caught:
+        with failing(ValueError, "^rank 1 failed .*: rank 1; also failed: ranks 2-3$") as caught:
             simulate(main, 4)
         assert sorted(caught[0].others) == [2, 3]
 
@@ -106,7 +106,7 @@ def test_a_deadlock_ends_at_once_with_who_waits_for_whom():
     with pytest.raises(overlap.StallError, match=r"every rank is blocked, and nothing is due") as caught:
         simulate(main, 3)
     report = str(caught.value).splitlines()
-    assert "rank 0: recv #0 on group 'world'" in report[1]
+    assert "rank 0: recv #0 from rank 1 on group 'world'" in report[1]
     assert report[1].endswith("waits for rank 1")
     assert "rank 1: barrier #0 on group 'world'" in report[2]
     assert report[2].endswith("waits for rank 0")
@@ -125,6 +125,24 @@ def test_a_time_out_is_of_virtual_time():
     with pytest.raises(overlap.StallError, match=r"3600"):
         simulate(main, 2, timeout_s=3600.0)
     assert ends == [3600 * 10**9] * 2
+
+
+def test_a_deadlock_needs_no_time_out():
+    async def main(rank):
+        await trio.sleep(2)
+        await rank.recv(((1,), np.uint8), 1 - rank.rank)
+
+    with pytest.raises(overlap.StallError, match=r"every rank is blocked, and nothing is due") as caught:
+        simulate(main, 2, timeout_s=3600.0)
+    assert caught.value.timeout_s is None
+
+
+def test_what_ends_before_the_time_is_up_is_not_held_up():
+    async def main(rank):
+        await trio.sleep(2)
+        return now_ns(rank)
+
+    assert simulate(main, 2, timeout_s=3600.0)[0] == [2 * 10**9] * 2
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,24 @@ def test_empty_is_zeros_where_there_is_data():
         return x.dtype.name, x.tolist()
 
     assert simulate(main, 1)[0] == [("float32", [[1.0] * 3] * 2)]
+
+
+def test_a_receive_makes_no_data():
+    async def main(rank):
+        if rank.rank:
+            await rank.send(rank.empty(10**12, np.float32), 0)
+            return None
+        received = await rank.recv(((10**12,), np.float32), 1)
+        return received.shape, received.strides
+
+    assert simulate(main, 2, shapes_only=True)[0][0] == ((10**12,), (0,))
+
+
+def test_a_split_knows_what_ranks_choose():
+    async def main(rank):
+        once, again = await rank.split(rank.rank % 2, -rank.rank), await rank.split(0 if rank.rank else None)
+        return once.ranks, again and again.ranks
+
+    results, _ = simulate(main, 4, shapes_only=True)
+    assert results == [((2, 0), None), ((3, 1), (1, 2, 3)), ((2, 0), (1, 2, 3)), ((3, 1), (1, 2, 3))]
+    assert results == simulate(main, 4)[0]

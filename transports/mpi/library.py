@@ -22,7 +22,7 @@ def mpi() -> ModuleType:
     try:
         return import_module("mpi4py.MPI")
     except ModuleNotFoundError as error:
-        raise ImportError("mpi4py is not installed: pip install 'overlap[mpi]'") from error
+        raise ImportError("mpi4py is not installed: pip install mpi4py") from error
 
 
 def world() -> MPI.Intracomm:

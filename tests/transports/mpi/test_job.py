@@ -23,7 +23,7 @@ def mpiexec() -> str | None:
 
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install 'overlap[mpi]'"),
+    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py"),
     pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec: pip install mpich"),
 ]
 
