@@ -1,10 +1,10 @@
 """Flows that share resources as a fluid: how fast each gets on, and when it reaches its marks. Pure; no Trio.
 
 A flow has work, in nanoseconds that it takes alone, and while it gets on at rate r (1 is alone) it takes the share
-r * u of every resource that it needs. Rates change only when flows start, end or are capped, and then only those of
-flows that scarce resources join with these, directly or through others; between, everything is linear. SimGrid shares
-its networks like this (Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
-platforms", JPDC 74, 2014).
+r * u of every resource that it needs in its stage. Rates change only when flows start, end, are capped or come to
+another stage, and then only those of flows that scarce resources join with these, directly or through others; between,
+everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and accurate
+simulation of distributed applications and platforms", JPDC 74, 2014).
 
 Most flows are messages, which need a handful of resources: adding these up one by one is faster than any array.
 """
