@@ -52,10 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
         code = report(error)
     try:
-        sys.stdout.flush()
-    except BrokenPipeError as error:
-        pipe = report(error)
-        return code or pipe
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()
+    except OSError as error:  # nobody reads it, or it is full
+        lost = report(error)
+        return code or lost
     return code
 
 

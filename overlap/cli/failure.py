@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import runpy
 import select
@@ -19,6 +20,7 @@ from topology import TopologyError
 from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, UsageError
+from ..launch.output import OutputError
 
 __all__ = ["EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "report"]
 
@@ -26,6 +28,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
 EXIT_PIPE = 141  # 128 + SIGPIPE
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what says so of a file, perhaps the one behind stdout
 
 _PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio)
 _MACHINERY = (
@@ -44,8 +48,11 @@ def report(error: BaseException) -> int:
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
         _discard_stdout()
         return EXIT_PIPE
+    if isinstance(cause, OSError) and cause.errno in _FULL and (refusal := _refusal_of_stdout()) is not None:
+        _discard_stdout()
+        return _say(str(OutputError("the output", refusal)), EXIT_FAILED)
     if isinstance(error, KeyboardInterrupt):
-        return _say("interrupted", EXIT_INTERRUPTED)
+        return _say("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
     if isinstance(error, (UsageError, TopologyError)):
         return _say(_place(error) + "; ".join(line.strip() for line in str(error).splitlines()), EXIT_USAGE)
     if isinstance(error, (OverlapError, TransportError)) and not isinstance(error, RankFailedError):
@@ -65,14 +72,14 @@ def _say(text: str, code: int) -> int:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error alone, or broken pipes alone."""
+    """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error alone, or lost output alone."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):
             if error.subgroup(wanted) is not None:
                 return next(leaf for leaf in _leaves(error) if isinstance(leaf, wanted))
         leaves = list(_leaves(error))
-        broken_pipes = all(isinstance(leaf, BrokenPipeError) for leaf in leaves)  # several nodes write to one
-        return leaves[0] if len(leaves) == 1 or broken_pipes else error
+        unwritten = all(isinstance(leaf, (BrokenPipeError, OutputError)) for leaf in leaves)  # several nodes write
+        return leaves[0] if len(leaves) == 1 or unwritten else error
     return error
 
 
@@ -127,6 +134,15 @@ def _nobody_reads_stdout() -> bool:
     except (AttributeError, OSError, ValueError):  # no poll on this system, no descriptor, or closed
         return True
     return any(event & select.POLLERR for _, event in watched.poll(0))
+
+
+def _refusal_of_stdout() -> OSError | None:
+    """Return why stdout takes nothing more, or None if it does: then a file of the program's own is what is full."""
+    try:
+        print(flush=True)  # something, for what is longer than the buffer has not stayed in it
+    except OSError as error:
+        return error
+    return None
 
 
 def _discard_stdout() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from ..settings import TRANSPORTS, parse_rails
 
-__all__ = ["add_options", "count", "seconds"]
+__all__ = ["add_options", "count", "index", "seconds"]
 
 GRACE_S = 10.0  # as torchrun's users know it
 
@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     add("--nnodes", type=count, metavar="N", help="how many nodes; default: 1, this process")
     add("--nproc-per-node", type=count, metavar="N", help="ranks of each; default: what --ranks or --cluster say, or 1")
-    add("--node-rank", type=_index, metavar="I", help="start only node I; the others are started by hand elsewhere")
+    add("--node-rank", type=index, metavar="I", help="start only node I; the others are started by hand elsewhere")
     add("--rdzv-endpoint", metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine")
     add("--job-id", metavar="NAME", help="only processes of one job meet")
     add("--transport", choices=TRANSPORTS, help="what joins the nodes: sockets (efa) or an MPI library")
@@ -43,6 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--join-timeout", type=seconds, metavar="S", help="all must have met after S seconds; default: 60")
     add("--log-dir", metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal")
     add_switch("prefix", help="[node I] before each line (default with several nodes)", off="lines as they are")
+    group.add_argument("--unannounced", action="store_true", help=argparse.SUPPRESS)  # a command of ours says why
     add("--grace", type=seconds, default=GRACE_S, metavar="S", help="from Ctrl-C to the hard end; default: 10")
 
 
@@ -64,7 +65,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def _index(text: str) -> int:
+def index(text: str) -> int:
+    """Read a whole number that may be 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected 0 or more, got {text!r}")
     return int(text)

@@ -131,18 +131,19 @@ def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]
             report=_say,
         )
         outcome = trio.run(launch, what)
-    return _end(outcome, oom_kills() - killed)
+    return _end(outcome, oom_kills() - killed, announced=not args.unannounced)
 
 
-def _end(outcome: Outcome, killed: int) -> int:
+def _end(outcome: Outcome, killed: int, *, announced: bool) -> int:
     if outcome.asked is not None:
-        _say(_SIGNALS[outcome.asked])
+        if announced:
+            _say(_SIGNALS[outcome.asked])
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:
         return 0
     print(*card(guilty, oom_kills=killed), sep="\n", file=sys.stderr)
-    return exit_code(guilty.returncode)
+    return exit_code(guilty)
 
 
 def _say(text: str) -> None:
@@ -247,12 +248,12 @@ async def _listener(endpoint: Endpoint) -> socket.socket:
 
 def _become_mpiexec(nodes: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
     if find_spec("mpi4py") is None:
-        raise UsageError("--transport mpi: mpi4py is not installed: pip install 'overlap[mpi]'")
+        raise UsageError("--transport mpi: mpi4py is not installed: pip install mpi4py")
     # The one beside this Python first: it belongs to the library that mpi4py here uses.
     where = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     mpiexec = shutil.which("mpiexec", path=where)
     if mpiexec is None:
-        raise UsageError("--transport mpi: there is no mpiexec: pip install 'overlap[mpi]'")
+        raise UsageError("--transport mpi: there is no mpiexec: pip install mpich")
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(mpiexec, [mpiexec, "-n", str(nodes), *command], {**environ, "OVERLAP_NNODES": str(nodes)})

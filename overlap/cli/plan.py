@@ -9,10 +9,13 @@ from textwrap import wrap
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
+from ..collectives.cost.parameters import itemsize_of
 from ..collectives.cost.reason import NAMES
 from ..collectives.generators import GENERATORS
 from ..collectives.select import DIRECT, Plan, plan
+from ..errors import UsageError
 from ..units import format_bytes, format_ns, parse_bytes
+from .nodeoptions import index
 from .stepgrid import step_grid
 
 SCHEMA_VERSION = 1
@@ -56,7 +59,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="whether network adapters read device memory themselves, or host memory is in between (matters on dl1)",
     )
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="alternatives to print; default: 8")
+    parser.add_argument("--top", type=index, default=8, metavar="N", help="alternatives to print; default: 8")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--steps", action="store_true", help="also print the table as a grid of ranks by steps")
     shown.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -71,12 +74,14 @@ def main(args: argparse.Namespace) -> int:
     """
     ranks = None if args.ranks is None else parse_ranks(args.ranks)
     machine = _machine(args.cluster, ranks)
-    nbytes = parse_bytes(args.bytes, argument="--bytes")
+    nbytes, element_bytes = parse_bytes(args.bytes, argument="--bytes"), itemsize_of(args.dtype)
+    if nbytes % element_bytes:
+        raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {args.dtype}, of {element_bytes} bytes")
     chosen = plan(args.op, nbytes, machine, ranks, dtype=args.dtype, root=args.root, peer_direct=args.peer_direct)
     if args.json:
         print(json.dumps(describe(chosen), indent=2, sort_keys=True))
         return 0
-    print("\n".join([*_summary(chosen), *_advice(machine, chosen), "", *_others(chosen, max(args.top, 0))]))
+    print("\n".join([*_summary(chosen), *_advice(machine, chosen), "", *_others(chosen, args.top)]))
     if args.steps:
         grid = ["no table: nothing is sent"] if chosen.algorithm == DIRECT else step_grid(chosen.schedule())
         print("\n".join(["", *grid]))
@@ -137,8 +142,8 @@ def _summary(chosen: Plan) -> list[str]:
     busiest = chosen.busiest
     return [
         *_wrapped(
-            f"{chosen.op} of {format_bytes(chosen.nbytes)} {chosen.dtype} on {len(chosen.ranks)} ranks "
-            f"({format_ranks(chosen.ranks)}) of {chosen.cluster}"
+            f"{chosen.op} of {format_bytes(chosen.nbytes)} {chosen.dtype} on {len(chosen.ranks)} "
+            f"rank{'s' * (len(chosen.ranks) != 1)} ({format_ranks(chosen.ranks)}) of {chosen.cluster}"
         ),
         "",
         f"  {_name(chosen.algorithm, chosen.detail)}{sliced}",

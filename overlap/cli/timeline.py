@@ -104,9 +104,8 @@ def _figures(row: Breakdown) -> dict[str, int | float | None]:
 
 
 def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> None:
-    from rich.console import Console
-
     from ..timeline.draw import TimelineView
+    from .console import Console
 
     if args.width is not None and args.width < 40:
         raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")

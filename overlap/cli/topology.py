@@ -66,9 +66,8 @@ def _check(machine: Cluster, ranks: tuple[int, ...], *, as_json: bool) -> int:
     if machine.strict and any(finding.severity == "error" for finding in findings):
         machine.check_group(ranks)
     rings = len(machine.rings(ranks))
-    print(
-        f"legal: {format_ranks(ranks)} on {machine.name}: {len(ranks)} ranks, {rings} disjoint ring{'s' * (rings != 1)}"
-    )
+    size = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}, {rings} disjoint ring{'s' * (rings != 1)}"
+    print(f"legal: {format_ranks(ranks)} on {machine.name}: {size}")
     for finding in findings:
         print(f"warning: rule {finding.rule.id}: {finding.rule.text} [{finding.rule.source}]")
     return 0

@@ -33,6 +33,7 @@ class Door:
     Attributes:
         links: Of the members that are inside.
         turned_away: How many connections were not let in.
+        told: What was reported of these: a line for each reason, and few in all.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Door:
     ) -> None:
         self.links: dict[int, Link] = {}
         self.turned_away = 0
+        self.told: list[str] = []
         self._listener, self._hub, self._mine, self._secret, self._tls = listener, hub, mine, secret, tls
         self._report = report
         self._reported: set[str] = set()
@@ -162,6 +164,7 @@ class Door:
     def _report_once(self, key: str, line: str) -> None:
         if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
             self._reported.add(key)
+            self.told.append(line)
             self._report(line)
 
 

@@ -19,6 +19,8 @@ __all__ = ["host"]
 
 #: How long those who came may take to hear that the others did not.
 _LAST_WORDS_S = 1.0
+#: Reasons for which processes were not let in that the error repeats: one of them may be the missing one.
+_TOLD_LIMIT = 3
 
 
 async def host(invitation: Invitation, nursery: trio.Nursery, report: Callable[[str], None]) -> Membership:
@@ -53,7 +55,10 @@ async def host(invitation: Invitation, nursery: trio.Nursery, report: Callable[[
         await _all_join(hub, invitation.progress_s, report)
     if not hub.complete:
         missing = hub.missing  # before those who came have heard it, and go
-        reason = f"{name_processes(missing)} did not join within {invitation.timeout_s:g} s"
+        reason = "; ".join(
+            [f"{name_processes(missing)} did not join within {invitation.timeout_s:g} s"]
+            + [f"process 0 {line}" for line in door.told[-_TOLD_LIMIT:]]
+        )
         hub.refuse_all(reason)
         with trio.move_on_after(_LAST_WORDS_S):
             await door.hang_up()

@@ -109,7 +109,7 @@ async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
         secret=secret or user_secret(),
         tls=Tls(certificate=place.tls[0], key=place.tls[1], authority=place.tls[2]) if place.tls else None,
         timeout_s=place.timeout_s,
-        detail=f"{place.ranks_per_process} ranks a process, {machine}",
+        detail=f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process, {machine}",
     )
 
 

@@ -11,9 +11,10 @@ from typing import BinaryIO, Self
 
 import trio
 
+from ..errors import OverlapError
 from .lines import LineBuffer
 
-__all__ = ["DRAIN_S", "STDERR", "STDOUT", "Log", "Relay", "Screen", "prefix_of"]
+__all__ = ["DRAIN_S", "STDERR", "STDOUT", "Log", "OutputError", "Relay", "Screen", "prefix_of"]
 
 STDOUT, STDERR = 1, 2
 
@@ -34,6 +35,19 @@ def prefix_of(node: int, *, colour: bool) -> bytes:
     return (f"\x1b[{_COLOURS[node % len(_COLOURS)]}m{text}\x1b[0m " if colour else f"{text} ").encode()
 
 
+class OutputError(OverlapError):
+    """What is printed cannot be written, though somebody would read it.
+
+    Attributes:
+        where: What it was to be written to.
+        reason: What the system says.
+    """
+
+    def __init__(self, where: str, error: OSError) -> None:
+        self.where, self.reason = where, error.strerror or str(error)
+        super().__init__(f"cannot write {where}: {self.reason}")
+
+
 class Screen:
     """The stdout and stderr of this process, for many writers at once: one batch of lines after the other.
 
@@ -47,13 +61,19 @@ class Screen:
         """Write whole lines; waits as long as nobody reads.
 
         Raises:
-            OSError: If they cannot be written, as BrokenPipeError when the reader has left.
+            BrokenPipeError: If the reader has left.
+            OutputError: If they cannot be written.
         """
         data = memoryview(b"".join(lines))
         async with self._turn:
             while data:
                 await _writable(descriptor)
-                data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
+                try:
+                    data = data[os.write(descriptor, data[:WRITE_BYTES]) :]
+                except BrokenPipeError:
+                    raise
+                except OSError as error:
+                    raise OutputError("the output", error) from error
 
 
 async def _writable(descriptor: int) -> None:
@@ -77,8 +97,15 @@ class Log:
         self._file.close()
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Add whole lines."""
-        self._file.write(b"".join(lines))
+        """Add whole lines.
+
+        Raises:
+            OutputError: If they cannot be written.
+        """
+        try:
+            self._file.write(b"".join(lines))
+        except OSError as error:
+            raise OutputError(self.path, error) from error
 
 
 class Relay:

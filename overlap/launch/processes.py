@@ -86,7 +86,8 @@ async def launch(what: Launch) -> Outcome:
     However this ends, by an error or by cancellation too, no process of it is left.
 
     Raises:
-        OSError: If a process cannot be started, or what one prints cannot be written.
+        OSError: If a process cannot be started, or nobody reads what one prints.
+        OutputError: If what one prints cannot be written.
     """
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
     with trio.open_signal_receiver(*handled) as signals, ExitStack() as kept:

@@ -11,6 +11,7 @@ from ..errors import OverlapError
 from ..timeline.merge import merged, shifted
 from ..timeline.spans import Timeline
 from ..timeline.tracefile import pack_trace, unpack_trace, write_trace
+from .joining import report
 from .membership import Membership
 
 __all__ = ["part_path", "write_together"]
@@ -20,7 +21,9 @@ TIMEOUT_S = 10.0
 
 
 async def write_together(timeline: Timeline, path: str | PathLike[str], membership: Membership) -> None:
-    """Let process 0 write everybody's timeline to `path`; those that cannot be brought together, write their own.
+    """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
+
+    These say so on stderr.
 
     Raises:
         UsageError: If it cannot be written there.
@@ -31,7 +34,9 @@ async def write_together(timeline: Timeline, path: str | PathLike[str], membersh
         with trio.CancelScope(shield=True), trio.fail_after(TIMEOUT_S):
             parts = await membership.gather("trace", pack_trace(mine))
     except (OverlapError, trio.TooSlowError):
-        write_trace(mine, part_path(path, membership.member))
+        part = part_path(path, membership.member)
+        write_trace(mine, part)
+        report(f"no {path}, for not all processes could give their timelines; that of this one is in {part}")
         return
     if parts is not None:
         write_trace(merged([unpack_trace(part) for part in parts]), path)

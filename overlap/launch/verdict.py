@@ -1,20 +1,24 @@
 """Which process ended the job, the exit code that follows, and what is said about it last. Pure.
 
 By cause, not by clock: a process that says that its error began there beats those that ended because of another, and
-these beat the ones that the launcher had to stop. Among equals the first to end counts.
+these beat the ones that the launcher had to stop. Among equals the first to end counts. But where all that is known is
+that one ended because of another, and that other said nothing until it was stopped, it hung, and that was the cause.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .status import Status
 
 __all__ = ["Ending", "card", "culprit", "exit_code"]
 
 CARD_LINES = 25  # of a failure on the terminal, at most
+
+_CAUSE, _VICTIM, _STOPPED = range(3)  # how guilty, most first
+_OURS = "overlap: "  # what begins the line in which `overlap` itself says who failed, and how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class Ending:
         stopped: Whether the launcher had told it to end before it had said anything.
         tail: The last lines that it wrote to stderr.
         log: Where its output is.
+        accuser: The process that ended because of this one, if this one hung and was stopped without a word.
     """
 
     node: int
@@ -40,6 +45,7 @@ class Ending:
     stopped: bool = False
     tail: Sequence[str] = ()
     log: str | None = None
+    accuser: Ending | None = None
 
     @property
     def name(self) -> str:
@@ -55,37 +61,49 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
         endings: Of all processes, in the order in which they ended.
     """
     failed = [ending for ending in endings if ending.returncode != 0]
-    return min(failed, key=_guilt, default=None)
+    first = min(failed, key=_guilt, default=None)
+    if first is None or first.status is None or _guilt(first) != _VICTIM:
+        return first
+    silent = [ending for ending in failed if ending.status is None]  # and stopped, or `first` would be one of them
+    hung = [ending for ending in silent if first.status.rank in ending.ranks]
+    return replace(hung[0], accuser=first) if hung else first
 
 
 def _guilt(ending: Ending) -> int:
     if ending.stopped:
-        return 2
-    return 0 if ending.status is None or ending.status.cause else 1
+        return _STOPPED
+    return _CAUSE if ending.status is None or ending.status.cause else _VICTIM
 
 
-def exit_code(returncode: int) -> int:
+def exit_code(ending: Ending) -> int:
     """Return the exit code that a shell gives: 128 plus the number of the signal.
 
-    >>> exit_code(3), exit_code(-9)
-    (3, 137)
+    A process that hung has none of its own: the signal was the launcher's. Its accuser's counts.
     """
+    returncode = (ending.accuser or ending).returncode
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def card(ending: Ending, *, oom_kills: int = 0) -> list[str]:
-    """Return what is said of the culprit, last of all and in at most 25 lines.
+    """Return what is said of the culprit, last of all and in at most 25 lines: its error, and where that does not tell
+    who is at fault, one more line.
 
     Args:
         ending: Of the culprit.
         oom_kills: How many processes the kernel has killed for want of memory while the job ran, where it counts them.
     """
-    told = ending.status.text.splitlines() if ending.status else list(ending.tail)
-    last = f"overlap: {ending.name} {_how(ending, oom_kills)}"
+    status = (ending.accuser or ending).status
+    told = status.text.splitlines() if status else list(ending.tail)
+    said_all = ending.accuser is None and ending.returncode > 0 and told[-1:] and told[-1].startswith(_OURS)
+    if said_all and not ending.log:
+        return _shortened(told, CARD_LINES)
+    last = f"{_OURS}{ending.name} {_how(ending, oom_kills)}"
     return [*_shortened(told, CARD_LINES - 1), last + (f"; all it printed is in {ending.log}" if ending.log else "")]
 
 
 def _how(ending: Ending, oom_kills: int) -> str:
+    if ending.accuser is not None:
+        return "hung, and had to be stopped"
     if ending.returncode >= 0:
         silent = "" if ending.status else ", without saying why"
         return f"exited with code {ending.returncode}{silent}"

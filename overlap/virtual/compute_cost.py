@@ -69,7 +69,7 @@ class Roofline:
         """
         peaks, short = dict(cluster.machine.chip.flops_per_s), _SHORT.get(dtype, dtype)
         if peaks and short not in peaks:
-            known = ", ".join(peaks)
+            known = ", ".join(name for name in _SHORT if _SHORT[name] in peaks)
             raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
         return cls(
             flops_per_s=cluster.flops_per_s(short) if peaks else None,

@@ -187,6 +187,18 @@ def test_reductions(monkeypatch, op, expected, dtype):
         data.reduction.cache_clear()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_memory_is_what_the_buffers_take(operation, in_place):
+    in_place = in_place and operation.in_place
+    case = Case(operation=operation, ranks=3, count=5, dtype=np.dtype(np.float64), root=1, in_place=in_place)
+    taken_bytes = 0
+    for x, out in map(case.buffers, range(3)):
+        shared = out is not None and np.shares_memory(x, out)
+        taken_bytes += x.nbytes + (0 if out is None else out.nbytes) - (x.nbytes if shared else 0)
+    assert case.memory_bytes == taken_bytes
+
+
 def test_in_place_means_the_same_memory():
     x, out = case("allr", 2, 5, in_place=True).buffers(1)
     assert x is out

@@ -236,9 +236,8 @@ def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
         monkeypatch.setenv(name, "7")
     process.start(["--nnodes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
     [(command, environ)] = started
-    assert command == [
-        *("nice", sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "-m", "a.module", "text")
-    ]
+    options = ("--nnodes", "2", "--no-prefix", "--unannounced")
+    assert command == ["nice", sys.executable, "-m", "overlap", "run", *options, "-m", "a.module", "text"]
     assert [name for name in environ if name.startswith("OVERLAP_")] == ["OVERLAP_JOB"]
     assert not {"RANK", "WORLD_SIZE"} & set(environ)
 

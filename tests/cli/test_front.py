@@ -7,6 +7,7 @@ import pytest
 
 from overlap import RankFailedError, StallError, UsageError
 from overlap.cli import COMMANDS, failure, main
+from overlap.launch.output import OutputError
 
 
 def test_without_arguments_the_commands_are_listed(overlap):
@@ -41,6 +42,7 @@ def test_help_is_shown_as_it_is_written(overlap):
     assert "\n    wall = compute only + overlapped + exposed + idle\n" in overlap("timeline", "--help")[1]
 
 
+PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]
 KNOWN = "known are demo, run, simulate, timeline, bench, topology"
 
 
@@ -53,6 +55,14 @@ KNOWN = "known are demo, run, simulate, timeline, bench, topology"
         (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
         (["timeline", "none.json"], "none.json: cannot be read"),
         (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),
+        ([*PLAN, "3"], "--bytes: 3 bytes are not whole elements of float32, of 4 bytes"),
+        ([*PLAN, "4", "--top", "-1"], "plan: argument --top: expected 0 or more, got '-1'"),
+        (["bench", "two_hosts", "--ranks", "7"], "--ranks: concerns a collective; two_hosts takes its own"),
+        (["bench", "issue", "--in-place"], "--in-place: concerns a collective; issue takes its own"),
+        (
+            ["bench", "allr", "-b", "4000000T"],
+            "--maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has",
+        ),
     ],
 )
 def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
@@ -60,6 +70,21 @@ def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["topology", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
+        ([*PLAN, "4", "--ranks", "0"], " float32 on 1 rank (0) of trn1.32xlarge\n"),
+        (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
+    ],
+)
+def test_one_rank_is_not_several(overlap, script, argv, told):
+    script("import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)")
+    code, out, err = overlap(*argv)
+    assert (code, err) == (0, "")
+    assert told in out
 
 
 def test_the_version_is_told(overlap):
@@ -123,6 +148,46 @@ def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
     assert "overlap: rank 1 failed: BrokenPipeError" in capfd.readouterr().err
 
 
+LOST = "overlap: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+@pytest.mark.parametrize(
+    ("argv", "unbuffered"),
+    [
+        (["--help"], ""),
+        (["topology", "trn2.48xlarge"], ""),  # more than the buffer takes
+        (["topology", "trn2.48xlarge"], "1"),
+        (["demo", "--steps", "1", "--ranks", "2"], ""),  # from a rank
+        (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once
+        (["run", "--nnodes", "2", "train.py"], "1"),
+    ],
+)
+def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv, unbuffered):
+    script("print('x')")
+    with open("/dev/full", "w") as full:
+        child = process(*argv, stdout=full, PYTHONUNBUFFERED=unbuffered)
+    told = child.communicate()[1]
+    assert (child.returncode, told) == (1, LOST)
+
+
+def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
+    assert failure.report(raised(OSError(28, "No space left on device"))) == 1
+    assert capsys.readouterr().err.endswith("OSError: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "argv", [["demo", "--steps", "1", "--ranks", "2"], ["simulate", "--cluster", "trn1.2xlarge", "train.py"]]
+)
+def test_a_drawing_that_nobody_reads_is_no_error(process, script, argv):
+    script("import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)")
+    reading, writing = os.pipe()
+    os.close(reading)
+    child = process(*argv, stdout=writing)
+    os.close(writing)
+    assert (child.communicate()[1], child.returncode) == ("", 141)
+
+
 def test_an_interrupt_in_a_command_is_130(overlap, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
@@ -150,6 +215,8 @@ def test_broken_pipes_of_several_nodes_are_one():
 
     pipe, other = BrokenPipeError(32, "Broken pipe"), ValueError("no")
     assert _innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
+    full = OutputError("the output", OSError(28, "No space left on device"))
+    assert _innermost(ExceptionGroup("all", [full, OutputError("the output", OSError(28))])) is full
     both = ExceptionGroup("all", [pipe, other])
     assert _innermost(both) is both
     assert _innermost(ExceptionGroup("all", [other])) is other

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import sys
 
@@ -321,16 +322,24 @@ WAITING = """
 import sys, trio, overlap
 
 async def main(rank):
-    print("up", flush=True)
-    await trio.sleep_forever()
+    waits = rank.barrier() if rank.rank else trio.sleep_forever()
+    if rank.rank:
+        print("up", flush=True)
+    await waits
 
-overlap.run(main, ranks=1)
+overlap.run(main, ranks=2)
 """
 
 
-def test_ctrl_c_is_one_line_and_130(process, script):
+def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
     child = process("run", script(WAITING))
     assert child.stdout.readline() == "up\n"
     child.send_signal(signal.SIGINT)
     out, err = child.communicate()
-    assert (child.returncode, out, err) == (130, "", "overlap: interrupted\n")
+    assert (child.returncode, out) == (130, "")
+    first, idle, waiting = err.splitlines()
+    assert (first, idle) == (
+        "overlap: interrupted",
+        "  rank 0: has nothing issued; its program is elsewhere",
+    )
+    assert re.fullmatch(r"  rank 1: barrier #0 on group 'world' \(.*:5\); waits for rank 0", waiting)

@@ -27,9 +27,9 @@ if __name__ == "__main__":
     overlap.run(main, args.ms, ranks=args.ranks)
 """
 ASSUMED = """\
-assumed, where nothing else is swept: computes take what they state, or reach 1
-  of the bfloat16 peak and 1 of the memory's bandwidth; Peer Direct; no jitter,
-  no stragglers, no slow wires; compute and communication do not slow each other
+assumed at every point: computes take what they state, or reach 1 of the
+  bfloat16 peak and 1 of the memory's bandwidth; Peer Direct; no jitter, no
+  stragglers, no slow wires; compute and communication do not slow each other
   down
 
 """
@@ -52,7 +52,7 @@ def test_the_table(overlap, script):
         0,
         ASSUMED
         + """\
-  ranks  ms  ranks  step ms  exposed  overlap
+  ranks  ms  ranks  step ms  exposed  overlap  step time
 *     1   1      1    1.000     0.0%      n/a  ████▉
       1   4      1    4.000     0.0%      n/a  ███████████████████▎
       1   5      1    5.000     0.0%      n/a  ████████████████████████
@@ -72,7 +72,7 @@ def test_the_table_in_ascii_with_throughput(overlap, script):
         out
         == ASSUMED
         + """\
-  ms  ranks  step ms  exposed  overlap  samples/s
+  ms  ranks  step ms  exposed  overlap  samples/s  step time
    2      1    2.000     0.0%      n/a    2000.00  ############
 *  4      1    4.000     0.0%      n/a    4000.00  ########################
 * highest throughput: ms=4
@@ -80,13 +80,38 @@ def test_the_table_in_ascii_with_throughput(overlap, script):
     )
 
 
+def test_the_table_fits_and_names_what_is_not_swept(overlap, script):
+    """Bars give way first; an algorithm and a seed that differ from row to row are no assumption."""
+    sweep = ("simulate", "--cluster", "local", "--algorithm", "ring", "--peer-direct")
+    swept = ("--sweep", "algorithm=ring,mesh", "--sweep", "ms=2,3,4", "--width")
+    wide, narrow = (overlap(*sweep, *swept, width, script(WORK))[1] for width in ("60", "58"))
+    assert "ring" not in wide.partition("\n\n")[0]
+    assert "Peer Direct; no jitter" in " ".join(wide.split())
+    shown = wide.splitlines()
+    first = shown.index("")
+    assert shown[first + 1 :] == [
+        "  algorithm  ms  ranks  step ms  exposed  overlap  step time",
+        "*      ring   2      4    2.000     0.0%      n/a  ████▌",
+        "       ring   3  failed: rank 0 failed at train.py:8:",
+        "      ValueError: three; also failed: ranks 1-3",
+        "       ring   4      4    4.000     0.0%      n/a  █████████",
+        "       mesh   2      4    2.000     0.0%      n/a  ████▌",
+        "       mesh   3  failed: rank 0 failed at train.py:8:",
+        "      ValueError: three; also failed: ranks 1-3",
+        "       mesh   4      4    4.000     0.0%      n/a  █████████",
+        "* shortest step: algorithm=ring, ms=2",
+    ]
+    assert "  algorithm  ms  ranks  step ms  exposed  overlap\n" in narrow
+    assert "█" not in narrow
+
+
 def test_a_point_that_fails_is_a_row_and_the_others_go_on(overlap, script):
     code, out, err = overlap("simulate", "--sweep", "ms=1,3,x,2", script(WORK))
     assert (code, err) == (1, "")
     assert out.splitlines()[-6:] == [
-        "  ms  ranks  step ms  exposed  overlap",
+        "  ms  ranks  step ms  exposed  overlap  step time",
         "*  1      4    1.000     0.0%      n/a  ████████████",
-        "   3  failed: rank 0 failed at train.py:8: ValueError: three; also failed: rank 1, 2, 3",
+        "   3  failed: rank 0 failed at train.py:8: ValueError: three; also failed: ranks 1-3",
         "   x  failed: train.py: error: argument --ms: invalid int value: 'x'",
         "   2      4    2.000     0.0%      n/a  ████████████████████████",
         "* shortest step: ms=1",
@@ -208,7 +233,7 @@ def test_an_interrupt_before_the_first_row(process, script):
     child = process("simulate", "--sweep", "ms=3,1", script(INTERRUPTED))
     out, err = child.communicate(timeout=60)
     assert child.returncode == 128 + signal.SIGINT
-    assert out.splitlines()[-1] == "  ranks  step ms  exposed  overlap"
+    assert out.splitlines()[-1] == "  ranks  step ms  exposed  overlap  step time"
     assert err == "overlap: interrupted; 0 of 2 points are done\n"
 
 

@@ -11,8 +11,8 @@ from overlap import UsageError, run
 from overlap.cli import demo
 from overlap.cli.demo.nodes import Task, compare_on_nodes
 from overlap.cli.demo.progress import Bar
-from overlap.cli.demo.report import Figures, Step, figures, introduction, median, summary
-from overlap.cli.demo.training import Lesson, Wires, compare, fitting_bandwidth
+from overlap.cli.demo.report import Figures, Step, figures, introduction, measured, median, spread_ns, summary
+from overlap.cli.demo.training import Lesson, Outcome, Run, Wires, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import Recorder, Timeline, breakdowns, read_trace
 
@@ -65,7 +65,7 @@ def test_the_report(command):
     assert re.findall(r"^step (\d) of 8, loss \d\.\d{3}$", shown, re.M) == ["2", "4", "6", "8"]
     assert re.search(r"^step \(median of 3\) +[\d.]+ \w+ +[\d.]+ \w+$", shown, re.M)
     assert re.search(r"^speed-up +\d+\.\d\dx$", shown, re.M)
-    assert re.search(r"^possible gain +-?\d+%: ", shown, re.M)
+    assert re.search(r"^possible gain +(-?\d+%|about all|n/a): ", shown, re.M)
     assert re.search(r"^test accuracy +\d+\.\d% of 359 images$", shown, re.M)
     assert re.search(r"^without overlap, step [123]: 3 of 3 ranks$", shown, re.M)
     assert re.search(r"^with overlap, step [567]: 3 of 3 ranks$", shown, re.M)
@@ -245,9 +245,19 @@ def test_the_median_step_is_measured_by_its_longest_rank():
             recorder.append(("compute", "compute", "work", start_ns, start_ns + 10, None))
             recorder.append(("comm", "comm", "all_reduce", start_ns + 5, start_ns + 20, None))
     timeline = Timeline.collect(recorders, world_size=2)
-    assert median(timeline, range(4)) == Step(
+    assert median(measured(timeline, range(4))) == Step(
         index=2, wall_ns=50, ideal_wall_ns=45, compute_ns=10, comm_ns=15, overlapped_ns=5
     )
+
+
+def test_steps_differ_by_as_much_as_those_of_the_kind_that_differ_more():
+    recorder = Recorder(0)
+    for step, wall_ns in enumerate([9000, 10, 12, 14, 9000, 10, 20, 24]):  # the first of each kind warms up
+        start_ns = 10_000 * step
+        recorder.append(("step", "step", "step", start_ns, start_ns + wall_ns, step))
+    timeline = Timeline.collect([recorder], world_size=1)
+    run = Run(outcome=Outcome(digests=[], right=0), tests=1, timeline=timeline, steps=4)
+    assert figures(run).spread_ns == 4
 
 
 def found(**changes):
@@ -259,6 +269,7 @@ def found(**changes):
         "without": Step(index=3, wall_ns=100_000_000, **step),
         "overlapped": Step(index=9, wall_ns=65_000_000, **{**step, "overlapped_ns": 36_000_000}),
         "counted": 5,
+        "spread_ns": 3_000_000,
     }
     return Figures(**{**values, **changes})
 
@@ -292,7 +303,44 @@ def test_without_anything_to_gain_there_is_no_share():
     step = Step(index=0, wall_ns=10, ideal_wall_ns=10, compute_ns=10, comm_ns=0, overlapped_ns=0)
     nothing = found(without=step, overlapped=step)
     assert (nothing.share, nothing.speed_up) == (None, 1.0)
-    assert "possible gain      n/a" in summary(nothing)
+    assert "possible gain      n/a: there is no communication to hide\n" in summary(nothing)
+
+
+def with_walls(without_ns, overlapped_ns, spread_ns):
+    step = {"index": 0, "compute_ns": 0, "comm_ns": 0, "overlapped_ns": 0}
+    return found(
+        without=Step(wall_ns=without_ns, ideal_wall_ns=60_000_000, **step),
+        overlapped=Step(wall_ns=overlapped_ns, ideal_wall_ns=overlapped_ns, **step),
+        spread_ns=spread_ns,
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "share", "told"),
+    [
+        (with_walls(64_000_000, 61_000_000, 3_999_999), 0.75, "75%: 3 ms of the 4 ms that ideal overlap saves"),
+        (with_walls(64_000_000, 65_000_000, 0), -0.25, "-25%: -1 ms of the 4 ms that ideal overlap saves"),
+        (
+            with_walls(64_000_000, 61_000_000, 4_000_000),
+            None,
+            "n/a: ideal overlap saves 4 ms of 64 ms, steps differ by 4 ms",
+        ),
+        (
+            with_walls(64_000_000, 59_000_000, 2_000_000),
+            None,
+            "about all: 5 ms of the 4 ms that ideal overlap saves; steps\n" + " " * 19 + "differ by 2 ms",
+        ),
+    ],
+)
+def test_a_gain_that_steps_cannot_tell_is_no_figure(figures, share, told):
+    assert figures.share == share
+    assert f"possible gain      {told}\n" in summary(figures)
+
+
+@pytest.mark.parametrize(("walls_ns", "spread"), [([5], 0), ([5, 9], 2), ([5, 9, 6, 1000, 7], 2)])
+def test_steps_differ_by_their_median_deviation(walls_ns, spread):
+    zero = {"index": 0, "ideal_wall_ns": 0, "compute_ns": 0, "comm_ns": 0, "overlapped_ns": 0}
+    assert spread_ns([Step(wall_ns=wall_ns, **zero) for wall_ns in walls_ns]) == spread
 
 
 def test_the_introduction_says_who_chose_the_speed():

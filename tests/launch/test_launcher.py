@@ -262,6 +262,14 @@ def test_a_signal_ends_the_nodes_in_peace(job, number, code, told):
     assert (found, out, without_patience(err)) == (code, "", [f"overlap: {told}"])
 
 
+def test_a_command_of_ours_says_itself_why_it_ends_what_it_has_started(job):
+    one = job(WAIT, "--nnodes", "2", "--unannounced")
+    one.lines(2)
+    one.process.send_signal(signal.SIGTERM)
+    found, out, err = one.end()
+    assert (found, out, without_patience(err)) == (143, "", [])
+
+
 DEAF = """
 def deaf(*_):
     print("no", flush=True)

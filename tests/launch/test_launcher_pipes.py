@@ -11,7 +11,7 @@ import trio.testing
 
 from overlap import UsageError
 from overlap.launch.lifeline import take, tie
-from overlap.launch.output import READ_BYTES, STDOUT, Log, Relay, Screen
+from overlap.launch.output import READ_BYTES, STDOUT, Log, OutputError, Relay, Screen
 
 
 class Pipes:
@@ -102,6 +102,19 @@ def test_many_writers_never_tear_a_line(pipe):
         assert sorted(got.splitlines(keepends=True)) == lines
 
     trio.run(main)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_what_cannot_be_written_is_told_with_its_place():
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OutputError, match=r"^cannot write the output: No space left on device$"):
+        trio.run(Screen().write, descriptor, [b"x\n"])
+    os.close(descriptor)
+    with (
+        Log("/dev/full") as log,
+        pytest.raises(OutputError, match=r"^cannot write /dev/full: No space left on device$"),
+    ):
+        log.write([b"x\n"])
 
 
 def test_a_file_is_written_as_well_as_a_pipe(tmp_path):

@@ -46,7 +46,24 @@ def test_the_cause_counts_and_not_the_clock(endings, node):
 
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_a_shell(returncode, code):
-    assert exit_code(returncode) == code
+    assert exit_code(ended(0, returncode)) == code
+
+
+def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
+    lost = Status(cause=False, rank=5, text="overlap: rank 5 failed: PeerLostError\n")
+    found = culprit([ended(0, 1, lost), ended(2, -15, stopped=True), ended(1, -9, stopped=True)])
+    assert exit_code(found) == 1
+    assert card(found) == [
+        "overlap: rank 5 failed: PeerLostError",
+        "overlap: node 1 (ranks 4-7, pid 77) hung, and had to be stopped",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other", [ended(1, 1, VICTIM, stopped=True), ended(1, -15), ended(2, -15, stopped=True), ended(1, 0)]
+)
+def test_who_ends_with_a_word_or_unasked_or_is_not_accused_did_not_hang(other):
+    assert culprit([ended(0, 1, VICTIM), other]).accuser is None
 
 
 # -- what is told ------------------------------------------------------------------------------------------------
@@ -58,6 +75,13 @@ def test_the_card_ends_with_the_node():
         "ValueError: bad",
         "overlap: node 1 (ranks 4-7, pid 77) exited with code 1",
     ]
+
+
+def test_an_error_that_tells_who_failed_is_not_told_twice():
+    told = Status(cause=True, text="Traceback\noverlap: rank 4 failed: ValueError: bad\n")
+    assert card(ended(1, 1, told)) == ["Traceback", "overlap: rank 4 failed: ValueError: bad"]
+    where = "overlap: node 1 (ranks 4-7, pid 77) exited with code 1; all it printed is in l/node-1.log"
+    assert card(ended(1, 1, told, log="l/node-1.log"))[2:] == [where]
 
 
 def test_the_card_of_a_process_that_said_nothing():

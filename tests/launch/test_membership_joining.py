@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,35 @@ def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> No
 
     run(main)
     assert order == [0, 0, 1, 1, 2, 2]
+
+
+def test_whom_the_host_has_refused_it_says_again_when_somebody_is_missing() -> None:
+    """Few of them: strangers may come in any number, and each may have a reason of its own."""
+
+    async def refused(company: Company, job: str) -> None:
+        with pytest.raises(JoinError, match=f"job '{job}' refused"):
+            await company.attend(1, wait_and_leave, job=job)
+
+    async def host(company: Company) -> None:
+        with pytest.raises(JoinError) as caught:
+            await company.attend(0, wait_and_leave)
+        told = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", str(caught.value)).split("; ")
+        assert told == [
+            "process 1 did not join within 60 s",
+            *(f"process 0 refused ADDRESS: job '{job}' refused, this is job 'digits'" for job in "cde"),
+        ]
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host, company)
+            for job in "abcde":
+                await refused(company, job)
+                await company.lines.until(f"job '{job}' refused")
+            clock.jump(60)
+
+    clock = MockClock()
+    with listening() as listener:
+        run(lambda: main(Company(listener, 2)), clock=clock)
 
 
 def test_whoever_does_not_come_is_named_to_all() -> None:

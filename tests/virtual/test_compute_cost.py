@@ -43,7 +43,9 @@ def test_efficiencies_and_dtypes():
     assert costs.duration_ns("f", flops=181e9 / 4) == (2_000_000, "flops")
     assert costs.duration_ns("f", bytes_moved=2.9e9 / 4) == (4_000_000, "memory")
     assert Roofline.of(TRN2, dtype="bfloat16").flops_per_s == Roofline.of(TRN2, dtype="bf16").flops_per_s
-    with pytest.raises(UsageError, match="no peak is known for 'int7' on Trainium2; known are bf16, fp16"):
+    with pytest.raises(
+        UsageError, match="no peak is known for 'int7' on Trainium2; known are float32, float16, bfloat16"
+    ):
         Roofline.of(TRN2, dtype="int7")
     for efficiency in (0, 1.01, nan):
         with pytest.raises(UsageError, match=r"^efficiency: expected more than 0, at most 1"):

@@ -213,7 +213,7 @@ def test_unknown_clocks():
 
 
 def test_an_unknown_peak():
-    with pytest.raises(UsageError, match=r"^dtype: no peak is known for 'int4' on abacus; known are bf16, fp32"):
+    with pytest.raises(UsageError, match=r"^dtype: no peak is known for 'int4' on abacus; known are float32, bfloat16"):
         simulate(nothing, 2, dtype="int4")
 
 

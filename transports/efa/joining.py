@@ -159,8 +159,8 @@ class Joining:
         for member, card in others.items():
             if len(card.tcp) != len(self._addresses):
                 raise TransportError(
-                    f"process {member} has {len(card.tcp)} rails, process {self.member} has {len(self._addresses)}; "
-                    "start all with the same"
+                    f"process {member} has rails={len(card.tcp)}, process {self.member} has "
+                    f"rails={len(self._addresses)}; start all with the same"
                 )
         if self.members == 1:
             self._complete.set()

@@ -71,6 +71,17 @@ class Case:
         """The larger of input and result."""
         return self.count * blocks(self.operation.kind, self.ranks) * self.dtype.itemsize
 
+    @property
+    def memory_bytes(self) -> int:
+        """What the inputs and results of all ranks take."""
+        return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
+
+    def _elements(self, rank: int) -> int:
+        traits = self.operation.kind.traits
+        source = self.count * (self.ranks if traits.scatters else 1)
+        result = self.count * (self.ranks if traits.gathers else 1) if self.receives(rank) else 0
+        return max(source, result) if self.in_place else source + result
+
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
         """Make the filled input of `rank` and, if it gets a result, the array for it."""
         kind = self.operation.kind

@@ -100,7 +100,8 @@ def start(
         before: A command that runs this one.
         variables: Further environment variables.
     """
-    command = [*before, sys.executable, "-m", "overlap", "run", *options, "--no-prefix", "-m", *program]
+    ours = ["--no-prefix", "--unannounced"]
+    command = [*before, sys.executable, "-m", "overlap", "run", *options, *ours, "-m", *program]
     plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
     environ = without_membership(plain) | dict(variables or {})
     return Child(command, environ)

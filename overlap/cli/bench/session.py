@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
@@ -16,7 +17,7 @@ from .peer import Spec
 from .peers import PEERS, Peer, PeerResult, PeerUnavailableError, measure_peer, peers_named
 from .sampling import Sampling
 from .simulation import SIMULATE
-from .sweep import cases, layouts, sampling
+from .sweep import cases, check_figure_options, check_memory, layouts, sampling
 from .truth import TRUTH
 
 __all__ = ["measure"]
@@ -27,12 +28,15 @@ COST_WORDS = tuple(dict.fromkeys(cost.word for cost in COSTS))
 WORDS = (*COST_WORDS, TWO_HOSTS, SIMULATE, TRUTH, EVERYTHING)
 
 _WRONG_EXIT = 1
+_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
 
 Say = Callable[[str], None]
 
 
 def measure(args: argparse.Namespace) -> int:
     """Measure what the options ask for; return the exit code."""
+    if args.operation in WORDS:
+        check_figure_options(args)
     if args.operation in COST_WORDS:
         return _measure_costs(args)
     if args.operation == EVERYTHING:
@@ -53,6 +57,7 @@ def _measure_collective(args: argparse.Namespace) -> int:
     worlds, how, [layout] = cases(args, others=WORDS), sampling(args), layouts(args)
     peers = [] if args.vs is None else peers_named(args.vs)
     report.check_path(args.json)
+    check_memory(worlds, _MEMORY_BYTES)
     say = _printer(args.json)
     say(table.title(worlds[0][0], how, layout))
     say(table.header())
@@ -85,6 +90,7 @@ def _compare_peer_direct(args: argparse.Namespace) -> int:
     how, [staged, direct] = sampling(args), layouts(args)
     worlds = peer_direct.worlds(args)
     report.check_path(args.json)
+    check_memory(worlds, _MEMORY_BYTES)
     say = _printer(args.json)
     say(peer_direct.title(worlds[0][0], how, direct))
     say(peer_direct.HEADING)

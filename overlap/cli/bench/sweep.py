@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ... import UsageError
 from ...collectives.select import check_algorithm
 from ...settings import parse_rails
-from ...units import parse_bytes
+from ...units import format_bytes, parse_bytes
 from .layout import Layout
 from .operations import Case, Operation, blocks, dtype_named, find, redop_named
 from .sampling import Sampling
 
-__all__ = ["cases", "layouts", "sampling", "world_sizes"]
+__all__ = ["cases", "check_figure_options", "check_memory", "layouts", "sampling", "world_sizes"]
 
 DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_FACTOR = 2.0
 _MOST_ROWS = 1000
+_OF_COLLECTIVES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "ranks", "in_place", "algorithm", "nnodes", "tcp",
+                   "rails", "peer_direct", "transport")  # fmt: skip
 
 
 def cases(args: argparse.Namespace, *, others: tuple[str, ...] = ()) -> list[list[Case]]:
@@ -80,6 +82,31 @@ def layouts(args: argparse.Namespace) -> tuple[Layout, ...]:
         Layout(nodes=nodes, tcp=args.tcp, rails=args.rails, peer_direct=direct, transport=args.transport or "auto")
         for direct in ((False, True) if both else (args.peer_direct != "off",))
     )
+
+
+def check_figure_options(args: argparse.Namespace) -> None:
+    """Refuse options that say which collective to measure, and where, for a measurement that says so itself.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    for name in _OF_COLLECTIVES:
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')}: concerns a collective; {args.operation} takes its own")
+
+
+def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
+    """Refuse a case whose inputs and results alone do not fit into the memory of this machine.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    most = max((case for world in worlds for case in world), key=lambda case: case.memory_bytes)
+    if most.memory_bytes > there_bytes:
+        raise UsageError(
+            f"--maxbytes: {most.operation.name} of {format_bytes(most.size_bytes)} on {most.ranks} ranks needs "
+            f"{format_bytes(most.memory_bytes)} for inputs and results, this machine has {format_bytes(there_bytes)}"
+        )
 
 
 def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list[int]:

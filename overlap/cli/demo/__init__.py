@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option has a value that cannot be meant; before anything starts.
     """
-    from rich.console import Console
+    from ..console import Console
 
     wires = _checked(args)
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)

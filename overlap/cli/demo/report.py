@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class Figures:
         without: The median step without overlap.
         overlapped: The median step with overlap.
         counted: Steps of each that the medians are of.
+        spread_ns: By how much, in the median, the wall time of a step differs from the median step of its kind; of the
+            kind where that is more.
     """
 
     accuracy: float
@@ -58,6 +61,7 @@ class Figures:
     without: Step
     overlapped: Step
     counted: int
+    spread_ns: int
 
     @property
     def identical(self) -> bool:
@@ -70,29 +74,60 @@ class Figures:
         return self.without.wall_ns / self.overlapped.wall_ns
 
     @property
+    def possible_ns(self) -> int:
+        """What ideal overlap would save on the step without."""
+        return self.without.wall_ns - self.without.ideal_wall_ns
+
+    @property
+    def saved_ns(self) -> int:
+        """What overlap has saved."""
+        return self.without.wall_ns - self.overlapped.wall_ns
+
+    @property
     def share(self) -> float | None:
-        """What was saved as part of what ideal overlap would save on the step without; None if there is nothing."""
-        possible_ns = self.without.wall_ns - self.without.ideal_wall_ns
-        return (self.without.wall_ns - self.overlapped.wall_ns) / possible_ns if possible_ns else None
+        """What was saved as part of what ideal overlap would save; None where the steps cannot say so.
+
+        They cannot where they differ among themselves by as much as there is to save, and where more is saved than
+        that: whatever else made the steps with overlap shorter may have made any part of the difference.
+        """
+        told = self.possible_ns > self.spread_ns and self.saved_ns <= self.possible_ns
+        return self.saved_ns / self.possible_ns if told else None
 
 
 def figures(run: Run) -> Figures:
     """Measure a finished run; the first step of each training only warms up, if there are others."""
     counted = range(min(1, run.steps - 1), run.steps)
+    without = measured(run.timeline, counted)
+    overlapped = measured(run.timeline, (run.steps + step for step in counted))
     return Figures(
         accuracy=run.outcome.right / run.tests,
         tests=run.tests,
         digests=run.outcome.digests,
-        without=median(run.timeline, counted),
-        overlapped=median(run.timeline, (run.steps + step for step in counted)),
+        without=median(without),
+        overlapped=median(overlapped),
         counted=len(counted),
+        spread_ns=max(spread_ns(without), spread_ns(overlapped)),
     )
 
 
-def median(timeline: Timeline, steps: Iterable[int]) -> Step:
+def median(steps: Sequence[Step]) -> Step:
     """Return the step with the median wall time; of two, the shorter."""
-    measured = sorted((_step(step, breakdowns(timeline, step=step)) for step in steps), key=lambda one: one.wall_ns)
-    return measured[(len(measured) - 1) // 2]
+    return sorted(steps, key=lambda one: one.wall_ns)[(len(steps) - 1) // 2]
+
+
+def spread_ns(steps: Sequence[Step]) -> int:
+    """Return the median absolute deviation of the wall times: unlike most measures, a few slow steps do not raise it.
+
+    Of two it is half their difference; of one it is 0, for nothing is known then.
+    """
+    walls_ns = [step.wall_ns for step in steps]
+    middle_ns = statistics.median(walls_ns)
+    return round(statistics.median(abs(wall_ns - middle_ns) for wall_ns in walls_ns))
+
+
+def measured(timeline: Timeline, steps: Iterable[int]) -> list[Step]:
+    """Measure steps."""
+    return [_step(step, breakdowns(timeline, step=step)) for step in steps]
 
 
 def _step(index: int, rows: list[Breakdown]) -> Step:
@@ -128,9 +163,7 @@ def introduction(lesson: Lesson, wires: Wires, *, chosen: bool) -> str:
 
 def summary(found: Figures) -> str:
     """Write the figures as lines of at most 79 characters."""
-    share = "n/a" if found.share is None else f"{found.share:.0%}"
     before, after = found.without, found.overlapped
-    saved, possible = map(format_ns, (before.wall_ns - after.wall_ns, before.wall_ns - before.ideal_wall_ns))
     times = [
         (f"step (median of {found.counted})", before.wall_ns, after.wall_ns),
         ("  compute", before.compute_ns, after.compute_ns),
@@ -143,12 +176,23 @@ def summary(found: Figures) -> str:
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
             "",
             f"speed-up           {found.speed_up:.2f}x",
-            f"possible gain      {share}: {saved} of the {possible} that ideal overlap saves",
+            textwrap.fill(f"possible gain      {_gain(found)}", 79, subsequent_indent=" " * 19),
             f"test accuracy      {found.accuracy:.1%} of {found.tests} images",
             f"identical weights  {'yes, bit by bit' if found.identical else 'NO'}; SHA-256 of all weights:",
             *(f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}" for rank, (a, b) in enumerate(found.digests)),
         ]
     )
+
+
+def _gain(found: Figures) -> str:
+    saved, possible, spread = map(format_ns, (found.saved_ns, found.possible_ns, found.spread_ns))
+    if found.share is not None:
+        return f"{found.share:.0%}: {saved} of the {possible} that ideal overlap saves"
+    if found.possible_ns == 0:
+        return "n/a: there is no communication to hide"
+    if found.possible_ns <= found.spread_ns:
+        return f"n/a: ideal overlap saves {possible} of {format_ns(found.without.wall_ns)}, steps differ by {spread}"
+    return f"about all: {saved} of the {possible} that ideal overlap saves; steps differ by {spread}"
 
 
 def drawings(run: Run, found: Figures, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:

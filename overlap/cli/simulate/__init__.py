@@ -110,7 +110,7 @@ def _found(simulation: Simulation) -> dict[str, object]:
 
 
 def _show(args: argparse.Namespace, simulation: Simulation) -> None:
-    from rich.console import Console
+    from ..console import Console
 
     console = Console(width=args.width, highlight=False)
     look = {"ascii": args.ascii or console.options.ascii_only, "color": console.is_terminal and not console.no_color}
@@ -155,12 +155,19 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None) -> None:
-    from rich.console import Console
+    from ..console import Console
 
-    if first := next((row.run for row in rows if row.run), None):
-        print("\n".join(wrapped("assumed, where nothing else is swept: " + "; ".join(assumptions(first.request)))))
-    ascii = args.ascii or Console(width=args.width).options.ascii_only
-    print("\n".join(["", *table(rows, winner, ascii=ascii)]), flush=True)
+    console = Console(width=args.width)
+    if common := _common(rows):
+        print("\n".join(wrapped(f"assumed at every point: {'; '.join(common)}", width=console.width)))
+    ascii = args.ascii or console.options.ascii_only
+    print("\n".join(["", *table(rows, winner, width=console.width, ascii=ascii)]), flush=True)
+
+
+def _common(rows: Sequence[Row]) -> list[str]:
+    """Return the assumptions that all points share: what is swept stands in the table."""
+    told = [assumptions(row.run.request) for row in rows if row.run]
+    return [text for text in told[0] if all(text in other for other in told)] if told else []
 
 
 def _as_json(found: dict[str, object]) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from topology import Cluster
 
-from ... import Conditions
 from ...request import Request
 from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
@@ -32,7 +31,7 @@ def page(outcome: Outcome, request: Request, wall_s: float) -> list[str]:
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
     ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
     return [
-        *wrapped(f"{_machine(request)}, {outcome.world_size} ranks, virtual time"),
+        *wrapped(f"{_machine(request)}, {_ranks(outcome.world_size)}, virtual time"),
         *_field("assumed", "; ".join(assumptions(request))),
         *_field("step time", f"{exact(row.wall_ns)}, {step}, of rank {row.rank}, the longest"),
         *_field("  compute", f"{exact(row.compute_ns)}"),
@@ -74,7 +73,7 @@ def assumptions(request: Request) -> list[str]:
         f"computes take {by}what they state, or reach {rates} bandwidth",
         nic,
         *algorithm,
-        *_conditions(virtual.conditions),
+        str(virtual.conditions),
         str(virtual.interference),
         *(["starting the program of a step costs time"] if virtual.startup else []),
         *(["shapes only"] if virtual.shapes_only else []),
@@ -89,19 +88,6 @@ def _alike(alike: AlikeBy) -> list[str]:
     return [f"{who} behave alike, and two of them run for all"]
 
 
-def _conditions(conditions: Conditions) -> list[str]:
-    told = []
-    if conditions.jitter:
-        told.append(f"computes vary by exp({conditions.jitter:g} z)")
-    if conditions.straggler_share and conditions.straggler_factor != 1:
-        share, factor = conditions.straggler_share, conditions.straggler_factor
-        told.append(f"{share:.4g} of the ranks compute {factor:g} times as long")
-    if conditions.slow_wire_share and conditions.slow_wire_factor != 1:
-        share, factor = conditions.slow_wire_share, conditions.slow_wire_factor
-        told.append(f"{share:.4g} of the wires have {factor:g} of their bandwidth left")
-    return [*told, f"seed {conditions.seed}"] if told else ["no jitter, no stragglers, no slow wires"]
-
-
 def _told(busiest: Busiest) -> str:
     waited = f" after {format_ns(busiest.wait_ns)} of waiting for the last rank" if busiest.wait_ns else ""
     times = "once" if busiest.count == 1 else f"{busiest.count} times"
@@ -112,7 +98,11 @@ def _told(busiest: Busiest) -> str:
 def shape_text(shape: Shape) -> str:
     """Write a shape: `all_reduce of 25 MiB bfloat16 on 64 ranks`."""
     dtype = f" {shape.dtype}" if shape.dtype else ""
-    return f"{shape.op} of {format_bytes(shape.nbytes)}{dtype} on {shape.ranks} ranks"
+    return f"{shape.op} of {format_bytes(shape.nbytes)}{dtype} on {_ranks(shape.ranks)}"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count != 1)}"
 
 
 def extrapolated(outcome: Outcome) -> str:
@@ -170,6 +160,6 @@ def _field(name: str, text: str) -> list[str]:
     return wrapped(text, first=f"  {name:<16}", rest=" " * 18)
 
 
-def wrapped(text: str, *, first: str = "", rest: str = "  ") -> list[str]:
-    """Fold a text to the width of the page."""
-    return wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def wrapped(text: str, *, first: str = "", rest: str = "  ", width: int = _WIDTH) -> list[str]:
+    """Fold a text to the width of the page, or to a smaller one."""
+    return wrap(text, min(width, _WIDTH), initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -92,8 +92,9 @@ def _in_one_line(told: str, code: int) -> str:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
     """Give a function that shows how many points are done, and which one is next."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from io import StringIO
+from textwrap import wrap
 
 from .outcome import Outcome
 from .page import described
@@ -12,14 +13,18 @@ from .sweep import Row
 
 __all__ = ["csv_text", "json_rows", "table"]
 
-_BAR = 24  # cells of the longest bar
+_BAR = 24  # cells of the longest bar, where there is room
+_BAR_HEADING = "step time"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _FIGURES = ("step_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "idle_ns", "overlap_ratio",
             "exposed_share", "samples_per_s", "world_size")  # fmt: skip
 
 
-def table(rows: Sequence[Row], winner: Row | None, *, ascii: bool = False) -> list[str]:
-    """Return one line for each point under a header, the bars as long as the steps, and a line about the best one."""
+def table(rows: Sequence[Row], winner: Row | None, *, width: int, ascii: bool = False) -> list[str]:
+    """Return one line for each point under a header, the bars as long as the steps, and a line about the best one.
+
+    Where `width` columns are too few, bars are shorter, and where not even their heading fits there are none.
+    """
     names = list(rows[0].point.texts) if rows else []
     outcomes = [row.outcome for row in rows if row.outcome]
     throughput = any(outcome.samples_per_s is not None for outcome in outcomes)
@@ -27,13 +32,17 @@ def table(rows: Sequence[Row], winner: Row | None, *, ascii: bool = False) -> li
     cells = [[*row.point.texts.values(), *_cells(row.outcome, throughput=throughput)] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     longest_ns = max((outcome.step_ns for outcome in outcomes), default=0)
-    lines = ["  " + _aligned(header, widths)]
+    room = width - 2 - sum(column + 2 for column in widths)
+    bar = min(room, _BAR) if room >= len(_BAR_HEADING) else 0
+    lines = [f"  {_aligned(header, widths)}" + (f"  {_BAR_HEADING}" if bar else "")]
     for row, texts in zip(rows, cells, strict=True):
         mark = "* " if row is winner else "  "
         if row.outcome is None:
-            lines.append(f"{mark}{_aligned(texts[: len(names)], widths)}  failed: {row.error}")
+            failed = f"{mark}{_aligned(texts[: len(names)], widths)}  failed: {row.error}"
+            lines += wrap(failed, width, subsequent_indent="      ", break_on_hyphens=False)
         else:
-            lines.append(f"{mark}{_aligned(texts, widths)}  {_bar(row.outcome.step_ns, longest_ns, ascii=ascii)}")
+            drawn = _bar(row.outcome.step_ns, longest_ns, cells=bar, ascii=ascii)
+            lines.append(f"{mark}{_aligned(texts, widths)}  {drawn}".rstrip())
     return [*lines, *_best(winner)]
 
 
@@ -55,9 +64,9 @@ def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=False))
 
 
-def _bar(value_ns: int, longest_ns: int, *, ascii: bool) -> str:
-    """Draw a bar; what is not nothing has at least an eighth of a cell."""
-    eighths = -(-value_ns * _BAR * 8 // longest_ns) if longest_ns else 0
+def _bar(value_ns: int, longest_ns: int, *, cells: int, ascii: bool) -> str:
+    """Draw a bar, the longest `cells` long; what is not nothing has at least an eighth of a cell."""
+    eighths = -(-value_ns * cells * 8 // longest_ns) if longest_ns else 0
     if ascii:
         return "#" * -(-eighths // 8)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()

@@ -151,12 +151,12 @@ def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
     if algorithm == "ring":
         return "", {"order": g.ring_order}
     if algorithm == "multi_ring":
-        return f"{len(g.rings)} rings", {"orders": g.rings}
+        return _count(len(g.rings), "ring"), {"orders": g.rings}
     if algorithm == "rdh" and g.why_no_cube() is None:
         return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
     if algorithm == "kangaring":
         orders = _pair_orders(g)
-        return f"{len(orders)} rings", {"couples": g.pairs(), "orders": orders}
+        return _count(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
     grid = g.grid() if algorithm in ("swing", "bucket") else None
     return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
 
@@ -165,3 +165,7 @@ def _pair_orders(g: Geometry) -> list[list[int]]:
     """Return the rings as orders of pairs."""
     pair_of = {rank: number for number, pair in enumerate(g.pairs()) for rank in pair}
     return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -137,8 +137,8 @@ def test_different_rails_are_named() -> None:
             for efa in world.efas:
                 nursery.start_soon(quietly, efa.open().__aenter__, errors)
         assert sorted(map(str, errors)) == [
-            "process 0 has 1 rails, process 1 has 2; start all with the same",
-            "process 1 has 2 rails, process 0 has 1; start all with the same",
+            "process 0 has rails=1, process 1 has rails=2; start all with the same",
+            "process 1 has rails=2, process 0 has rails=1; start all with the same",
         ]
         assert all(isinstance(error, TransportError) for error in errors)
 

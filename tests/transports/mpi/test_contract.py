@@ -19,9 +19,7 @@ from .loop import Fabric, LoopMpi
 
 SCALE = Scale(eager_bytes=EAGER_BYTES)
 
-needs_mpi = pytest.mark.skipif(
-    find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py"
-)
+needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 
 
 @pytest.fixture(scope="module")
