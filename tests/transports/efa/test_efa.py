@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import socket
 import subprocess
 from functools import partial
 from itertools import pairwise
@@ -548,3 +549,14 @@ def test_whoever_has_no_certificate_does_not_get_in(tls: dict[str, Tls]) -> None
         assert all(isinstance(error, TransportError) for error in errors)
 
     run(main)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let programs choose")
+def test_connections_inside_one_host_are_not_paced() -> None:
+    async def main() -> list[bytes]:
+        world = World(unix=False, rails=2)
+        async with opened(world.efas):
+            rails = [rail for efa in world.efas for peer in efa._processes.values() for rail in peer.rails]
+            return [rail._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for rail in rails]  # type: ignore[attr-defined]
+
+    assert [name.rstrip(b"\0") for name in run(main)] == [b"reno"] * 4
