@@ -1,5 +1,7 @@
 """Programs do what their schedule says, in any order that their queues and waits allow, without buffering."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -123,3 +125,13 @@ def test_copies_from_several_places_are_made() -> None:
     table.add(2, 1, 0, (Buffer.IN, 0), (Buffer.SCRATCH, 2), count=2)
     table.move(3, 0, 0, (Buffer.SCRATCH, 2), (Buffer.OUT, 0), count=2)
     check_reduce(table, k=2)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_projecting_leaves_the_garbage_collector_as_it_was(collects: bool) -> None:
+    (gc.enable if collects else gc.disable)()
+    try:
+        project_all(generate("all_reduce", "ring", 4))
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
