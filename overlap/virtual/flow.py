@@ -87,11 +87,6 @@ class Flow:
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
 
-    @property
-    def _goal_ns(self) -> int:
-        """Work at which something changes: its needs, or a part of it is done."""
-        return min(self.marks_ns[self._mark], self.stage.end_ns)
-
     def _turn(self, now_ns: int, rate: float) -> None:
         """Go on at another rate."""
         self._done_ns += (now_ns - self._since_ns) * self.rate

@@ -142,12 +142,14 @@ class Fluid:
                     del self._scarce[number]
 
     def _note(self, flow: Flow) -> None:
-        """Find out when a flow reaches its next mark at this rate; never while others leave it nothing."""
-        if not flow.rate:
+        """Find out when a flow reaches its next mark or stage at this rate; never while others leave it nothing."""
+        rate = flow.rate
+        if not rate:
             flow._due_ns = -1
             return
-        left_ns = flow._goal_ns - flow._done_ns
-        due_ns = flow._due_ns = flow._since_ns + max(0, round(left_ns / flow.rate))
+        done_ns, end_ns = flow.marks_ns[flow._mark], flow.stage.end_ns
+        ahead_ns = round(((done_ns if done_ns < end_ns else end_ns) - flow._done_ns) / rate)
+        due_ns = flow._due_ns = flow._since_ns + (ahead_ns if ahead_ns > 0 else 0)
         batch = self._due.get(due_ns)
         if batch is None:
             self._due[due_ns] = [flow]

@@ -27,7 +27,7 @@ def test_traffic_goes_on_until_the_slowest_is_done(monkeypatch):
     slowest_ns = max(fabric.message((), src, (src + 1) % 64, simulation.MESSAGE_BYTES).alone_ns for src in range(64))
     monkeypatch.setattr(simulation, "SENDERS", 64)
     for sent in (1, 3):
-        monkeypatch.setattr(simulation, "SENT", sent)
+        monkeypatch.setattr(simulation, "ROUNDS", sent)
         assert simulation.traffic() == sent * slowest_ns
 
 

@@ -64,8 +64,8 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
             aim=None,
             times=theirs,
         )
-    shared = Times.of([_timed(traffic) / (SENDERS * SENT) for _ in range(sampling.few)])
-    yield _ns("message/traffic", f"a message among {SENDERS} ranks, links shared", shared, None)
+    shared = Times.of([_timed(traffic) / (SENDERS * ROUNDS) for _ in range(sampling.few)])
+    yield _ns("message/traffic", f"a message among {SENDERS} ranks, links shared", shared, MESSAGE_AIM_NS)
     sent = Times.of([_timed(_send_round) / (SENDERS * SENT) for _ in range(sampling.few)])
     yield _ns("message/program", "  the same in a program: rank.send, rank.recv", sent, None)
     for ranks, aim_ns in WORLDS.items():
@@ -147,7 +147,7 @@ def simpy_ring(tasks: int = TASKS, rounds: int = ROUNDS) -> int:
 def traffic() -> int:
     """Let every rank of a cluster send to the next, one message after the other; return the virtual time it took."""
     kernel, fabric = Kernel(), Fabric(topology.cluster(_CLUSTER.format(SENDERS // NODE_RANKS)))
-    carrier, left, busy, over = Traffic(kernel, fabric), [SENT] * SENDERS, {*range(SENDERS)}, trio.Event()
+    carrier, left, busy, over = Traffic(kernel, fabric), [ROUNDS] * SENDERS, {*range(SENDERS)}, trio.Event()
 
     def send(src: int) -> None:
         dst = (src + 1) % SENDERS
