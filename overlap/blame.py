@@ -14,7 +14,9 @@ from .errors import PeerError, PeerFailedError, RemoteError
 __all__ = ["all_notes", "calling", "first", "is_interrupt", "only", "origin", "where"]
 
 _HERE = os.path.dirname(__file__)
-_OURS = (_HERE, *(os.path.join(os.path.dirname(_HERE), each) for each in ("topology", "transports")))
+_OURS = tuple(
+    os.path.join(os.path.dirname(_HERE), each, "") for each in (os.path.basename(_HERE), "topology", "transports")
+)
 
 
 def only(group: BaseException) -> BaseException:
@@ -67,7 +69,7 @@ def all_notes(error: BaseException) -> list[str]:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    return tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def calling() -> tuple[FrameType, int]:

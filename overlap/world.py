@@ -137,11 +137,13 @@ class World:
     ) -> None:
         try:
             async with trio.open_nursery() as rank._nursery:
+                finished = False
                 try:
                     results[rank.rank] = await _begun(main, rank, args)
                     await rank._drain()
+                    finished = True
                 finally:  # while the nursery is open: what has not ended may still want to start a program
-                    if rank.rank not in results:
+                    if not finished:
                         self._stalled = self._stalled or self.report()
                     rank._abandon(self.ended)
         except* (Exception, SystemExit) as group:

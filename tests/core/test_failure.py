@@ -333,3 +333,16 @@ def test_advice_names_the_line_of_the_program() -> None:
     with pytest.warns(topology.TopologyWarning) as caught:
         overlap.run(main, cluster="trn2.48xlarge", clock="virtual")
     assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, main.__code__.co_firstlineno + 1)}
+
+
+def test_a_program_whose_path_begins_like_ours_is_a_program() -> None:
+    beside = Path(overlap.__file__).parent.with_name("overlap_of_mine.py")
+    code = compile("def fail():\n    raise ValueError('mine')\n", str(beside), "exec")
+    mine: dict[str, Callable[[], None]] = {}
+    exec(code, mine)
+
+    async def main(rank: R) -> None:
+        mine["fail"]()
+
+    with pytest.raises(RankFailedError, match=r"^rank 0 failed at overlap_of_mine.py:2: ValueError: mine"):
+        overlap.run(main, ranks=1)

@@ -133,3 +133,15 @@ def test_a_cut_link_ends_the_operation_on_all_ranks_even_if_they_go_on() -> None
     told = overlap.run(main, ranks=3, transport=transport, algorithm="ring", timeout_s=TIMEOUT_S)
     assert told[2] == "PeerFailedError"
     assert "LinkLostError" in told[:2]
+
+
+def test_a_stall_in_operations_that_nobody_awaits_is_reported_too() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        rank.recv(((1,), float), 1 - rank.rank)
+
+    error = stall(main, 2)
+    line = main.__code__.co_firstlineno + 1
+    assert error.report == tuple(
+        f"rank {rank}: recv #0 from rank {1 - rank} on group 'world' ({HERE}:{line}); waits for rank {1 - rank}"
+        for rank in range(2)
+    )
