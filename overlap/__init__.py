@@ -3,33 +3,30 @@
 # The map of the building, in the order data flows:
 #
 #   entry       run(): the front door;  request: what it is asked, and by whom;  surroundings: what a world stands on
-#   world       World: starts the ranks, ends them together, names the culprit
-#   rank        Rank: what main() is given
-#   group       Group: an ordered set of ranks;  mesh: a grid of them with named axes
-#   calls       the collectives as users call them: plain functions that return futures at once
-#   operation   CollectiveFuture: one collective on one rank, from the call to its end
-#   stream      Stream: FIFO lanes with a window;  compute: the lane of plain functions, in a thread
-#   meeting     where the ranks of a group find each other's operations, and disagreement is noticed
-#   far         channels whose ranks live in several processes;  neighbours: what those processes tell each other
-#   clock       real time; in virtual time modelled, with modelled_compute and modelled_engine, on virtual
-#   engine      turns a met operation into moved bytes:
-#     direct      the short cut when ranks share memory
-#     compiler    chooses an algorithm by cost, proves its table, cuts out each rank's program; keeps it all
-#     programs    operations that run as programs, each rank's part in a task of that rank
-#     cc_core     a CC-core: runs a rank's program of sends and receives over transport endpoints
-#     workers     threads for the large reductions
-#   collectives schedules as data, the programs made from them, and the arithmetic; pure
-#   timeline    spans, metrics, trace files, drawing
-#   cli         the `overlap` command
-#   loans       arrays in flight are read-only;  blame: from an error to its culprit
-#   settings    what a launcher says;  process: what a world changes in the interpreter and puts back
-#   future, errors, units   small things the others stand on
+#   runtime/    one process's ranks:
+#     world       World: starts the ranks, ends them together, names the culprit
+#     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
+#     calls       the collectives as users call them: plain functions that return futures at once
+#     operation   CollectiveFuture: one collective on one rank, from the call to its end
+#     stream      FIFO lanes with a window;  compute: the lane of plain functions, in a thread
+#     communicator  where the ranks of a group find each other's operations, and disagreement is noticed
+#     backend     what differs between real and simulated time
+#     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
+#                 algorithm by cost, proves its table, cuts out each rank's program), program_runner and cc_core
+#   remote/     what spans processes: spanning communicators, and the control plane
+#   virtual/    the simulated backend: clock, fabric, engine, compute
+#   launch/     how processes start, prove who they are, find each other and end together
+#   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
+#   timeline/   spans, metrics, trace files, drawing
+#   cli/        the `overlap` command
+#   diagnostics   from an error to its culprit
+#   settings    what a launcher says
+#   errors, units   small things the others stand on
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .collectives.reduce import OPS
-from .compute import ComputeFuture
 from .entry import run, run_async
 from .errors import (
     CollectiveMismatchError,
@@ -44,18 +41,19 @@ from .errors import (
     StallError,
     UsageError,
 )
-from .future import Future
-from .group import Group
-from .mesh import Mesh
-from .operation import CollectiveFuture
-from .rank import Rank
-from .shapes import shape_only
-from .stream import Stream
+from .runtime.compute import ComputeFuture
+from .runtime.future import Future
+from .runtime.group import Group
+from .runtime.mesh import Mesh
+from .runtime.operation import CollectiveFuture
+from .runtime.rank import Rank
+from .runtime.shapes import shape_only
+from .runtime.stream import Stream
 
 if TYPE_CHECKING:
     from .collectives.cost.startup import Startup
-    from .modelled import Virtual
     from .virtual import Conditions, Interference
+    from .virtual.simulated_backend import Virtual
 
 __all__ = [
     "OPS",
@@ -90,7 +88,7 @@ _LOADED_WHEN_USED = {
     "Conditions": "virtual",
     "Interference": "virtual",
     "Startup": "collectives.cost.startup",
-    "Virtual": "modelled",
+    "Virtual": "virtual.simulated_backend",
 }
 
 

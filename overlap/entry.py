@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from .blame import all_notes, is_interrupt
+from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .request import Request, Wires, requested
+from .runtime.world import World
 from .surroundings import alone, among, cluster_of
 from .timeline.spans import Timeline
-from .world import World
 
 if TYPE_CHECKING:
     import topology
 
     from .launch.environment import Place
     from .launch.membership import Membership
-    from .modelled import Virtual
+    from .virtual.simulated_backend import Virtual
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wan
 
 def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request) -> list[T]:
     """Let a world live in virtual time."""
-    from .modelled import ModelledClock
+    from .virtual.simulated_backend import ModelledClock
 
     assert wanted.virtual is not None
     if wanted.transport is not None:

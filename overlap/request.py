@@ -19,7 +19,7 @@ from .timeline.spans import Timeline
 if TYPE_CHECKING:
     import topology
 
-    from .modelled import Virtual
+    from .virtual.simulated_backend import Virtual
 
 __all__ = ["Request", "Wires", "overriding", "requested"]
 
@@ -93,7 +93,7 @@ def requested(main: object, clock: object, asked: Request) -> Request:
         trace=next_trace_path(told.trace) if told.trace else asked.trace,
     )
     if clock != "real":
-        from .modelled import virtual_of  # and with it the model of the machines
+        from .virtual.simulated_backend import virtual_of  # and with it the model of the machines
 
         wanted = replace(wanted, virtual=virtual_of(clock))
     overrule = _overriding.get()

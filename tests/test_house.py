@@ -24,9 +24,8 @@ FLOORS = {
     "overlap.units": 2,
     "overlap.collectives": 3,
     "overlap.timeline": 4,
-    "overlap.virtual": 5,
     "overlap.data": 5,
-    "overlap": 6,  # world, rank, group, stream, future, and what they stand on
+    "overlap": 6,  # runtime, remote, virtual, and what they stand on
     "overlap.parallel": 7,
     "overlap.launch": 7,
     "overlap.surroundings": 8,  # what run() opens, other processes among it
@@ -84,9 +83,9 @@ def test_imports_only_point_down_the_house(name: str) -> None:
 def test_the_rule_sees_what_it_should() -> None:
     """The resolver above, tried where the answer is known."""
     assert room_of("overlap.collectives.generators.ring") == "overlap.collectives"
-    assert (room_of("overlap.world"), room_of("overlap")) == ("overlap", "overlap.entry")
-    targets = {target for _, target in imports("overlap.world")}
-    assert {"topology", "transports", "trio", "overlap.clock", "overlap.errors"} <= targets
+    assert (room_of("overlap.runtime.world"), room_of("overlap")) == ("overlap", "overlap.entry")
+    targets = {target for _, target in imports("overlap.runtime.world")}
+    assert {"topology", "transports", "trio", "overlap.runtime.backend", "overlap.errors"} <= targets
     assert "overlap.errors" in {target for _, target in imports("overlap.collectives.kinds")}
 
 

@@ -16,7 +16,7 @@ from transports import ArgumentError, NeuronLink, Router, Transport
 from transports.tls import Tls
 
 from ..errors import UsageError
-from ..neighbours import Neighbours
+from ..remote.control_plane import Neighbours
 from .by_mpi import introduced
 from .environment import Place
 from .inbox import Lost

@@ -9,7 +9,6 @@ computes take; `conditions` and `interference` hold what is not perfect.
 
 from __future__ import annotations
 
-from .alike import Alike, AlikeBy, Same, repeated, together
 from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, Conditions
@@ -18,6 +17,7 @@ from .fabric import Fabric, Reached, Stretch, Transfer
 from .interference import NO_INTERFERENCE, Interference
 from .kernel import Kernel, Order, Timer
 from .lineage import Lineage
+from .symmetry import Alike, AlikeBy, Same, repeated, together
 from .traffic import Traffic
 
 __all__ = [

@@ -11,8 +11,8 @@ import trio
 
 import topology
 from overlap.launch.frames import check_body
-from overlap.neighbours import Neighbours
-from overlap.world import World
+from overlap.remote.control_plane import Neighbours
+from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
 

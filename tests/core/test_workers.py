@@ -8,8 +8,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from overlap.cc_core import run_in_workers
-from overlap.workers import Workers
+from overlap.runtime.engine.cc_core import run_in_workers
+from overlap.runtime.engine.workers import Workers
 
 TIMEOUT_S = 20.0
 

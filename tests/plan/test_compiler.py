@@ -5,7 +5,7 @@ import pytest
 
 import topology
 from overlap.collectives.call import call
-from overlap.compiler import Compiler
+from overlap.runtime.engine.compiler import Compiler
 
 FLOAT32 = np.dtype(np.float32)
 

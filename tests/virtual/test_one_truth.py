@@ -10,12 +10,12 @@ from operator import itemgetter
 import pytest
 
 import overlap
-from overlap.engine import Engine
-from overlap.modelled import ModelledClock
 from overlap.request import overriding
+from overlap.runtime.engine.mover import Engine
+from overlap.runtime.world import World
 from overlap.timeline.spans import Timeline
 from overlap.virtual import Profile
-from overlap.world import World
+from overlap.virtual.simulated_backend import ModelledClock
 from transports import LinkSpeed, NeuronLink, Paced
 
 from .programs import PROGRAMS, Work, data_parallel, numbers

@@ -12,7 +12,7 @@ import numpy as np
 from ... import OPS, Rank, UsageError
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, check_dtype, reducer
-from ...future import Future
+from ...runtime.future import Future
 from . import data
 
 __all__ = ["NAMES", "OPERATIONS", "Case", "Operation", "dtype_named", "find", "redop_named"]

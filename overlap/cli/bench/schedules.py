@@ -14,7 +14,7 @@ from ...collectives.generators import generate
 from ...collectives.program import project_all
 from ...collectives.proof import verify
 from ...collectives.schedule import Schedule
-from ...compiler import Compiler
+from ...runtime.engine.compiler import Compiler
 from .sampling import Sampling, Times
 
 __all__ = [

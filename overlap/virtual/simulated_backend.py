@@ -16,18 +16,16 @@ from trio.lowlevel import TrioToken
 
 from transports import NeuronLink
 
-from .alike import AlikeEngine, AlikeWorld
-from .clock import Clock
-from .collectives.cost.startup import Startup, startup
-from .collectives.kinds import Shape
-from .collectives.reduce import Array
-from .compute import ComputeStream
-from .engine import BaseEngine
-from .errors import UsageError
-from .modelled_compute import ModelledCompute, Starts
-from .modelled_engine import ModelledEngine
-from .shapes import shape_only
-from .virtual import (
+from ..collectives.cost.startup import Startup, startup
+from ..collectives.kinds import Shape
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from ..runtime.backend import Clock
+from ..runtime.compute import ComputeStream
+from ..runtime.engine.mover import BaseEngine
+from ..runtime.shapes import shape_only
+from ..runtime.world import World
+from . import (
     CALM,
     NO_INTERFERENCE,
     Alike,
@@ -41,13 +39,15 @@ from .virtual import (
     Roofline,
     Traffic,
 )
-from .world import World
+from .simulated_compute import ModelledCompute, Starts
+from .simulated_engine import ModelledEngine
+from .symmetric_world import AlikeEngine, AlikeWorld
 
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from .rank import Rank
+    from ..runtime.rank import Rank
 
 __all__ = ["ModelledClock", "Virtual", "virtual_of"]
 

@@ -9,19 +9,19 @@ import trio
 
 from transports import Transport
 
-from .blame import first
+from ...collectives.call import Call
+from ...collectives.kinds import Collective
+from ...collectives.reduce import Array, reducer
+from ...collectives.schedule import Schedule
+from ...diagnostics import first
+from ..future import Failure
 from .cc_core import Buffers, Execution
-from .collectives.call import Call
-from .collectives.kinds import Collective
-from .collectives.reduce import Array, reducer
-from .collectives.schedule import Schedule
 from .compiler import Compiler
-from .future import Failure
 from .workers import Workers
 
 if TYPE_CHECKING:
-    from .meeting import Channel, Meeting
-    from .operation import CollectiveFuture
+    from ..communicator import Channel, Meeting
+    from ..operation import CollectiveFuture
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 

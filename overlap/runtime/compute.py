@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import trio
 from trio.lowlevel import TrioToken
 
+from ..timeline.spans import call_site
 from .future import Failure, Future, pending_in, resolve
-from .timeline.spans import call_site
 
 if TYPE_CHECKING:
     from .rank import Rank

@@ -13,19 +13,19 @@ import trio
 
 from transports import Transport, TransportError
 
-from .blame import calling, only, origin, where
-from .clock import Clock, RealClock
-from .errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError, in_one_line
-from .far import FarChannel
-from .meeting import Channel
-from .process import BlasLimit, tuned
+from ..diagnostics import calling, only, origin, where
+from ..errors import PeerError, PeerFailedError, RankFailedError, StallError, UsageError, in_one_line
+from ..remote.spanning import FarChannel
+from ..timeline.spans import Timeline
+from .backend import Clock, RealClock
+from .communicator import Channel
+from .interpreter import BlasLimit, tuned
 from .rank import Rank
-from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
     import topology
 
-    from .neighbours import Neighbours
+    from ..remote.control_plane import Neighbours
     from .operation import CollectiveFuture
 
 T = TypeVar("T")

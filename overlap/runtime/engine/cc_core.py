@@ -17,9 +17,9 @@ from trio.lowlevel import ParkingLot
 
 from transports import Endpoint
 
-from .collectives.program import Extent, Kind, Program, Step
-from .collectives.reduce import Array, Reducer
-from .collectives.schedule import Buffer, Op
+from ...collectives.program import Extent, Kind, Program, Step
+from ...collectives.reduce import Array, Reducer
+from ...collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 __all__ = ["Buffers", "Execution"]

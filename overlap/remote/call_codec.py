@@ -7,9 +7,9 @@ from typing import cast
 
 import numpy as np
 
-from .collectives.call import Call, Pairs, call
-from .collectives.kinds import Collective
-from .errors import OverlapError
+from ..collectives.call import Call, Pairs, call
+from ..collectives.kinds import Collective
+from ..errors import OverlapError
 
 __all__ = ["pack", "unpack"]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from sys import _getframe
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from .collectives.kinds import Collective
-from .collectives.reduce import Array
-from .errors import UsageError
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
+from ..errors import UsageError
 from .future import Future
 from .operation import CollectiveFuture, Like, receive_like
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 import numpy as np
 import trio
 
-from .collectives.call import Call, Pairs, call
-from .collectives.kinds import Collective, Shape
-from .collectives.reduce import OPS, Array, check_dtype
-from .errors import UsageError
+from ..collectives.call import Call, Pairs, call
+from ..collectives.kinds import Collective, Shape
+from ..collectives.reduce import OPS, Array, check_dtype
+from ..errors import UsageError
+from ..timeline.spans import RawMeeting, call_site
 from .future import Failure, Future, resolve
-from .timeline.spans import RawMeeting, call_site
 
 if TYPE_CHECKING:
+    from .communicator import Port
     from .group import Group
-    from .meeting import Port
 
 T_co = TypeVar("T_co", covariant=True)
 

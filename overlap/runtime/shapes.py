@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .collectives.reduce import Array
-from .errors import UsageError
+from ..collectives.reduce import Array
+from ..errors import UsageError
 
 __all__ = ["shape_only"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from .collectives.call import Call, Pairs
-from .collectives.generators import GENERATORS, fits, generate
-from .collectives.kinds import Collective
-from .collectives.program import Program, project
-from .collectives.proof import verify
-from .collectives.schedule import Schedule
-from .collectives.select import plan, size_class
-from .errors import ScheduleError
+from ...collectives.call import Call, Pairs
+from ...collectives.generators import GENERATORS, fits, generate
+from ...collectives.kinds import Collective
+from ...collectives.program import Program, project
+from ...collectives.proof import verify
+from ...collectives.schedule import Schedule
+from ...collectives.select import plan, size_class
+from ...errors import ScheduleError
 
 if TYPE_CHECKING:
     from topology import Cluster

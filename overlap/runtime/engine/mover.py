@@ -14,18 +14,18 @@ from trio.lowlevel import TrioToken
 
 from transports import Transport
 
-from .collectives.call import Call
-from .collectives.host import short_cut_wins
-from .direct import pieces, run_here
-from .future import Failure
+from ...collectives.call import Call
+from ...collectives.host import short_cut_wins
+from ..future import Failure
+from .shared_memory import pieces, run_here
 from .workers import INLINE_BYTES, Workers
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from .meeting import Channel, Meeting
-    from .operation import CollectiveFuture
-    from .programs import Programs
+    from ..communicator import Channel, Meeting
+    from ..operation import CollectiveFuture
+    from .program_runner import Programs
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 
@@ -97,7 +97,7 @@ class Engine(BaseEngine):
     @cached_property
     def _programs(self) -> Programs:
         from .compiler import Compiler  # and with it the generators, which the short cut never needs
-        from .programs import Programs
+        from .program_runner import Programs
 
         return Programs(self._transport, self._workers, Compiler(self._cluster, self._algorithm))
 

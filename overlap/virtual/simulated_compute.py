@@ -9,12 +9,12 @@ from operator import attrgetter, itemgetter
 from sys import _getframe
 from typing import TYPE_CHECKING, cast
 
-from .compute import ComputeFuture, ComputeStream
-from .future import Failure, pending_in, resolve
-from .virtual import ComputeCosts, Conditions, Order, Traffic
+from ..runtime.compute import ComputeFuture, ComputeStream
+from ..runtime.future import Failure, pending_in, resolve
+from . import ComputeCosts, Conditions, Order, Traffic
 
 if TYPE_CHECKING:
-    from .rank import Rank
+    from ..runtime.rank import Rank
 
 __all__ = ["ModelledCompute", "Starts"]
 

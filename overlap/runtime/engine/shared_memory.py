@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from .collectives.call import Call
-from .collectives.kinds import Collective
-from .collectives.reduce import Array, Reducer
+from ...collectives.call import Call
+from ...collectives.kinds import Collective
+from ...collectives.reduce import Array, Reducer
 from .workers import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from .operation import CollectiveFuture
+    from ..operation import CollectiveFuture
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 

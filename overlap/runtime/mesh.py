@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from .errors import UsageError
+from ..errors import UsageError
 from .group import Group
 
 if TYPE_CHECKING:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .collectives.call import Call
-from .collectives.kinds import Collective
-from .errors import UsageError
-from .meeting import Channel
-from .modelled_engine import ModelledEngine, Operation
-from .units import format_ns
-from .virtual import Alike, Demand, Same, Transfer, repeated, together
-from .world import World
+from ..collectives.call import Call
+from ..collectives.kinds import Collective
+from ..errors import UsageError
+from ..runtime.communicator import Channel
+from ..runtime.world import World
+from ..units import format_ns
+from . import Alike, Demand, Same, Transfer, repeated, together
+from .simulated_engine import ModelledEngine, Operation
 
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from .modelled import ModelledClock
+    from .simulated_backend import ModelledClock
 
 T = TypeVar("T")
 Ints: TypeAlias = NDArray[np.int64]

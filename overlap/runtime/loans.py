@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .collectives.reduce import Array
+from ..collectives.reduce import Array
 
 if TYPE_CHECKING:
     from .rank import Issued

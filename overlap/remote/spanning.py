@@ -16,17 +16,17 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias
 
-from .collectives.call import Call
-from .collectives.kinds import Collective
-from .errors import CollectiveMismatchError, PeerFailedError
-from .future import Failure
-from .meeting import Channel, Meeting
-from .timeline.spans import call_site
+from ..collectives.call import Call
+from ..collectives.kinds import Collective
+from ..errors import CollectiveMismatchError, PeerFailedError
+from ..runtime.communicator import Channel, Meeting
+from ..runtime.future import Failure
+from ..timeline.spans import call_site
 
 if TYPE_CHECKING:
-    from .neighbours import Neighbours
-    from .operation import CollectiveFuture
-    from .world import World
+    from ..runtime.operation import CollectiveFuture
+    from ..runtime.world import World
+    from .control_plane import Neighbours
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 CodePlace: TypeAlias = tuple[CodeType, int]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .blame import calling
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
+from ..diagnostics import calling
+from ..errors import UsageError
 from .calls import Calls, Input
-from .collectives.kinds import Collective
-from .collectives.reduce import Array
-from .errors import UsageError
+from .communicator import Port
 from .future import Future
-from .meeting import Port
 from .operation import CollectiveFuture, check_writable
 from .stream import Stream
 

@@ -13,17 +13,17 @@ import numpy as np
 import trio
 from trio.lowlevel import TrioToken
 
-from .collectives.kinds import Shape
-from .collectives.reduce import Array
+from ..collectives.kinds import Shape
+from ..collectives.reduce import Array
 from .compute import ComputeStream, ThreadedCompute
-from .engine import BaseEngine, Engine
+from .engine.mover import BaseEngine, Engine
 
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
+    from ..timeline.spans import Clock as ClockName
     from .rank import Rank
-    from .timeline.spans import Clock as ClockName
 
 __all__ = ["Clock", "RealClock"]
 

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from ..timeline.spans import Recorder
 from .calls import Calls
-from .collectives.reduce import Array
 from .compute import ComputeFuture
-from .errors import UsageError
 from .future import Failure, Future
 from .group import Group
 from .loans import Loans
@@ -23,7 +24,6 @@ from .mesh import Mesh
 from .operation import CollectiveFuture
 from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream
-from .timeline.spans import Recorder
 
 if TYPE_CHECKING:
     from .world import World

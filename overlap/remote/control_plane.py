@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
-from . import calltext
-from .blame import where
-from .errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
-from .far import FarChannel, Said
+from ..diagnostics import where
+from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
+from . import call_codec
+from .spanning import FarChannel, Said
 
 if TYPE_CHECKING:
-    from .world import World
+    from ..runtime.world import World
 
 __all__ = ["Company", "Neighbours"]
 
@@ -125,7 +125,7 @@ class Neighbours:
     def tell_call(self, channel: FarChannel, seq: int, said: Said) -> None:
         """Say what a rank here has called."""
         self._tell(
-            "call", channel=channel.id, seq=seq, rank=said.rank, call=calltext.pack(said.call), site=said.call_site
+            "call", channel=channel.id, seq=seq, rank=said.rank, call=call_codec.pack(said.call), site=said.call_site
         )
 
     def tell_difference(self, channel: FarChannel, seq: int, error: CollectiveMismatchError) -> None:
@@ -204,7 +204,7 @@ class Neighbours:
         self._world.left_elsewhere(rank)
 
     def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
-        said = Said(rank=rank, call=calltext.unpack(call), call_site=site)
+        said = Said(rank=rank, call=call_codec.unpack(call), call_site=site)
         known = self._world.far_channel(channel)
         if known is None or not known.hear(seq, said):
             self._said.setdefault((channel, seq), []).append(said)

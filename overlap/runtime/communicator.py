@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from .collectives.call import Call
-from .errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError
+from ..collectives.call import Call
+from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError
 from .future import Failure
 
 if TYPE_CHECKING:

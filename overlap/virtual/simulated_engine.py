@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from .collectives.cost import on, parameters, rounds
-from .collectives.cost.option import Flat
-from .collectives.cost.startup import Startup
-from .collectives.generators import GENERATORS, fits, generate
-from .collectives.kinds import Collective
-from .collectives.likeness import likeness
-from .collectives.placement import place
-from .collectives.select import DIRECT, plan, size_class
-from .direct import run_here
-from .engine import BaseEngine
-from .errors import ScheduleError
-from .future import Failure
-from .modelled_compute import ModelledCompute
-from .virtual import Kernel, Order, Reached, Traffic, Transfer
+from ..collectives.cost import on, parameters, rounds
+from ..collectives.cost.option import Flat
+from ..collectives.cost.startup import Startup
+from ..collectives.generators import GENERATORS, fits, generate
+from ..collectives.kinds import Collective
+from ..collectives.likeness import likeness
+from ..collectives.placement import place
+from ..collectives.select import DIRECT, plan, size_class
+from ..errors import ScheduleError
+from ..runtime.engine.mover import BaseEngine
+from ..runtime.engine.shared_memory import run_here
+from ..runtime.future import Failure
+from . import Kernel, Order, Reached, Traffic, Transfer
+from .simulated_compute import ModelledCompute
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from .collectives.call import Call
-    from .collectives.cost.option import Option
-    from .collectives.select import Plan
-    from .meeting import Channel, Meeting
-    from .operation import CollectiveFuture
+    from ..collectives.call import Call
+    from ..collectives.cost.option import Option
+    from ..collectives.select import Plan
+    from ..runtime.communicator import Channel, Meeting
+    from ..runtime.operation import CollectiveFuture
 
 Operation: TypeAlias = "CollectiveFuture[object]"
 

@@ -1,0 +1,1 @@
+"""The engine: how operations that have met become moved bytes."""
