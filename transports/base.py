@@ -7,7 +7,7 @@ a buffer of one rank into a buffer of another; what they mean is not known here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeAlias, cast
@@ -298,13 +298,18 @@ class Transport(ABC):
     Attributes:
         ranks: The local ranks, whose endpoints live in this process.
         peers: All ranks that these can send to and receive from; their own process's only where it joins those too.
-        shares_memory: Every two of its ranks can read each other's memory at no cost. Wrappers that emulate or damage a
-            wire say no, so that nobody takes a short cut around them.
     """
 
     ranks: tuple[int, ...]
     peers: tuple[int, ...]
-    shares_memory: bool = False
+
+    def shares_memory(self, ranks: Sequence[int]) -> bool:
+        """Return whether every two of some ranks can read each other's memory at no cost.
+
+        This default says no. Wrappers that emulate or damage a wire do, too, so that nobody takes a short cut around
+        them.
+        """
+        return False
 
     @abstractmethod
     def endpoint(self, rank: int) -> Endpoint:

@@ -128,8 +128,6 @@ class NeuronLink(Transport):
         ArgumentError: No ranks, or one of them twice or negative.
     """
 
-    shares_memory = True
-
     def __init__(self, ranks: int | Sequence[int], *, thread_copy_bytes: int | None = THREAD_COPY_BYTES) -> None:
         self.ranks = tuple(range(ranks)) if isinstance(ranks, int) else tuple(ranks)
         if not self.ranks or len(set(self.ranks)) != len(self.ranks) or min(self.ranks) < 0:
@@ -141,6 +139,10 @@ class NeuronLink(Transport):
         self._mailboxes = {rank: _Mailbox() for rank in self.ranks}
         self._endpoints = {rank: _NeuronLinkEndpoint(self, rank) for rank in self.ranks}
         self._closed = False
+
+    def shares_memory(self, ranks: Sequence[int]) -> bool:
+        """Return whether all of the ranks are joined by this."""
+        return self._mailboxes.keys() >= set(ranks)
 
     def endpoint(self, rank: int) -> Endpoint:
         """Return the endpoint of a rank.

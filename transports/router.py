@@ -28,8 +28,16 @@ class Router(Transport):
         self.parts = tuple(parts)
         self.ranks = parts[0].ranks
         self.peers = tuple(sorted({peer for part in parts for peer in part.peers}))
-        self.shares_memory = self._part(self.ranks[0], self.ranks[-1]).shares_memory
         self._endpoints = {rank: _RouterEndpoint(self, rank) for rank in self.ranks}
+
+    def shares_memory(self, ranks: Sequence[int]) -> bool:
+        """Return whether all of the ranks live in this process and the parts that join them share their memory.
+
+        A group that reaches into another process does not, however much of it lives here.
+        """
+        if not set(ranks) <= set(self.ranks):
+            return False
+        return all(self._part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
 
     def _part(self, rank: int, peer: int) -> Transport:
         for part in self.parts:

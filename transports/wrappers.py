@@ -30,7 +30,7 @@ from transports.base import (
 class Wrapper(Transport):
     """A transport around another one. Subclasses say how they wrap an endpoint.
 
-    ``shares_memory`` is False: whoever took the short cut through memory would walk around the wrapper.
+    It shares no memory: whoever took the short cut through memory would walk around the wrapper.
     """
 
     def __init__(self, inner: Transport) -> None:

@@ -27,10 +27,11 @@ LAYOUTS = ((1, 4), (2, 2), (4, 1), (2, 3))
 class Part(Transport):
     """Some of a transport's ranks, as the process that they live in sees it."""
 
-    shares_memory = True
-
     def __init__(self, whole: NeuronLink, ranks: Sequence[int]) -> None:
         self.whole, self.ranks, self.peers = whole, tuple(ranks), whole.ranks
+
+    def shares_memory(self, ranks: Sequence[int]) -> bool:
+        return set(ranks) <= set(self.ranks)
 
     def endpoint(self, rank: int) -> Endpoint:
         assert rank in self.ranks

@@ -218,10 +218,11 @@ def test_unknown_ranks_are_named() -> None:
 
 def test_names() -> None:
     link = NeuronLink((4, 5, 6))
-    assert (repr(link), link.ranks, link.peers, link.shares_memory) == (
+    assert (repr(link), link.ranks, link.peers, link.shares_memory([6, 4])) == (
         "<NeuronLink of ranks 4-6>",
         (4, 5, 6),
         (4, 5, 6),
         True,
     )
+    assert not link.shares_memory([4, 7])
     assert link.endpoint(5) is link.endpoint(5)

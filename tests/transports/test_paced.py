@@ -174,4 +174,4 @@ def test_impossible_quanta_are_rejected(quantum_s: float) -> None:
 
 def test_it_says_what_it_wraps_and_that_memory_is_no_short_cut() -> None:
     assert repr(paced()) == "<Paced around <NeuronLink of ranks 0, 1>>"
-    assert not paced().shares_memory
+    assert not paced().shares_memory([0, 1])

@@ -34,8 +34,20 @@ def test_the_first_part_that_reaches_a_rank_carries_the_message() -> None:
 def test_it_shows_what_it_is_made_of() -> None:
     memory, wire = parts()
     router = Router([memory, wire])
-    assert (router.ranks, router.peers, router.shares_memory) == ((0, 1), (0, 1), True)
-    assert not Router([wire, memory]).shares_memory
+    assert (router.ranks, router.peers, router.shares_memory([0, 1])) == ((0, 1), (0, 1), True)
+    assert not Router([wire, memory]).shares_memory([0, 1])
+
+
+def test_a_group_that_reaches_into_another_process_shares_no_memory() -> None:
+    near, far = NeuronLink([0, 1]), NeuronLink([0, 1])
+    far.peers = (2, 3)
+    router = Router([near, far])
+    assert router.peers == (0, 1, 2, 3)
+    assert [router.shares_memory(ranks) for ranks in ([0, 1], [1], [0, 2], [2, 3], [0, 1, 2, 3])] == [
+        *(True, True),
+        *(False, False, False),
+    ]
+
     assert router.statistics().unmatched_sends == ()
 
 

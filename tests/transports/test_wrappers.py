@@ -30,7 +30,7 @@ def test_recording_writes_down_calls_in_order() -> None:
         Sent(src=1, dst=0, tag=7, nbytes=0, priority=0, payload=b""),
     ]
     assert repr(recording) == "<Recording around <NeuronLink of ranks 0, 1>>"
-    assert not recording.shares_memory
+    assert not recording.shares_memory(recording.ranks)
 
 
 def test_recording_keeps_payloads_only_when_asked() -> None:

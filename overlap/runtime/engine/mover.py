@@ -70,7 +70,7 @@ class Engine(BaseEngine):
     def direct(self, size: int) -> bool:
         """Whether the short cut is taken: where it is asked for, or where it exists and costs least."""
         if self._algorithm is None:
-            return self._transport.shares_memory and short_cut_wins(size)
+            return self._transport.shares_memory(self._transport.ranks) and short_cut_wins(size)
         return self._algorithm == "direct"
 
     def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:

@@ -90,7 +90,7 @@ class Programs:
             tag=channel.tag(pattern, operation.seq),
             priority=operation.urgency,
             workers=self._workers,
-            fans_out=not self._transport.shares_memory,
+            fans_out=not self._transport.shares_memory(channel.members),
         )
 
 
