@@ -8,7 +8,7 @@ OVERLAP_TRACE           where to write the trace file
 OVERLAP_CLUSTER         name of the cluster, such as "trn2.48xlarge x4"
 OVERLAP_TIMEOUT_S       give up after that many seconds
 OVERLAP_ALGORITHM       use this algorithm wherever it exists
-OVERLAP_TRANSPORT       what joins processes: "efa" (sockets), "mpi", or "auto"
+OVERLAP_TRANSPORT       what joins processes: "efa" (sockets), "mpi", one that is installed, or "auto"
 OVERLAP_RAILS           connections for each pair of processes: how many, or interfaces such as "eth0,eth1"
 OVERLAP_PEER_DIRECT     1: sockets read and write the arrays themselves; 0: through a bounce buffer on the host
 OVERLAP_UNIX            1: Unix sockets between processes of one host; 0: TCP there too
@@ -33,9 +33,9 @@ from pathlib import Path
 
 from .errors import UsageError
 
-__all__ = ["TRANSPORTS", "Settings", "from_environment", "imposed", "next_trace_path", "parse_rails", "written_traces"]
-
-TRANSPORTS = ("auto", "efa", "mpi")
+__all__ = [
+    "Settings", "from_environment", "imposed", "next_trace_path", "parse_rails", "parse_transport", "written_traces",
+]  # fmt: skip
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -54,7 +54,7 @@ class Settings:
         cluster: Name of the cluster.
         timeout_s: Seconds after which a run gives up.
         algorithm: Name of an algorithm.
-        transport: What joins processes, one of `TRANSPORTS`.
+        transport: What joins processes: a name that `transports.registry` knows, or "auto".
         rails: Connections for each pair of processes: how many, or the names of the interfaces.
         peer_direct: Whether sockets read and write the arrays themselves.
         unix: Whether processes of one host use Unix sockets.
@@ -99,7 +99,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
         cluster=environ.get("OVERLAP_CLUSTER") or None,
         timeout_s=_positive_float(environ, "OVERLAP_TIMEOUT_S"),
         algorithm=environ.get("OVERLAP_ALGORITHM") or None,
-        transport=_one_of(environ, "OVERLAP_TRANSPORT", TRANSPORTS),
+        transport=_transport(environ, "OVERLAP_TRANSPORT"),
         rails=_rails(environ, "OVERLAP_RAILS"),
         peer_direct=_yes_or_no(environ, "OVERLAP_PEER_DIRECT"),
         unix=_yes_or_no(environ, "OVERLAP_UNIX"),
@@ -151,6 +151,22 @@ def parse_rails(text: str) -> int | tuple[str, ...]:
     return names
 
 
+def parse_transport(text: str) -> str:
+    """Read the name of a transport; "auto" leaves the choice.
+
+    Raises:
+        UsageError: If there is none of this name; lists those that there are.
+    """
+    from transports import registry
+
+    try:
+        if text != "auto":
+            registry.check(text)
+    except registry.UnknownTransportError as error:
+        raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
+    return text
+
+
 def _numbered(path: str, number: int) -> Path:
     if number == 1:
         return Path(path)
@@ -189,11 +205,12 @@ def _positive_float(environ: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> str | None:
+def _transport(environ: Mapping[str, str], name: str) -> str | None:
     text = environ.get(name)
-    if text and text not in known:
-        raise UsageError(f"{name}: {text!r} is unknown; known are {', '.join(known)}")
-    return text or None
+    try:
+        return parse_transport(text) if text else None
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def _rails(environ: Mapping[str, str], name: str) -> int | tuple[str, ...] | None:

@@ -3,6 +3,7 @@
 # The map of this room, in the order in which to read it:
 #
 #   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
+#   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   frame        what travels between processes, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together; tls: encrypted

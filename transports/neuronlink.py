@@ -40,6 +40,7 @@ from transports.base import (
     check_tag,
     describe_ranks,
 )
+from transports.factory import Bootstrap
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).
@@ -188,6 +189,17 @@ class NeuronLink(Transport):
             for (src, tag), queue in queues.items()
             for waiter in queue
         )
+
+
+def factory(bootstrap: Bootstrap) -> NeuronLink:
+    """Make the transport of a world that is one process.
+
+    Raises:
+        ArgumentError: There are several processes.
+    """
+    if len(bootstrap.placement) > 1:
+        raise ArgumentError(f"neuronlink joins the ranks of one process; there are {len(bootstrap.placement)}")
+    return NeuronLink(bootstrap.ranks)
 
 
 class _NeuronLinkEndpoint(Endpoint):

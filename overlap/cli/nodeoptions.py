@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from ..errors import UsageError
-from ..settings import TRANSPORTS, parse_rails
+from ..settings import parse_rails, parse_transport
 
-__all__ = ["add_options", "count", "index", "seconds"]
+__all__ = ["add_options", "count", "index", "seconds", "transport"]
 
 GRACE_S = 10.0  # as torchrun's users know it
 
@@ -33,7 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--node-rank", type=index, metavar="I", help="start only node I; the others are started by hand elsewhere")
     add("--rdzv-endpoint", metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine")
     add("--job-id", metavar="NAME", help="only processes of one job meet")
-    add("--transport", choices=TRANSPORTS, help="what joins the nodes: sockets (efa) or an MPI library")
+    add(
+        "--transport", type=transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed"
+    )
     add("--rails", type=_rails, metavar="R", help="connections for each pair of nodes: 4, or interfaces: eth0,eth1")
     add_switch("peer-direct", help="sockets read and write the arrays (default)", off="through a bounce buffer")
     add_switch("unix", help="Unix sockets inside one machine (default)", off="TCP there too")
@@ -75,5 +77,13 @@ def index(text: str) -> int:
 def _rails(text: str) -> int | tuple[str, ...]:
     try:
         return parse_rails(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def transport(text: str) -> str:
+    """Read the name of a transport."""
+    try:
+        return parse_transport(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -86,7 +86,7 @@ class Place:
             `secret.user_secret` is theirs.
         listener: Descriptor of the socket on which process 0 listens already.
         lifeline: Descriptor that ends this process when its launcher is gone.
-        transport: "auto", "efa" or "mpi".
+        transport: "auto", or the name of one.
         rails: Connections for each pair of processes: how many, or names of interfaces; None: the transport's choice.
         peer_direct: Whether sockets read and write the arrays themselves.
         unix: Whether processes of one host use Unix sockets.

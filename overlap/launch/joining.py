@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 
 import trio
 
-from transports import ArgumentError, NeuronLink, Router, Transport
+from transports import ArgumentError, NeuronLink, Router, Transport, registry
+from transports.factory import Bootstrap
 from transports.tls import Tls
 
 from ..errors import UsageError
@@ -81,9 +82,9 @@ async def _met(
     place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, wires: Callable[[Transport], Transport]
 ) -> AsyncIterator[Joined]:
     async with join(invitation, report=report) as membership:
-        between = _between(place, placement, invitation, membership)
+        between = await _between(place, placement, invitation, membership)
         transport = wires(Router([NeuronLink(list(place.ranks)), between]))
-        async with transport.open():
+        async with _opened(transport):
             neighbours = Neighbours(_Company(membership), placement)
             yield Joined(transport=transport, neighbours=neighbours, membership=membership)
 
@@ -113,40 +114,51 @@ async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
     )
 
 
-def _between(
+async def _between(
     place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, membership: Membership
 ) -> Transport:
-    """Make what joins the processes: MPI where it is wanted or is all there is, else sockets."""
-    if place.transport == "mpi" or (place.transport == "auto" and place.endpoint is None):
-        from transports.mpi import Mpi
+    """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
+    standard = "mpi" if place.endpoint is None else "efa"
+    rails = {} if place.rails is None else {"rails": place.rails}
+    bootstrap = Bootstrap(
+        member=place.process,
+        placement=placement,
+        exchange=membership.exchange,
+        secret=invitation.secret,
+        job=invitation.job,
+        epoch=invitation.epoch,
+        host=await _local_address(invitation.endpoint),
+        tls=invitation.tls,
+        options={"unix": place.unix, "peer_direct": place.peer_direct, **rails},
+        report=report,
+    )
+    with _as_the_users():
+        return registry.find(standard if place.transport == "auto" else place.transport)(bootstrap)
 
-        return Mpi(placement=placement, report=report)
-    from transports.efa import Efa
 
+@asynccontextmanager
+async def _opened(transport: Transport) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        with _as_the_users():
+            await stack.enter_async_context(transport.open())
+        yield
+
+
+@contextmanager
+def _as_the_users() -> Iterator[None]:
+    """Blame the user for arguments that a transport refuses: nobody else has chosen them."""
     try:
-        return Efa(
-            member=place.process,
-            placement=placement,
-            secret=invitation.secret,
-            exchange=membership.exchange,
-            job=invitation.job,
-            epoch=invitation.epoch,
-            rails=1 if place.rails is None else place.rails,
-            host=_local_address(invitation.endpoint),
-            unix=place.unix,
-            peer_direct=place.peer_direct,
-            tls=invitation.tls,
-            report=report,
-        )
-    except ArgumentError as error:  # the only arguments that are the user's
-        raise UsageError(f"rails: {error}") from None
+        yield
+    except ArgumentError as error:
+        raise UsageError(f"transport: {error}") from None
 
 
-def _local_address(endpoint: tuple[str, int]) -> str:
+async def _local_address(endpoint: tuple[str, int]) -> str:
     """Return the address of this machine from which the endpoint is reached: others reach us there."""
-    family, kind, protocol, _, address = socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)[0]
+    found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket sends nothing for that
+        probe.connect(address)  # a datagram socket sends nothing for that, and the address needs no resolver
         return str(probe.getsockname()[0])
 
 

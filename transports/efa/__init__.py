@@ -13,7 +13,6 @@
 #   connection   the two kinds of rail: bare sockets and encrypted streams
 #   rooms        memory that is lent to receivers
 
-from transports.efa.joining import Exchange
-from transports.efa.transport import Efa
+from transports.efa.transport import Efa, factory
 
-__all__ = ["Efa", "Exchange"]
+__all__ = ["Efa", "factory"]

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import msgpack
+import trio
 
 from transports.base import ArgumentError, TransportError
 
@@ -75,31 +76,43 @@ def host_identity() -> str:
     return ""
 
 
-def rail_addresses(rails: int | Sequence[str], host: str) -> tuple[str, ...]:
+def rail_names(rails: int | Sequence[str], host: str) -> tuple[str, ...]:
+    """Return the name or local address of each rail.
+
+    Raises:
+        ArgumentError: No rails, or too many.
+    """
+    names = (host,) * rails if isinstance(rails, int) else tuple(rails)
+    if not 0 < len(names) <= _RAILS_LIMIT:
+        raise ArgumentError(f"rails is {rails!r}; name 1 to {_RAILS_LIMIT} of them")
+    return names
+
+
+async def rail_addresses(names: Sequence[str]) -> tuple[str, ...]:
     """Return the local address of each rail.
 
     Raises:
-        ArgumentError: No rails, too many, or an interface without an address.
+        ArgumentError: An interface without an address, or a name that nothing has.
     """
-    names = [host] * rails if isinstance(rails, int) else list(rails)
-    if not 0 < len(names) <= _RAILS_LIMIT:
-        raise ArgumentError(f"rails is {rails!r}; name 1 to {_RAILS_LIMIT} of them")
-    return tuple(address_of(name) for name in names)
+    addresses = {name: await address_of(name) for name in dict.fromkeys(names)}
+    return tuple(addresses[name] for name in names)
 
 
-def address_of(name: str) -> str:
+async def address_of(name: str) -> str:
     """Return the address of a network interface; addresses stand for themselves, host names for what they resolve to.
 
     Raises:
         ArgumentError: Nothing has this name.
     """
+    await trio.lowlevel.checkpoint()
     with suppress(ValueError):
         return str(ip_address(name))
     interfaces = [known for _, known in socket.if_nameindex()]
     try:
         if name in interfaces:
             return _interface_address(name)
-        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        # the system's resolver may take seconds; it has a thread of its own
+        return str((await trio.socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))[0][4][0])
     except OSError as error:
         raise ArgumentError(
             f"rail {name!r} has no address ({error.strerror}); interfaces here are {', '.join(interfaces)}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Self
+from typing import Self, cast
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
@@ -25,14 +25,15 @@ from transports.base import (
     describe_ranks,
 )
 from transports.efa.connection import SocketRail, StreamRail
-from transports.efa.joining import Connection, Exchange, Joining
+from transports.efa.joining import Connection, Joining
 from transports.efa.messages import Lane, Receive, Send
 from transports.efa.peer import Peer
 from transports.efa.rail import Rail
+from transports.factory import Bootstrap, Exchange
 from transports.rooms import Rooms
 from transports.tls import Tls
 
-__all__ = ["Efa"]
+__all__ = ["Efa", "factory"]
 
 # How often each rail is asked for a sign of life, at most.
 _TICK_S = 1.0
@@ -267,3 +268,26 @@ class _EfaEndpoint(Endpoint):
         peer = self._efa._check(lane, lane[0])
         await checkpoint_if_cancelled()
         return await peer.receive(Receive(lane, view, nbytes, peer.inbound.forget))
+
+
+def factory(bootstrap: Bootstrap) -> Efa:
+    """Make the transport of a process; ``rails``, ``unix`` and ``peer_direct`` are its options.
+
+    Raises:
+        ArgumentError: An option that cannot be meant.
+    """
+    options = bootstrap.options
+    return Efa(
+        member=bootstrap.member,
+        placement=bootstrap.placement,
+        secret=bootstrap.secret,
+        exchange=bootstrap.exchange,
+        job=bootstrap.job,
+        epoch=bootstrap.epoch,
+        rails=cast("int | Sequence[str]", options.get("rails", 1)),
+        host=bootstrap.host,
+        unix=options.get("unix") is not False,
+        peer_direct=options.get("peer_direct") is not False,
+        tls=bootstrap.tls,
+        report=bootstrap.report,
+    )

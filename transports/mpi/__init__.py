@@ -14,6 +14,6 @@
 #   bootstrap  all-gather of a few bytes before any transport is open
 
 from transports.mpi.bootstrap import exchange, introduce
-from transports.mpi.transport import Mpi
+from transports.mpi.transport import Mpi, factory
 
-__all__ = ["Mpi", "exchange", "introduce"]
+__all__ = ["Mpi", "exchange", "factory", "introduce"]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
 
 from transports.base import TransportError
+from transports.factory import Exchange
 from transports.mpi.library import mpi, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Exchange", "exchange", "introduce", "wait_for"]
-
-#: All-gather among processes: (name, mine) -> everybody's, by member.
-Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
+__all__ = ["exchange", "introduce", "wait_for"]
 
 #: Between two looks at a collective operation of MPI; nobody starts up often.
 LOOK_S = 1e-3

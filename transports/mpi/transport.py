@@ -24,6 +24,7 @@ from transports.base import (
     check_tag,
     describe_ranks,
 )
+from transports.factory import Bootstrap
 from transports.mpi.bootstrap import wait_for
 from transports.mpi.header import RANK_LIMIT
 from transports.mpi.library import world
@@ -36,7 +37,7 @@ from transports.rooms import Rooms
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Mpi"]
+__all__ = ["Mpi", "factory"]
 
 
 class Mpi(Transport):
@@ -258,3 +259,13 @@ def _checked(placement: Sequence[Sequence[int]], members: int) -> tuple[tuple[in
     if len(set(ranks)) != len(ranks) or not all(placement) or not all(0 <= rank < RANK_LIMIT for rank in ranks):
         raise ArgumentError(f"placement is {placement!r}; give every process ranks from 0 up, each rank once")
     return tuple(tuple(here) for here in placement)
+
+
+def factory(bootstrap: Bootstrap) -> Mpi:
+    """Make the transport of a process that an MPI launcher started. The library encrypts and connects as it is set up.
+
+    Raises:
+        ArgumentError: The placement does not fit the communicator of all processes.
+        ImportError: mpi4py is not installed.
+    """
+    return Mpi(placement=bootstrap.placement, report=bootstrap.report)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...settings import TRANSPORTS
-from ..nodeoptions import count
+from ..nodeoptions import count, transport
 
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
@@ -71,7 +70,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")
     add("--rails", metavar="R", help="connections between two nodes: 4")
     add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
-    add("--transport", choices=TRANSPORTS, help="what joins the nodes: sockets (efa) or an MPI library")
+    add(
+        "--transport", type=transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed"
+    )
     add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
 
 

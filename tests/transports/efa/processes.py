@@ -11,7 +11,7 @@ from typing import TypeVar
 import trio
 
 from transports import Efa, Endpoint, Transport
-from transports.efa import Exchange
+from transports.factory import Exchange
 from transports.testing import MakePair
 
 Result = TypeVar("Result")

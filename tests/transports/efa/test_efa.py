@@ -422,7 +422,6 @@ def test_a_process_alone_has_nobody_to_talk_to() -> None:
         ({"placement": [[0], [0]]}, "name each rank once, from 0 up"),
         ({"placement": [[0], [-1]]}, "name each rank once, from 0 up"),
         ({"rails": 0}, "rails is 0; name 1 to 64 of them"),
-        ({"rails": ["nowhere0"]}, "rail 'nowhere0' has no address"),
         ({"silence_s": 0}, "silence_s is 0; it must be above 0, and finite"),
         ({"secret": b""}, "the secret is empty"),
     ],
@@ -431,6 +430,48 @@ def test_settings_that_cannot_work_are_rejected(settings: dict[str, object], rea
     usual: dict[str, object] = {"member": 0, "placement": [[0], [1]], "secret": SECRET, "exchange": Table(1).of(0)}
     with pytest.raises(ArgumentError, match=reason):
         Efa(**{**usual, **settings})  # type: ignore[arg-type]
+
+
+class Resolver(trio.abc.HostnameResolver):
+    """Knows one name, and waits to be asked for it twice before it answers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.both = trio.Event()
+
+    async def getaddrinfo(  # type: ignore[override]
+        self, host: bytes, port: object, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        if host != b"here.test":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        self.asked += 1
+        if self.asked == 2:
+            self.both.set()
+        await self.both.wait()
+        return [(socket.AF_INET, type, proto, "", ("127.0.0.1", 0))]
+
+    async def getnameinfo(self, sockaddr: object, flags: int) -> tuple[str, str]:
+        raise AssertionError("nobody asks for the name of an address")
+
+
+def test_a_slow_resolver_holds_nobody_up() -> None:
+    async def main() -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver())
+        world = World(rails=["here.test", "127.0.0.1"], unix=False)
+        async with opened(world.efas):
+            pass
+
+    run(main)
+
+
+def test_a_rail_without_an_address_is_named() -> None:
+    async def main() -> None:
+        trio.socket.set_custom_hostname_resolver(Resolver())
+        with pytest.raises(ArgumentError, match=r"rail 'nowhere0' has no address \(Name or service not known\)"):
+            async with World(rails=["nowhere0"]).efas[0].open():
+                raise AssertionError("it has been opened")
+
+    run(main)
 
 
 def test_it_works_only_while_it_is_open_and_opens_once() -> None:

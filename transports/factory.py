@@ -1,0 +1,61 @@
+"""How a transport is made: what a factory is given, and what it returns. The same for ours and for a stranger's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from transports.base import Transport
+    from transports.tls import Tls
+
+__all__ = ["Bootstrap", "Exchange", "Factory"]
+
+#: All-gather among the processes of a world, before any transport is open: called with a name and bytes, returns what
+#: each process gave, in the order of their indices. All must call it with the same names. 48 KiB are always allowed.
+Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap:
+    """What a process knows of its world before a transport joins it to the others.
+
+    Attributes:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+        exchange: All-gather among the processes: how they tell each other their addresses.
+        secret: What only members know; at least one byte where processes meet over sockets.
+        job: Name of the world; a transport refuses connections of others.
+        epoch: Which of the job's successive worlds.
+        host: Address of this machine at which the other processes reach it.
+        tls: Encrypts what leaves the process; None: nothing is encrypted.
+        options: What the user has chosen, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes
+            those that it has and leaves the rest alone.
+        report: Takes a line for the user, about processes that are lost and the like.
+    """
+
+    member: int
+    placement: Sequence[Sequence[int]]
+    exchange: Exchange
+    secret: bytes = field(default=b"", repr=False)
+    job: str = ""
+    epoch: int = 0
+    host: str = "127.0.0.1"
+    tls: Tls | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+    report: Callable[[str], None] = _say_nothing
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this process."""
+        return tuple(self.placement[self.member])
+
+
+#: Makes one process's end of a fabric, not open yet. It waits for nobody: addresses are exchanged when the transport is
+#: opened. Raises `ArgumentError` for options that cannot be meant, also when it is opened.
+Factory: TypeAlias = "Callable[[Bootstrap], Transport]"
