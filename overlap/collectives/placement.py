@@ -82,6 +82,10 @@ class Placement(ABC):
     def wires(self) -> Wires:
         """Return the figures of all wires that routes have used so far."""
 
+    def first_of(self, wires: Ints) -> int:
+        """Return the first of some wires, in an order that does not depend on what was asked for before."""
+        return int(wires.min())
+
     @abstractmethod
     def describe(self, wire: int) -> str:
         """Name the two ends of a wire."""
@@ -179,6 +183,12 @@ class _Numbering:
         there = int(np.flatnonzero(self.unit != self.unit[here])[0])
         return cluster.route(there, here)[-1] if down else cluster.route(here, there)[0]
 
+    def first_of(self, wires: Ints) -> int:
+        """Return the one that comes first by its ends; those whose numbers follow from them come before the others."""
+        if wires.min() < self.first_link:
+            return int(wires.min())
+        return int(min(wires.tolist(), key=lambda wire: _ends(self.links[wire - self.first_link])))
+
     def wires(self) -> Wires:
         """Return the figures of all numbers given so far."""
         if self._wires is None or len(self._wires.kind) < self.first_link + len(self.links):
@@ -206,6 +216,10 @@ def _moved(link: Link, nodes: int) -> Link:
     return replace(link, src=src, dst=dst)
 
 
+def _ends(link: Link) -> tuple[tuple[str, int, int], ...]:
+    return tuple((port.role, port.node, port.index) for port in (link.src, link.dst))
+
+
 @lru_cache(maxsize=32)
 def _numbering(cluster: Cluster) -> _Numbering:
     return _Numbering(cluster)
@@ -226,6 +240,9 @@ class _OnCluster(Placement):
 
     def wires(self) -> Wires:
         return self._of.wires()
+
+    def first_of(self, wires: Ints) -> int:
+        return self._of.first_of(wires)
 
     def describe(self, wire: int) -> str:
         link = self._of.link(wire)

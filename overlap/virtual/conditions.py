@@ -150,6 +150,9 @@ class _WithSlowWires(Placement):
             bytes_per_s[wire] *= self._slow.share_left(self._of, wire)
         return Wires(kind=wires.kind, latency_s=wires.latency_s, bytes_per_s=bytes_per_s)
 
+    def first_of(self, wires: Ints) -> int:
+        return self._of.first_of(wires)
+
     def describe(self, wire: int) -> str:
         return self._of.describe(wire)
 

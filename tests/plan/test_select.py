@@ -82,6 +82,15 @@ def test_the_documented_example():
     assert flat[0].predicted_s > 5 * found.predicted_s
 
 
+def test_a_plan_does_not_depend_on_what_was_asked_before():
+    """Editions of the rules that say the same are machines whose wires are numbered apart."""
+    asked = [("broadcast", (6, 7, 4, 5)), ("all_reduce", tuple(range(64))), ("permute", tuple(range(8, 24)))]
+    first, second = (topology.cluster("trn2.48xlarge", edition=year, strict=False) for year in (8001, 8002))
+    forth = {op: plan(op, 1 << 20, first, ranks) for op, ranks in asked}
+    back = {op: plan(op, 1 << 20, second, ranks) for op, ranks in reversed(asked)}
+    assert forth == back
+
+
 def test_reasons():
     small = plan("all_gather", 1 << 20, TRN2)
     assert small.reason == (

@@ -134,11 +134,10 @@ class Option(ABC):
 
     def busiest_wire(self) -> tuple[Placed, int, float] | None:
         """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
-        found = [(part, *wire) for part in self.parts if (wire := part.placed.busiest_wire())]
-        if not found:
-            return None
-        part, number, busy_s = max(found, key=lambda each: each[0].share * each[2])
-        return part.placed, number, part.share * busy_s
+        busy_s = {part: part.share * part.placed.busiest_s_per_byte() for part in self.parts}
+        part = max(busy_s, key=lambda each: busy_s[each], default=None)
+        wire = part.placed.busiest_wire() if part else None
+        return None if part is None or wire is None else (part.placed, wire, busy_s[part])
 
 
 class Flat(Option):

@@ -77,16 +77,22 @@ class Placed:
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
 
-    def busiest_wire(self) -> tuple[int, float] | None:
-        """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
+    def busiest_s_per_byte(self) -> float:
+        """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
+        return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
+
+    def busiest_wire(self) -> int | None:
+        """Return the wire that is busy longest, of several the first by its ends; None if nothing travels."""
+        loads_s = self._loads_s()
+        return self.placement.first_of(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
+
+    def _loads_s(self) -> Floats:
+        """Return how long each wire carries a slot's bytes in all rounds."""
         size = max((len(one.load_s_per_byte) for one in self.each), default=0)
         total = np.zeros(size)
         for one in self.each:
             total[: len(one.load_s_per_byte)] += one.round.repeat * one.load_s_per_byte
-        if not total.any():
-            return None
-        wire = int(total.argmax())
-        return wire, float(total[wire]) / self.rounds.slots
+        return total
 
 
 def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, contention: bool = True) -> Placed:

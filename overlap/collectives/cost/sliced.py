@@ -37,8 +37,7 @@ class Sliced(Option):
         self.algorithm, self.detail, self._placed, self._make = algorithm, "", placed, make
         self._known = {1: Part(whole)}
         self.parts = (self._known[1],)
-        busiest = whole.busiest_wire()
-        self._wire_s_per_byte = busiest[1] if busiest else 0.0
+        self._wire_s_per_byte = whole.busiest_s_per_byte()
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost with the best number of slices, a power of two.
