@@ -20,6 +20,11 @@ from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
 VERSION = 1
 """Version of our fields; a file with a higher one is refused."""
 
+UNPACKED_BYTES = 64 << 20
+UNPACKED_RATIO = 100
+"""What a compressed file may unpack to: these bytes, or so many times its own; gzip packs traces 20 times, zeros 1,000
+times."""
+
 
 def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write a trace file, compressed if its name ends in `.gz`.
@@ -53,7 +58,8 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
     From another tool's come complete events (`ph: X`) that are recognisably compute, communication or a profiler step.
 
     Raises:
-        UsageError: If the file is missing, damaged, or not a trace that shows compute or communication.
+        UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
+            communication.
     """
     try:
         return _timeline(_load(Path(path)))
@@ -127,13 +133,23 @@ def _compressed(data: bytes) -> bytes:
 def _load(path: Path) -> Json:
     try:
         data = path.read_bytes()
-        return cast(Json, json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
+        return cast(Json, json.loads(_unpacked(data) if data[:2] == b"\x1f\x8b" else data))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"damaged or cut off: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not JSON, or cut off: {error}") from error
+
+
+def _unpacked(data: bytes) -> bytes:
+    limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        text = packed.read(limit_bytes + 1)
+    if len(text) > limit_bytes:
+        told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
+        raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
+    return text
 
 
 def _decode(slices: list[Event], header: Json) -> Timeline:

@@ -223,6 +223,18 @@ def test_a_missing_file_and_an_unwritable_place_are_usage_errors(tmp_path, train
     assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_bomb_is_not_unpacked(tmp_path):
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b" " * (1 << 20)) * 200)  # 200 MiB in 200 KB
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    packed = path.stat().st_size
+    assert str(caught.value) == (
+        f"{path}: its {packed} bytes unpack to more than {64 << 20}, which no trace does; "
+        "if it is one, unpack it with gunzip first"
+    )
+
+
 def test_a_kineto_trace_gives_one_rank_with_its_kernels_and_steps(tmp_path):
     def event(cat, name, ts, dur, **args):
         return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 20, "ts": ts, "dur": dur, "args": args}
