@@ -21,7 +21,7 @@
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   settings    what a launcher says
-#   errors, units   small things the others stand on
+#   errors, units, version   small things the others stand on
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ from .runtime.shapes import shape_only
 from .runtime.stream import Stream
 
 if TYPE_CHECKING:
+    __version__: str
     from .collectives.cost.startup import Startup
     from .virtual import Conditions, Interference
     from .virtual.simulated_backend import Virtual
@@ -93,6 +94,14 @@ _LOADED_WHEN_USED = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from .version import version
+
+        return version()
     if name not in _LOADED_WHEN_USED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_LOADED_WHEN_USED[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

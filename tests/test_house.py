@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 
@@ -177,6 +178,24 @@ def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
     loaded = modules_after("import overlap")
     assert {"overlap", "trio", "numpy"} <= loaded
     assert loaded & {"rich", "msgpack", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
+
+
+def test_the_version_is_the_projects_also_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    overlap = load("overlap")
+    assert overlap.__version__ == SETTINGS["project"]["version"]
+    version = load("overlap.version")
+    monkeypatch.setattr(version, "installed", absent)
+    assert overlap.__version__ == SETTINGS["project"]["version"]
+
+
+def absent(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+def test_listing_overlap_shows_what_is_public() -> None:
+    overlap = load("overlap")
+    assert dir(overlap) == sorted([*overlap.__all__, "__version__"])
+    assert {"Virtual", "Conditions", "Interference"} <= set(dir(overlap))
 
 
 def test_topology_stands_alone() -> None:

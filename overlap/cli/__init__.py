@@ -95,10 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from ..version import version
 
-        try:
-            print(f"overlap {version('overlap')}")
-        except PackageNotFoundError:
-            print("overlap, not installed")
+        print(f"overlap {version()}")
         parser.exit()

@@ -97,6 +97,7 @@ def test_peers_are_compared_in_place_where_that_exists():
         (("bcast", "-r", "2"), "--root: expected a rank from 0 to 1, got 2"),
         (("allr", "-d", "float99"), "--datatype: 'float99' is unknown; known are bool, int8 to int64"),
         (("allr", "-d", "object"), "--datatype: 'object' is unknown"),
+        (("allr", "-o", "avg"), "--op: 'avg' is unknown; known are sum, mean, max, min, prod"),
         (("allr", "-o", "xor"), "--op: 'xor' is unknown; known are sum, mean, max, min, prod"),
         (("allr", "-d", "bool"), "op: 'sum' is not defined for bool"),
         (("redsct", "--in-place"), "--in-place: reduce_scatter cannot, because it writes where it still reads"),

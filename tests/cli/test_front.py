@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from overlap import RankFailedError, StallError, UsageError
+from overlap import RankFailedError, StallError, UsageError, __version__
 from overlap.cli import COMMANDS, failure, main
 from overlap.launch.output import OutputError
 
@@ -89,8 +89,7 @@ def test_one_rank_is_not_several(overlap, script, argv, told):
 
 def test_the_version_is_told(overlap):
     code, out, err = overlap("--version")
-    assert (code, err) == (0, "")
-    assert out.startswith("overlap")
+    assert (code, out, err) == (0, f"overlap {__version__}\n", "")
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

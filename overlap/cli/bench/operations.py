@@ -194,7 +194,6 @@ OPERATIONS = (
 NAMES = {name: operation for operation in OPERATIONS for name in operation.names}
 
 _NCCL_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "fp8e4m3": "float8_e4m3fn"}
-_NCCL_OPS = {"avg": "mean"}
 
 _DTYPES = (
     "bool, int8 to int64, uint8 to uint64, float16 to float64, complex64, complex128, bfloat16, float8_e4m3fn and the "
@@ -239,8 +238,7 @@ def redop_named(name: str, dtype: np.dtype[np.generic]) -> str:
     Raises:
         UsageError: If there is none, or it is not defined for the dtype.
     """
-    plain = _NCCL_OPS.get(name, name)
-    if plain not in OPS:
+    if name not in OPS:
         raise UsageError(f"--op: {name!r} is unknown; known are {', '.join(OPS)}")
-    reducer(plain, dtype)
-    return plain
+    reducer(name, dtype)
+    return name

@@ -28,8 +28,10 @@ def table(rows: Sequence[Row], winner: Row | None, *, width: int, ascii: bool = 
     names = list(rows[0].point.texts) if rows else []
     outcomes = [row.outcome for row in rows if row.outcome]
     throughput = any(outcome.samples_per_s is not None for outcome in outcomes)
-    header = [*names, "ranks", "step ms", "exposed", "overlap", *(["samples/s"] if throughput else [])]
-    cells = [[*row.point.texts.values(), *_cells(row.outcome, throughput=throughput)] for row in rows]
+    figures = ["ranks", "step ms", "exposed", "overlap", *(["samples/s"] if throughput else [])]
+    kept = slice(1 if "ranks" in names else 0, None)  # what is swept has a column already
+    header = [*names, *figures[kept]]
+    cells = [[*row.point.texts.values(), *_cells(row.outcome, throughput=throughput)[kept]] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     longest_ns = max((outcome.step_ns for outcome in outcomes), default=0)
     room = width - 2 - sum(column + 2 for column in widths)

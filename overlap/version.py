@@ -1,0 +1,27 @@
+"""The version of what is running: of the installed distribution, or of the checkout that it runs from."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+
+__all__ = ["version"]
+
+
+def version() -> str:
+    """Return the version, such as "0.1.0"."""
+    try:
+        return installed("overlap")
+    except PackageNotFoundError:
+        return _of_checkout(Path(__file__).parents[1])
+
+
+def _of_checkout(root: Path) -> str:
+    import tomllib
+
+    try:
+        document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    except OSError:
+        return "0+unknown"  # copied from somewhere without either
+    return str(document["project"]["version"])
