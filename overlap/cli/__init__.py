@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 from ..errors import UsageError
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 a failed program or wrong results, 2 something that the caller can correct (told in one line on
     stderr), 130 an interrupt. `overlap run` returns the code that its program exits with.
     """
+    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as of stderr: names and texts of users know no bounds
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:

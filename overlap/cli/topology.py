@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
@@ -53,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(describe(machine), indent=2, sort_keys=True))
     else:
-        print("\n\n".join([draw(machine, ascii=args.ascii), _groups(machine), _rings(machine)]))
+        plain = args.ascii or not getattr(sys.stdout, "encoding", "ascii").lower().startswith("utf")
+        print("\n\n".join([draw(machine, ascii=plain), _groups(machine), _rings(machine)]))
     return 0
 
 

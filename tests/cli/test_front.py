@@ -92,6 +92,53 @@ def test_the_version_is_told(overlap):
     assert (code, out, err) == (0, f"overlap {__version__}\n", "")
 
 
+# -- stdout that knows ASCII only --------------------------------------------------------------------------------
+
+
+WORDS = """
+import overlap
+async def main(rank):
+    with rank.step(0):
+        await rank.compute(abs, 1, name="größe", seconds=1e-3)
+        await rank.all_reduce(1.0 * rank.rank, name="Σ")
+if __name__ == "__main__":
+    overlap.run(main, ranks=2, clock="virtual", trace="t.json")
+    print("done")
+"""
+MACHINE = """
+extends = "trn1.32xlarge"
+name = "größer"
+[[rules]]
+id = "even"
+kind = "multiple"
+sizes = [2]
+text = "gerade Größen"
+"""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("topology", "mine.toml"),
+        ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7", "--steps"),
+        ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
+        ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"),
+        ("timeline", "t.json"),
+    ],
+    ids=" ".join,
+)
+def test_what_users_name_is_written_where_only_ascii_can_be(overlap, process, script, argv):
+    script(WORDS)
+    script(MACHINE, "mine.toml")
+    if argv[0] == "timeline":
+        overlap("run", "train.py")
+    child = process(*argv, PYTHONIOENCODING="ascii", LC_ALL="C")
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, "Traceback" in err) == (0, False)
+    assert out.isascii()
+    assert out
+
+
 # -- failures ----------------------------------------------------------------------------------------------------
 
 
