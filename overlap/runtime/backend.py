@@ -17,6 +17,7 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from .compute import ComputeStream, ThreadedCompute
 from .engine.mover import BaseEngine, Engine
+from .memory.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -34,14 +35,19 @@ class Clock(ABC):
     Attributes:
         name: As the timeline calls it.
         shapes_only: Whether arrays have a shape and no data.
+        buffers: Where the memory of results, scratch and staging comes from: one pool a world, so that its memory goes
+            with it, and its limit and its figures are the world's.
     """
 
     name: ClockName
     shapes_only = False
 
+    def __init__(self) -> None:
+        self.buffers = BufferPool()
+
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array."""
-        return np.empty(shape, dtype)
+        return self.buffers.empty(shape, dtype)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return what ranks of this process tell each other besides an operation, by rank of its group."""

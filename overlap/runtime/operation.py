@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from types import CodeType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
@@ -134,7 +135,8 @@ class CollectiveFuture(Future[T_co]):
                 self.call = call(kind._value_, op, x.dtype, x.shape, self.port.channel.size, root, pairs)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}") from error
-            self.source = x if x.flags.c_contiguous or self.group._world.clock.shapes_only else x.copy(order="C")
+            clock = self.group._world.clock
+            self.source = x if x.flags.c_contiguous or clock.shapes_only else clock.buffers.copy(x)
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
             if x is not None and not self._in_place(self.out, x) and np.may_share_memory(self.out, x):
@@ -322,7 +324,7 @@ def receive_like(like: Array | Like, empty: Callable[[Shape, np.dtype[np.generic
     if isinstance(like, tuple):
         try:
             shape, dtype = like
-            like = empty(shape, np.dtype(dtype))
+            like = empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     if not isinstance(like, np.ndarray):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from sys import _getframe
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -20,6 +21,7 @@ from .compute import ComputeFuture
 from .future import Failure, Future
 from .group import Group
 from .loans import Loans
+from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .operation import CollectiveFuture
 from .shapes import shape_only
@@ -30,7 +32,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Rank"]
+__all__ = ["Rank", "RankStatistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatistics:
+    """What `rank.statistics()` tells.
+
+    Attributes:
+        buffer_pool: Where the memory of results comes from; one pool serves all ranks of a process.
+    """
+
+    buffer_pool: BufferPoolStatistics
+
 
 Issued: TypeAlias = "CollectiveFuture[object] | ComputeFuture[object]"
 
@@ -112,6 +126,10 @@ class Rank(Calls):
         self._unfinished[operation] = None
         self._compute.submit(operation)
         return operation
+
+    def statistics(self) -> RankStatistics:
+        """Return figures of what this rank stands on; they change from moment to moment."""
+        return RankStatistics(buffer_pool=self._world.clock.buffers.statistics())
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.

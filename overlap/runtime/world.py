@@ -174,6 +174,7 @@ class World:
             for rank in self._ranks:
                 await rank._compute.ended()
             await self.engine.aclose()
+            self.clock.buffers.close()
             self._blas.lift()
 
     # -- failure -----------------------------------------------------------------------------------------------

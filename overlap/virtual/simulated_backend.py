@@ -114,6 +114,7 @@ class ModelledClock(Clock):
     name = "virtual"
 
     def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
+        super().__init__()
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel = Kernel()
         self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}

@@ -15,6 +15,7 @@ from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Schedule
 from ...diagnostics import first
 from ..future import Failure
+from ..memory.buffer_pool import BufferPool
 from .cc_core import Buffers, Execution
 from .compiler import Compiler
 from .workers import Workers
@@ -84,7 +85,7 @@ class Programs:
         operation.algorithm = schedule.algorithm
         return Execution(
             program,
-            _buffers(schedule, operation),
+            _buffers(schedule, operation, operation.group._world.clock.buffers),
             self._transport.endpoint(channel.members[position]),
             members=channel.members,
             tag=channel.tag(pattern, operation.seq),
@@ -94,7 +95,7 @@ class Programs:
         )
 
 
-def _buffers(schedule: Schedule, operation: Operation) -> Buffers:
+def _buffers(schedule: Schedule, operation: Operation, pool: BufferPool) -> Buffers:
     """Lay out an operation's arrays as the schedule's buffers."""
     source, target, combine = operation.source, operation.target, operation.call.reducer
     if operation.kind is Collective.BARRIER:
@@ -105,9 +106,9 @@ def _buffers(schedule: Schedule, operation: Operation) -> Buffers:
     flat_out = np.empty(0, like.dtype) if target is None else target.reshape(-1)
     block = flat_in.size // schedule.blocks[0] if source is not None else flat_out.size // schedule.blocks[1]
     if source is not None and target is not None and np.may_share_memory(source, target) and not schedule.in_place:
-        flat_in = flat_in.copy()
+        flat_in = pool.copy(flat_in)
     accumulator = like.dtype if combine is None else combine.accumulator
     room = schedule.blocks[2] * block
     shared = schedule.in_place and flat_out.size == room and flat_out.dtype == accumulator
-    scratch: Array = flat_out if shared else np.empty(room, accumulator)
+    scratch: Array = flat_out if shared else pool.empty((room,), accumulator)
     return Buffers((flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size)
