@@ -2,7 +2,8 @@
 # Two hosts on one machine: network namespaces, joined by a link of 1 Gbit/s. What two machines would do, command by
 # command; needs root, and `ip` and `tc` of iproute2. Whatever happens, also Ctrl-C, the namespaces are removed.
 #
-# You will see the lines of 05_many_processes.py, two from each host. `overlap bench two_hosts` measures on such hosts.
+# You will see the lines of 05_many_processes.py, two from each host. `python -m tests.benchmarks two_hosts` measures
+# on such hosts.
 set -eu
 
 one=overlap-one-$$

@@ -23,7 +23,7 @@ COMMANDS = {
     "run": "run a program's ranks, with settings and a trace from the command line",
     "simulate": "run a program on a modelled cluster in virtual time, once or over a sweep of settings",
     "timeline": "draw a trace file: what was hidden, what was exposed",
-    "bench": "measure a collective, a cost of the library, or everything against its aims",
+    "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     "topology": "draw a machine, its legal groups and rings",
     "plan": "say what a collective becomes on a machine, how long it takes, and why",
     "validate": "compare predictions with published measurements, and say how far off they are",

@@ -7,9 +7,10 @@ import pytest
 from overlap import UsageError
 from overlap.cli import bench
 from overlap.cli.bench import data
-from overlap.cli.bench.operations import OPERATIONS, Case, dtype_named, find
+from overlap.cli.bench.cases import Assignment, Case
+from overlap.cli.bench.operations import OPERATIONS, dtype_named, find
+from overlap.cli.bench.options import cases, sampling
 from overlap.cli.bench.sampling import Sampling, Times, slowest
-from overlap.cli.bench.sweep import cases, sampling
 
 
 def parsed(*argv):
@@ -211,6 +212,12 @@ def test_in_place_means_the_same_memory():
     assert case("reduce", 2, 5, in_place=True, root=0).buffers(1)[1] is None
 
 
+def test_processes_are_told_the_same_lines():
+    rows = [case("reduce", 3, count, "bfloat16", op="max", root=2, in_place=True) for count in (2, 1 << 14)]
+    asked = Assignment(cases=rows, sampling=Sampling(iters=2, warmup=1), check=False)
+    assert Assignment.from_json(asked.to_json()) == asked
+
+
 # -- times -------------------------------------------------------------------------------------------------------
 
 
@@ -229,3 +236,7 @@ def test_small_messages_are_sampled_in_batches():
 
 def test_bandwidth_is_size_over_time():
     assert Times(median_ns=2e3, p10_ns=0, p90_ns=0).bytes_per_s(1000) == 0.5e9
+
+
+def test_times_are_compared_by_their_medians():
+    assert Times.of([30]).over(Times.of([20])) == 1.5

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from overlap import OverlapError, UsageError
-from overlap.cli import bench
-from overlap.cli.bench import member, nodes, operations, peer_direct, process, session, table
-from overlap.cli.bench.layout import Layout
-from overlap.cli.bench.measure import Measurement
-from overlap.cli.bench.operations import Case, find
-from overlap.cli.bench.peer import Spec
-from overlap.cli.bench.process import Child, environment, hear
+from overlap.cli import bench, children
+from overlap.cli.bench import columns, measuring, member, operations, peer_direct, session
+from overlap.cli.bench.cases import Assignment, Case
+from overlap.cli.bench.layout import NodeLayout
+from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.operations import find
+from overlap.cli.bench.options import cases, layouts
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.bench.sweep import cases, layouts
+from overlap.cli.children import Child, environment, hear
 
 ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 60  # reached only by a process that outlives its end
@@ -41,26 +41,26 @@ def parsed(*argv):
 @pytest.mark.parametrize(
     ("argv", "expected", "text"),
     [
-        ((), Layout(), "ranks in one process"),
-        (("--nnodes", "1"), Layout(), "ranks in one process"),
+        ((), NodeLayout(), "ranks in one process"),
+        (("--nnodes", "1"), NodeLayout(), "ranks in one process"),
         (
             ("--nnodes", "2"),
-            Layout(nodes=2),
+            NodeLayout(nodes=2),
             "ranks on 2 nodes (processes of this machine) joined by Unix sockets",
         ),
         (
             ("--nnodes", "3", "--tcp", "--rails", "4", "--peer-direct", "off"),
-            Layout(nodes=3, tcp=True, rails="4", peer_direct=False),
+            NodeLayout(nodes=3, tcp=True, rails="4", peer_direct=False),
             "ranks on 3 nodes (processes of this machine) joined by TCP over 4 connections, through a bounce buffer",
         ),
         (
             ("--nnodes", "2", "--tcp", "--rails", "eth0,eth1", "--peer-direct", "on"),
-            Layout(nodes=2, tcp=True, rails="eth0,eth1"),
+            NodeLayout(nodes=2, tcp=True, rails="eth0,eth1"),
             "ranks on 2 nodes (processes of this machine) joined by TCP over eth0,eth1",
         ),
         (
             ("--nnodes", "2", "--transport", "mpi"),
-            Layout(nodes=2, transport="mpi"),
+            NodeLayout(nodes=2, transport="mpi"),
             "ranks on 2 nodes (processes of this machine) joined by MPI",
         ),
     ],
@@ -72,7 +72,7 @@ def test_layouts(argv, expected, text):
 
 def test_both_are_without_and_with_peer_direct_on_two_nodes_unless_told():
     both = ("--peer-direct", "both")
-    assert layouts(parsed(*both)) == (Layout(nodes=2, peer_direct=False), Layout(nodes=2))
+    assert layouts(parsed(*both)) == (NodeLayout(nodes=2, peer_direct=False), NodeLayout(nodes=2))
     assert [layout.nodes for layout in layouts(parsed(*both, "--nnodes", "4"))] == [4, 4]
 
 
@@ -98,7 +98,7 @@ def test_ranks_by_default_are_one_on_each_node():
     ],
 )
 def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
-    monkeypatch.setattr(session, "measure_rows", None)
+    monkeypatch.setattr(session, "measure_cases", None)
     code, out, err = overlap("bench", "allr", "-b", "8", *argv)
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
@@ -112,12 +112,12 @@ def test_something_has_to_be_measured(overlap):
 
 
 def test_what_overlap_run_is_told():
-    layout = Layout(nodes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
+    layout = NodeLayout(nodes=2, tcp=True, rails="4", peer_direct=False, transport="efa")
     assert layout.options(6, algorithm="ring") == [
         *("--nnodes", "2", "--nproc-per-node", "3", "--timeout", "600", "--transport", "efa"),
         *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
     ]
-    assert Layout(nodes=2).options(2)[6:] == ["--transport", "auto", "--unix", "--peer-direct"]
+    assert NodeLayout(nodes=2).options(2)[6:] == ["--transport", "auto", "--unix", "--peer-direct"]
 
 
 # -- what they tell ----------------------------------------------------------------------------------------------
@@ -140,32 +140,35 @@ def test_rows_are_those_of_the_slowest_rank_with_all_wrong_elements(child, monke
         asked.append((options, program))
         return child(f"import json\nfor row in {rows}: print(json.dumps(row))")
 
-    monkeypatch.setattr(nodes, "start", start)
-    how, layout = Sampling(iters=2, warmup=0), Layout(nodes=2)
-    assert list(nodes.measure_rows(CASES, how, layout)) == [
-        Measurement(case=CASES[0], times=Times.of([20, 60]), wrong=1),
-        Measurement(case=CASES[1], times=Times.of([90, 80]), wrong=2),
+    monkeypatch.setattr(measuring, "start", start)
+    how, layout = Sampling(iters=2, warmup=0), NodeLayout(nodes=2)
+    assert list(measuring.measure_cases(CASES, how, layout)) == [
+        Result(case=CASES[0], times=Times.of([20, 60]), wrong=1),
+        Result(case=CASES[1], times=Times.of([90, 80]), wrong=2),
     ]
-    assert [row.wrong for row in nodes.measure_rows(CASES, how, layout, check=False, algorithm="ring")] == [None, None]
-    checked, unchecked = (Spec.from_json(program[1]).check for _, program in asked)
-    assert (checked, unchecked) == (True, False)
+    assert [row.wrong for row in measuring.measure_cases(CASES, how, layout, check=False, algorithm="ring")] == [
+        None,
+        None,
+    ]
+    first, second = (Assignment.from_json(program[1]).check for _, program in asked)
+    assert (first, second) == (True, False)
     assert [options[-2:] for options, _ in asked] == [["--unix", "--peer-direct"], ["--algorithm", "ring"]]
 
 
 def test_in_this_process_rows_are_measured_as_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(nodes, "measure", lambda *args, **options: asked.append((args, options)))
+    monkeypatch.setattr(measuring, "measure", lambda *args, **options: asked.append((args, options)))
     how = Sampling(iters=3, warmup=0)
-    assert len(list(nodes.measure_rows(CASES, how, Layout(), check=False, algorithm="ring"))) == 2
+    assert len(list(measuring.measure_cases(CASES, how, NodeLayout(), check=False, algorithm="ring"))) == 2
     assert asked == [((case, how), {"check": False, "algorithm": "ring"}) for case in CASES]
 
 
 @pytest.mark.parametrize(("check", "wrong"), [(True, [2, 1 << 14]), (False, [0, 0])])
 def test_a_process_looks_at_its_results_if_it_is_told_to(monkeypatch, capsys, check, wrong):
     honest = find("all_reduce")
-    lying = replace(honest, issue=lambda rank, case, x, out: (rank.all_reduce(x, "max", out),))
+    lying = replace(honest, issue=lambda rank, x, out, op, root: (rank.all_reduce(x, "max", out),))
     monkeypatch.setitem(operations.NAMES, "all_reduce", lying)
-    member.main(Spec.of(CASES, Sampling(iters=2, warmup=1), check=check).to_json())
+    member.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), check=check).to_json())
     rows = [json.loads(line)["told"] for line in capsys.readouterr().out.splitlines()]
     assert [[len(samples) for _, *samples in told] for told in rows] == [[2, 2], [2, 2]]
     assert [[wrong for wrong, *_ in told] for told in rows] == [[each, each] for each in wrong]
@@ -199,7 +202,7 @@ def test_who_stops_listening_leaves_no_process(child):
 
 
 def test_the_deaf_are_killed(child, monkeypatch):
-    monkeypatch.setattr(process, "GRACE_S", 0.01)
+    monkeypatch.setattr(children, "GRACE_S", 0.01)
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{}', flush=True)\nsignal.pause()"
     talker = child(deaf)
     heard = hear([talker])
@@ -211,7 +214,7 @@ def test_the_deaf_are_killed(child, monkeypatch):
 def test_what_is_measured_does_not_outlive_a_bench_that_is_killed():
     program = """
 import signal, sys
-from overlap.cli.bench.process import Child, environment
+from overlap.cli.children import Child, environment
 child = Child([sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], environment())
 child.stdout.readline()
 print(child.pid, flush=True)
@@ -231,10 +234,10 @@ signal.pause()
 
 def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
     started = []
-    monkeypatch.setattr(process, "Child", lambda command, environ: started.append((command, environ)))
+    monkeypatch.setattr(children, "Child", lambda command, environ: started.append((command, environ)))
     for name in ("OVERLAP_RAILS", "OVERLAP_SECRET", "RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "7")
-    process.start(["--nnodes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
+    children.start(["--nnodes", "2"], ["a.module", "text"], before=["nice"], variables={"OVERLAP_JOB": "b"})
     [(command, environ)] = started
     options = ("--nnodes", "2", "--no-prefix", "--unannounced")
     assert command == ["nice", sys.executable, "-m", "overlap", "run", *options, "-m", "a.module", "text"]
@@ -274,7 +277,7 @@ def test_the_operations_of_the_document_at_32_mb_by_default():
 
 PEER_DIRECT = f"""\
 # out of place, ranks on 2 nodes (processes of this machine) joined by Unix sockets
-{table.title(CASES[0], Sampling(), Layout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
+{columns.title(CASES[0], Sampling(), NodeLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
 # MB is 10^6 bytes; bandwidth is that of the network (busbw)
 # MB/s             size(B)  ranks   host copies   Peer Direct    ratio
 all_reduce        32000000      2         1,000         4,000    4.00x
@@ -290,11 +293,11 @@ reduce_scatter    32000000      2           500         2,000    4.00x
 def test_both_side_by_side(overlap, monkeypatch, tmp_path, wrong, code, verdict):
     """Each operation takes 32 ms through the host, and 8 ms with Peer Direct."""
 
-    def measure_rows(rows, sampling, layout, *, check):
+    def measure_cases(rows, sampling, layout, *, check):
         times = Times(median_ns=8e6 if layout.peer_direct else 32e6, p10_ns=0, p90_ns=0)
-        return [Measurement(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
+        return [Result(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
 
-    monkeypatch.setattr(peer_direct, "measure_rows", measure_rows)
+    monkeypatch.setattr(peer_direct, "measure_cases", measure_cases)
     assert overlap("bench", "--peer-direct", "both", "--json", "p.json") == (code, PEER_DIRECT + verdict, "")
     told = json.loads((tmp_path / "p.json").read_text())
     assert [row["median_ns"] for row in told["host_copies"]] == [32e6] * 3

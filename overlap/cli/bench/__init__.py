@@ -1,12 +1,15 @@
-"""`overlap bench OP`: measure, always check, and print it as nccl-tests does.
+"""`overlap bench OP`: measure, always check, and print it as nccl-tests does."""
 
-`sweep` says which cases, `operations` and `data` what they are, `layout` where their ranks are, `sampling` how a time
-is taken; `measure` takes it on our ranks in this process, `nodes` (with `member` in each process) on several, and
-`peers` (with `peer`, `peer_gloo`, `peer_mpi` in their processes) on others; `process` starts them all. `costs` are the
-library's own, with those of its `schedules`; `peer_direct` compares with and without, `hosts` is training between two
-emulated machines, `simulation` is virtual time, and `truth` how far that is from real time; `aims` are all speeds with
-an aim; `table` and `report` tell, `session` goes through it all.
-"""
+# In the order data flows:
+#
+#   options             which cases a command line asks for, and where their ranks are to be
+#   operations, data    what can be measured, with which data and right results;  cases: one line of the table
+#   layout              how ranks are spread over nodes;  sampling: how a time is taken
+#   measuring           the timed loop on our ranks, here or (member) in each of several processes
+#   versus              the same through other libraries
+#   peer_direct         the same with and without Peer Direct, side by side
+#   columns, document   what is told, as text and as JSON
+#   session             goes through it all
 
 from __future__ import annotations
 
@@ -17,17 +20,8 @@ from ..nodeoptions import count, transport
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.
 
-OP is a collective by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
-all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier), or
-  issue      time until all_reduce() returns its future
-  span       time to record a span of the timeline
-  import     what `import overlap` adds to trio and numpy
-  startup    32 ranks up and down; `overlap run` of a trivial script
-  schedule   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
-  simulate   virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
-  truth      programs on the real clock over paced links, and the same ones simulated: how far apart they are
-  two_hosts  a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
-  all        every speed this library aims at, but the last two, and whether it is met
+OP is an operation by its long or short name (all_reduce or allr, reduce_scatter or redsct, all_gather or allg,
+all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier).
 
 Without OP, --peer-direct both measures all_reduce, all_gather and reduce_scatter at 32 MB, through a bounce buffer and
 with Peer Direct, side by side.
@@ -39,7 +33,7 @@ examples:
   overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
   overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, joined by Unix sockets
   overlap bench --peer-direct both --tcp
-  overlap bench all --json result.json
+  overlap bench all_gather --json result.json
 
 Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
 The exit code is 1 if a result was wrong.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Layout"]
+__all__ = ["NodeLayout"]
 
 _LIMIT_S = 600
 """Absolute, for each world: a rank that waits for ever ends it, and the bench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class NodeLayout:
     """How many nodes, all of them processes of this machine, and what joins them.
 
     Attributes:

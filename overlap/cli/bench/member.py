@@ -1,4 +1,4 @@
-"""One process of ours among several: `overlap run -m overlap.cli.bench.member SPEC` measures what `measure` does.
+"""One process of ours among several: `overlap run -m overlap.cli.bench.member ASSIGNMENT` measures as `measure` does.
 
 The process of rank 0 prints a line of JSON for each row.
 """
@@ -9,17 +9,17 @@ import json
 import sys
 
 from ... import run
-from .measure import on_rank
-from .peer import Spec
+from .cases import Assignment
+from .measuring import on_rank
 
 __all__ = ["main"]
 
 
 def main(text: str) -> None:
     """Measure every row, each in a world of its own."""
-    spec = Spec.from_json(text)
-    for case in spec.cases():
-        told = run(on_rank, case, spec.sampling(), spec.check)[0]
+    assignment = Assignment.from_json(text)
+    for case in assignment.cases:
+        told = run(on_rank, case, assignment.sampling, assignment.check)[0]
         if told is not None:
             print(json.dumps({"told": told}), flush=True)
 

@@ -10,16 +10,15 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from .layout import Layout
-from .measure import Measurement
-from .nodes import measure_rows
-from .operations import Case
+from .cases import Case
+from .layout import NodeLayout
+from .measuring import Result, measure_cases
+from .options import cases
 from .sampling import Sampling
-from .sweep import cases
 
 __all__ = ["HEADING", "Pair", "line", "measure", "title", "worlds"]
 
-Pair: TypeAlias = "tuple[Measurement, Measurement]"
+Pair: TypeAlias = "tuple[Result, Result]"
 """Through the host, and with Peer Direct."""
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -45,17 +44,17 @@ def worlds(args: argparse.Namespace) -> list[list[Case]]:
 
 
 def measure(
-    world: Sequence[Case], sampling: Sampling, staged: Layout, direct: Layout, *, check: bool
+    world: Sequence[Case], sampling: Sampling, staged: NodeLayout, direct: NodeLayout, *, check: bool
 ) -> Iterator[Pair]:
     """Measure rows both ways, one right after the other."""
     yield from zip(
-        list(measure_rows(world, sampling, staged, check=check)),
-        list(measure_rows(world, sampling, direct, check=check)),
+        list(measure_cases(world, sampling, staged, check=check)),
+        list(measure_cases(world, sampling, direct, check=check)),
         strict=True,
     )
 
 
-def title(case: Case, sampling: Sampling, layout: Layout) -> str:
+def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
     """Say what is measured and how, in lines that begin with #."""
     text = (
         f"{'in place' if case.in_place else 'out of place'}, {layout.describe()}\n{sampling.describe()}\n"

@@ -1,4 +1,4 @@
-"""How a time is taken: the same for our ranks and for their peers. Pure.
+"""How a time is taken: the same for our ranks and for those of other libraries. Pure.
 
 A *sample* starts at a barrier and ends when the slowest rank has its result. Small messages are too quick for that,
 because ranks leave a barrier further apart than the operation takes: there a sample is many operations back to back,
@@ -70,6 +70,10 @@ class Times:
     def bytes_per_s(self, nbytes: int) -> float:
         """Return nbytes over the median: algbw."""
         return nbytes / (self.median_ns / 1e9) if self.median_ns else 0.0
+
+    def over(self, other: Times) -> float:
+        """Return how many times as long as another this is."""
+        return self.median_ns / other.median_ns if other.median_ns else 0.0
 
 
 def slowest(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:

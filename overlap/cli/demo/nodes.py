@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...timeline import read_trace
-from ..bench.process import hear, start
+from ..children import hear, start
 from .training import Lesson, Outcome, Run, Wires
 
 __all__ = ["Task", "compare_on_nodes"]

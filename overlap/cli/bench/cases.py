@@ -1,0 +1,124 @@
+"""One line of the table, with its buffers and right results; and lines as text, for processes that measure them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from ...collectives.kinds import Collective
+from ...collectives.reduce import Array
+from . import data
+from .operations import Operation, dtype_named, find
+from .sampling import Sampling
+
+__all__ = ["Assignment", "Case"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line of the table: what is sent, and between how many ranks.
+
+    Attributes:
+        operation: Which.
+        ranks: Size of the world.
+        count: Elements of one block, as nccl-tests counts them.
+        dtype: Of the elements.
+        op: Reduction operator.
+        root: Rank, where there is one.
+        in_place: Whether the result goes into the memory of the input.
+    """
+
+    operation: Operation
+    ranks: int
+    count: int
+    dtype: np.dtype[np.generic]
+    op: str = "sum"
+    root: int = 0
+    in_place: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The larger of input and result."""
+        return self.count * self.operation.blocks(self.ranks) * self.dtype.itemsize
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the inputs and results of all ranks take."""
+        return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
+
+    def _elements(self, rank: int) -> int:
+        traits = self.operation.kind.traits
+        source = self.count * (self.ranks if traits.scatters else 1)
+        result = self.count * (self.ranks if traits.gathers else 1) if self.receives(rank) else 0
+        return max(source, result) if self.in_place else source + result
+
+    def buffers(self, rank: int) -> tuple[Array, Array | None]:
+        """Make the filled input of `rank` and, if it gets a result, the array for it."""
+        kind = self.operation.kind
+        source = data.tiled(data.pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
+        if not self.receives(rank):
+            return source, None
+        if self.in_place and not kind.traits.gathers:
+            return source, source
+        gathered = self.count * (self.ranks if kind.traits.gathers else 1)
+        result: Array = np.zeros(gathered, self.dtype)
+        if not self.in_place:
+            return source, result
+        own = result[rank * self.count : (rank + 1) * self.count]
+        own[...] = source
+        return own, result
+
+    def receives(self, rank: int) -> bool:
+        """Whether `rank` gets a result."""
+        kind = self.operation.kind
+        return kind is not Collective.BARRIER and (
+            rank == self.root or kind not in (Collective.REDUCE, Collective.GATHER)
+        )
+
+    def expected(self, rank: int) -> Array:
+        """Compute the result of a `rank` that gets one."""
+        kind, count = self.operation.kind, self.count
+        first = rank * count if kind.traits.scatters else 0
+        if kind.traits.reduces:
+            return data.tiled(data.reduction(self.ranks, self.op, self.dtype), first, count)
+        if kind.traits.gathers:
+            return np.concatenate([self._sent(src, first) for src in range(self.ranks)])
+        if kind.traits.rooted:
+            return self._sent(self.root, first)
+        return self._sent((rank - 1) % self.ranks, first)
+
+    def _sent(self, src: int, first: int) -> Array:
+        return data.tiled(data.pattern(src, self.dtype), first, self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What the ranks of other processes are to measure.
+
+    Attributes:
+        cases: One for each row; they differ in their counts only.
+        sampling: How often.
+        check: Whether to look at the results, outside the timed loop.
+    """
+
+    cases: Sequence[Case]
+    sampling: Sampling
+    check: bool = True
+
+    def to_json(self) -> str:
+        """Write it as one argument of a command."""
+        rows = [asdict(case) | {"operation": case.operation.name, "dtype": case.dtype.name} for case in self.cases]
+        return json.dumps({"cases": rows, "sampling": asdict(self.sampling), "check": self.check})
+
+    @classmethod
+    def from_json(cls, text: str) -> Assignment:
+        """Read what `to_json` has written."""
+        told = json.loads(text)
+        cases = [
+            Case(**row | {"operation": find(row["operation"]), "dtype": dtype_named(row["dtype"])})
+            for row in told["cases"]
+        ]
+        return cls(cases=cases, sampling=Sampling(**told["sampling"]), check=told["check"])

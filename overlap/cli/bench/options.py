@@ -1,0 +1,181 @@
+"""Which cases a command line asks for, and where: sizes, ranks, types, nodes. Pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from ... import UsageError
+from ...collectives.select import check_algorithm
+from ...settings import parse_rails
+from ...units import format_bytes, parse_bytes
+from .cases import Case
+from .layout import NodeLayout
+from .operations import Operation, dtype_named, find, redop_named
+from .sampling import Sampling
+
+__all__ = ["cases", "check_memory", "layouts", "sampling", "world_sizes"]
+
+DEFAULT_MIN_BYTES = 8
+DEFAULT_MAX_BYTES = 64 << 20
+DEFAULT_FACTOR = 2.0
+_MOST_ROWS = 1000
+
+
+def cases(args: argparse.Namespace) -> list[list[Case]]:
+    """Return the rows that the options ask for, for each size of the world.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    operation = find(args.operation)
+    if args.algorithm is not None:
+        check_algorithm(args.algorithm)
+    dtype = dtype_named(args.datatype)
+    op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
+    in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
+    sizes = _sizes(args) if operation.name != "barrier" else [0]
+    return [
+        [
+            Case(
+                operation=operation,
+                ranks=ranks,
+                count=_count(size, operation, ranks, dtype.itemsize),
+                dtype=dtype,
+                op=op,
+                root=_root(args.root, ranks),
+                in_place=in_place,
+            )
+            for size in sizes
+        ]
+        for ranks in world_sizes(_ranks(args), fewest=operation.fewest_ranks, nodes=args.nnodes)
+    ]
+
+
+def sampling(args: argparse.Namespace) -> Sampling:
+    """Return how often to measure.
+
+    Raises:
+        UsageError: If there would be nothing to measure.
+    """
+    if args.iters < 1:
+        raise UsageError(f"--iters: expected at least 1, got {args.iters}")
+    if args.warmup_iters < 0:
+        raise UsageError(f"--warmup_iters: expected at least 0, got {args.warmup_iters}")
+    return Sampling(iters=args.iters, warmup=args.warmup_iters)
+
+
+def layouts(args: argparse.Namespace) -> tuple[NodeLayout, ...]:
+    """Return where the ranks are to be: one layout, or those without and with Peer Direct.
+
+    Raises:
+        UsageError: If an option speaks of nodes, and there is only this process.
+    """
+    both = args.peer_direct == "both"
+    nodes = args.nnodes or (2 if both else 1)
+    if nodes == 1:
+        _check_no_node_options(args)
+    if args.rails is not None:
+        _check_rails(args.rails)
+    return tuple(
+        NodeLayout(nodes=nodes, tcp=args.tcp, rails=args.rails, peer_direct=direct, transport=args.transport or "auto")
+        for direct in ((False, True) if both else (args.peer_direct != "off",))
+    )
+
+
+def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
+    """Refuse a case whose inputs and results alone do not fit into the memory of this machine.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    most = max((case for world in worlds for case in world), key=lambda case: case.memory_bytes)
+    if most.memory_bytes > there_bytes:
+        raise UsageError(
+            f"--maxbytes: {most.operation.name} of {format_bytes(most.size_bytes)} on {most.ranks} ranks needs "
+            f"{format_bytes(most.memory_bytes)} for inputs and results, this machine has {format_bytes(there_bytes)}"
+        )
+
+
+def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list[int]:
+    """Read a list such as `2,4`.
+
+    Raises:
+        UsageError: If it is none, a world is too small, or its ranks cannot be spread evenly over the nodes.
+    """
+    words = text.split(",")
+    for word in words:
+        if not word.strip().isdecimal() or int(word) < fewest:
+            raise UsageError(f"--ranks: expected integers of at least {fewest} such as 2,4, got {text!r}")
+        if nodes is not None and int(word) % nodes:
+            raise UsageError(f"--ranks: {word} ranks cannot be divided among --nnodes {nodes}")
+    return [int(word) for word in words]
+
+
+def _ranks(args: argparse.Namespace) -> str:
+    """One rank on each node unless the user knows better, and never less than it takes to communicate."""
+    return args.ranks or str(max(2, args.nnodes or 1))
+
+
+def _check_no_node_options(args: argparse.Namespace) -> None:
+    given = {"--tcp": args.tcp, "--rails": args.rails, "--peer-direct": args.peer_direct, "--transport": args.transport}
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")
+
+
+def _check_rails(text: str) -> None:
+    try:
+        parse_rails(text)
+    except UsageError as error:
+        raise UsageError(f"--rails: {error}") from None
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    low, high = _ends(args)
+    if low < 1 or high < low:
+        raise UsageError(f"--minbytes, --maxbytes: expected 1 <= minbytes <= maxbytes, got {low} and {high}")
+    if args.stepbytes is not None and args.stepfactor is not None:
+        raise UsageError("--stepbytes: give either this or --stepfactor")
+    step = None if args.stepbytes is None else parse_bytes(args.stepbytes, argument="--stepbytes")
+    factor = DEFAULT_FACTOR if args.stepfactor is None else args.stepfactor
+    if (step is not None and step < 1) or not factor > 1:
+        raise UsageError("--stepbytes, --stepfactor: sizes must grow; give a step of at least 1 or a factor above 1")
+    sizes = list(_steps(low, high, step, factor))
+    if len(sizes) == _MOST_ROWS:
+        raise UsageError(f"--stepbytes, --stepfactor: {_MOST_ROWS} sizes or more; take larger steps")
+    return sizes
+
+
+def _ends(args: argparse.Namespace) -> tuple[int, int]:
+    """One end alone is the only size if it is the lower one, and the upper one otherwise."""
+    low = DEFAULT_MIN_BYTES if args.minbytes is None else parse_bytes(args.minbytes, argument="--minbytes")
+    if args.maxbytes is not None:
+        return low, parse_bytes(args.maxbytes, argument="--maxbytes")
+    return (low, DEFAULT_MAX_BYTES) if args.minbytes is None else (low, low)
+
+
+def _steps(low: int, high: int, step: int | None, factor: float) -> Iterator[int]:
+    size = low
+    for _ in range(_MOST_ROWS):
+        if size > high:
+            return
+        yield size
+        size = size + step if step is not None else max(size + 1, int(size * factor))
+
+
+def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
+    """Elements of a block such that all blocks together are at most `size`, but at least one."""
+    return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
+
+
+def _root(root: int, ranks: int) -> int:
+    if not 0 <= root < ranks:
+        raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
+    return root
+
+
+def _in_place(operation: Operation, *, wanted: bool, compared: bool) -> bool:
+    if wanted and not operation.in_place:
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
+    return wanted or (compared and operation.in_place)

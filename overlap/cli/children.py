@@ -1,0 +1,125 @@
+"""Programs that a command starts and listens to: what they find in their environment, and that they end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import OverlapError
+from ..launch.environment import without_membership
+from ..launch.lifeline import tie
+
+__all__ = ["Child", "environment", "hear", "start"]
+
+GRACE_S = 5.0
+
+_ROOT = str(Path(__file__).parents[2])
+
+
+class Child(subprocess.Popen[bytes]):
+    """A process whose output we read; it leads a session, and is killed when this process is gone, however that ends.
+
+    Ctrl-C is for this process alone, which passes it on by `end`.
+
+    Args:
+        command: The program and its arguments.
+        environ: Its environment.
+        errors: Where its stderr goes; None: where ours does.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], *, errors: IO[bytes] | None = None) -> None:
+        lifeline, self._held = os.pipe()
+        try:
+            super().__init__(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environ,
+                pass_fds=[lifeline],
+                start_new_session=True,
+            )
+            tie(lifeline, self.pid)
+        except BaseException:
+            os.close(self._held)
+            raise
+        finally:
+            os.close(lifeline)
+
+    def end(self) -> None:
+        """See it end, however we got here: mpiexec and `overlap run` take along what they have started."""
+        if self.poll() is None:
+            self.terminate()
+            try:
+                self.wait(timeout=GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.pid, signal.SIGKILL)
+                self.wait()
+        os.close(self._held)
+        if self.stdout is not None:
+            self.stdout.close()
+
+
+def environment(*, bytecode: str | None = None) -> dict[str, str]:
+    """Return this process's environment, changed so that a child imports the same `overlap` and nothing by accident.
+
+    With PYTHONSAFEPATH a file of the current directory cannot stand in for a module of the standard library.
+
+    Args:
+        bytecode: A folder for compiled modules, so that all processes but the first find them compiled, whatever the
+            environment says and whoever owns the installation.
+    """
+    paths = [_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    changed = os.environ | {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    if bytecode is not None:
+        changed.pop("PYTHONDONTWRITEBYTECODE", None)
+        changed["PYTHONPYCACHEPREFIX"] = bytecode
+    return changed
+
+
+def start(
+    options: Sequence[str],
+    program: Sequence[str],
+    *,
+    before: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Child:
+    """Start `overlap run OPTIONS -m PROGRAM`; what goes wrong there it tells on stderr itself.
+
+    Settings of this process's own environment do not reach the program.
+
+    Args:
+        options: Of `overlap run`.
+        program: The module and its arguments.
+        before: A command that runs this one.
+        variables: Further environment variables.
+    """
+    ours = ["--no-prefix", "--unannounced"]
+    command = [*before, sys.executable, "-m", "overlap", "run", *options, *ours, "-m", *program]
+    plain = {name: value for name, value in environment().items() if not name.startswith("OVERLAP_")}
+    environ = without_membership(plain) | dict(variables or {})
+    return Child(command, environ)
+
+
+def hear(processes: Sequence[Child]) -> Iterator[dict[str, Any]]:
+    """Yield each line of JSON that the first process prints, as soon as it does, and see all of them end.
+
+    Raises:
+        OverlapError: If one fails, after the last line.
+    """
+    try:
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            yield json.loads(line)
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise OverlapError(f"a process that was to be measured ended with exit code {max(codes)}; see above")
+    finally:
+        for process in processes:
+            process.end()

@@ -1,0 +1,105 @@
+"""The command `python -m tests.benchmarks`, from the root of the checkout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from overlap import OverlapError
+from overlap.cli.bench import document
+from overlap.cli.bench.options import sampling
+from overlap.cli.bench.sampling import Sampling
+from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
+
+from . import contests, costs, simulation, truth, two_hosts
+from .figures import HEADING, Figure, line, rows, verdict
+
+__all__ = ["main"]
+
+Contenders = Sequence[Contender]
+Measure = Callable[[Sampling, Contenders], Iterator[Figure | str]]
+"""Measures one figure after the other; text is a remark."""
+
+
+def _cost(word: str, how: Sampling, _: Contenders) -> Iterator[Figure]:
+    return costs.figures(how, word)
+
+
+def _all(how: Sampling, contenders: Contenders) -> Iterator[Figure | str]:
+    yield from costs.figures(how)
+    yield from contests.figures(how, contenders)
+
+
+MEASURED: dict[str, Measure] = {
+    "all": _all,
+    **{cost.word: partial(_cost, cost.word) for cost in costs.COSTS},
+    "contests": contests.figures,
+    "simulation": lambda how, _: simulation.figures(how),
+    "truth": lambda how, _: truth.figures(how),
+    "two_hosts": lambda how, _: two_hosts.figures(how),
+}
+
+_DESCRIPTION = """\
+Measure what this project aims at, check every result, and say which aims are met.
+
+WHAT is
+  all         (default) all of the next, but the largest proof
+  issue       time until all_reduce() returns its future
+  span        time to record a span of the timeline
+  start       what `import overlap` adds to trio and numpy; 32 ranks up and down; `overlap run` of a trivial script
+  schedules   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
+  contests    all-reduces beside those of gloo and MPI
+or, by itself,
+  simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
+  truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
+  two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
+
+The exit code is 1 if a result was wrong; an aim that is missed does not change it.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print each line as soon as it is known, and return the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        how, contenders = sampling(args), contenders_named(args.vs)
+        document.check_path(args.json)
+        told = list(_told(MEASURED[args.what](how, contenders)))
+        print(verdict(told), flush=True)
+        if args.json is not None:
+            document.write(document.document(how, {"figures": rows(told)}), args.json)
+    except OverlapError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    return 1 if any(figure.wrong for figure in told) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("what", nargs="?", choices=MEASURED, default="all", metavar="WHAT", help="what to measure; default all")
+    add("--vs", default=",".join(CONTENDERS), metavar="PEERS", help="beside which libraries; default gloo,mpi")
+    add("-n", "--iters", type=int, default=20, metavar="N", help="samples; default 20")
+    add("-w", "--warmup_iters", type=int, default=5, metavar="N", help="samples before; default 5")
+    add("--json", metavar="FILE", help="write the figures there, too")
+    return parser
+
+
+def _told(measured: Iterable[Figure | str]) -> Iterator[Figure]:
+    print(HEADING, flush=True)
+    for figure in measured:
+        if isinstance(figure, Figure):
+            print(line(figure), flush=True)
+            yield figure
+        else:
+            print(f"# {figure}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What it costs to start: importing, ranks up and down, and `overlap run` from the new process to its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter_ns
+
+import numpy as np
+
+from overlap import OverlapError, Rank, run
+from overlap.cli.bench.sampling import Sampling, Times
+from overlap.cli.children import environment
+from overlap.settings import Settings, imposed
+
+__all__ = ["RANKS_RUN", "RANKS_UP", "measure_import", "measure_run", "measure_startup"]
+
+RANKS_UP = 32
+RANKS_RUN = 4
+
+_IMPORT = (
+    "from time import perf_counter_ns as now; import trio, numpy; begun = now(); import overlap; print(now() - begun)"
+)
+_TRIVIAL = """\
+import overlap
+
+
+async def main(rank):
+    return rank.rank
+
+
+overlap.run(main)
+"""
+
+
+def measure_import(sampling: Sampling) -> Times:
+    """Time that `import overlap` takes in a fresh interpreter after `import trio, numpy`."""
+    with _python() as python:
+        return Times.of([int(python("-c", _IMPORT)) for _ in range(sampling.few)])
+
+
+def measure_startup(sampling: Sampling) -> Times:
+    """Time of a world of 32 ranks from start to end, each with a compute thread and one collective."""
+    samples = []
+    with imposed(Settings()):
+        for _ in range(sampling.few):
+            begun_ns = perf_counter_ns()
+            run(_up_and_down, ranks=RANKS_UP)
+            samples.append(perf_counter_ns() - begun_ns)
+    return Times.of(samples)
+
+
+async def _up_and_down(rank: Rank) -> None:
+    await rank.all_reduce(rank.compute(np.ones, 2))
+
+
+def measure_run(sampling: Sampling) -> Times:
+    """Time of `overlap run --ranks 4` on a script whose ranks do nothing, from the new process to its end."""
+    samples = []
+    with _python() as python, TemporaryDirectory() as folder:
+        script = Path(folder, "trivial.py")
+        script.write_text(_TRIVIAL, encoding="utf-8")
+        for _ in range(sampling.few):
+            begun_ns = perf_counter_ns()
+            python("-m", "overlap", "run", "--ranks", str(RANKS_RUN), str(script))
+            samples.append(perf_counter_ns() - begun_ns)
+    return Times.of(samples)
+
+
+@contextmanager
+def _python() -> Iterator[Callable[..., str]]:
+    """Give a function that runs the interpreter and returns what it prints, with everything compiled beforehand."""
+    with TemporaryDirectory() as bytecode, imposed(Settings()):
+        environ = environment(bytecode=bytecode)
+
+        def python(*args: str) -> str:
+            ended = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environ, check=False)
+            if ended.returncode:
+                last = ended.stderr.strip().splitlines()[-1:]
+                raise OverlapError(f"{sys.executable} {' '.join(args[:3])} failed: {''.join(last)}")
+            return ended.stdout
+
+        python("-m", "overlap", "run", "--help")
+        yield python

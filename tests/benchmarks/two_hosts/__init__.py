@@ -1,0 +1,14 @@
+"""A training step between two emulated hosts, and two links against one."""
+
+# In the order in which to read it:
+#
+#   network      two network namespaces, and wires of a stated speed between them
+#   perceptron   what is trained
+#   training     one rank of ours: the step, and what it is made of
+#   ddp          one rank of PyTorch's DistributedDataParallel
+#   programs     runs one program in both namespaces
+#   contest      all figures, and their aims
+
+from .contest import figures
+
+__all__ = ["figures"]

@@ -1,0 +1,116 @@
+"""All figures of two hosts: what a step is made of, how it compares, and what a second link brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+
+import numpy as np
+
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.operations import find
+from overlap.cli.bench.sampling import Sampling, Times, slowest
+from overlap.units import format_bytes, format_ns
+
+from ..figures import Figure, time_of
+from .network import Host, HostsUnavailableError, two_hosts
+from .perceptron import BATCH, LAYERS, WIDTH
+from .programs import all_reduces, ddp_steps, our_steps
+
+__all__ = ["figures"]
+
+BITS_PER_S = 10**9
+
+DEFAULT_MIB = 25  # of PyTorch's buckets
+BUCKETS_MIB = (1, 2, 4, 8, 16, DEFAULT_MIB)
+
+POSSIBLE_AIM = 1 / 1.05  # within 5 % of what backward order makes possible
+DEFAULT_AIM = 1.25
+BEST_AIM = 1.0
+RAILS_AIM = 1.8
+
+ALL_REDUCE_BYTES = 64 << 20
+
+_TEXTS = {
+    "head": "forward, and backward of one layer",
+    "compute": "compute of a step",
+    "communicate": "all-reduce of all gradients",
+    "one_after_the_other": "step, one after the other",
+    "overlapped": "step, overlapped",
+}
+
+
+def figures(sampling: Sampling) -> Iterator[Figure | str]:
+    """Measure one after the other; text is a remark, such as that a tool is missing."""
+    try:
+        with two_hosts(links=2, bits_per_s=BITS_PER_S) as hosts:
+            yield (
+                f"two network namespaces, links of {BITS_PER_S // 10**9} Gbit/s; {LAYERS} layers of {WIDTH} x {WIDTH}, "
+                f"batch {BATCH} a rank, float32, one rank on each"
+            )
+            yield from _steps(hosts, sampling)
+            yield from _rails(hosts, sampling)
+    except HostsUnavailableError as reason:
+        yield str(reason)
+
+
+def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
+    told = our_steps(hosts, sampling)
+    times = {name: slowest(samples, batch=1) for name, samples in told["samples_ns"].items()}
+    for name, text in _TEXTS.items():
+        yield _time(name, text, times[name], wrong=told["wrong"])
+    yield from _compared(times)
+    if find_spec("torch") is None:
+        yield "torch is not installed: pip install torch"
+        return
+    ddp = ddp_steps(hosts, sampling, BUCKETS_MIB)
+    yield f"DDP is DistributedDataParallel of {ddp['version']} on gloo"
+    yield from _against(
+        times["overlapped"], {float(size): slowest(s, batch=1) for size, s in ddp["samples_ns"].items()}
+    )
+
+
+def _compared(times: Mapping[str, Times]) -> Iterator[Figure]:
+    """Compare a step with its parts; what backward order makes possible is a head and then nothing but messages."""
+    step, parts = times["overlapped"], times["one_after_the_other"]
+    possible_ns = times["head"].median_ns + times["communicate"].median_ns
+    yield _ratio("possible", f"as fast as possible ({format_ns(possible_ns)})", possible_ns, step, POSSIBLE_AIM)
+    yield _ratio("gain", f"as fast as one after the other ({format_ns(parts.median_ns)})", parts.median_ns, step, None)
+
+
+def _against(step: Times, by_bucket: Mapping[float, Times]) -> Iterator[Figure]:
+    default_ns = by_bucket[DEFAULT_MIB].median_ns
+    best, times = min(by_bucket.items(), key=lambda item: item[1].median_ns)
+    yield _ratio("ddp", f"as fast as DDP with its defaults ({format_ns(default_ns)})", default_ns, step, DEFAULT_AIM)
+    text = f"as fast as DDP with its best buckets, {best:g} MiB ({format_ns(times.median_ns)})"
+    yield _ratio("ddp_best", text, times.median_ns, step, BEST_AIM)
+
+
+def _rails(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure]:
+    case = Case(
+        operation=find("all_reduce"),
+        ranks=len(hosts),
+        count=ALL_REDUCE_BYTES // 4,
+        dtype=np.dtype(np.float32),
+        in_place=True,
+    )
+    one, two = (_all_reduce(hosts, case, sampling, rails) for rails in (1, 2))
+    for rails, row in ((1, one), (2, two)):
+        text = f"all_reduce, {format_bytes(case.size_bytes)}, {rails} link{'s' * (rails > 1)}"
+        yield _time(f"rails/{rails}", text, row.times, wrong=row.wrong or 0)
+    yield _ratio("rails", "two links: as fast as one", one.times.median_ns, two.times, RAILS_AIM)
+
+
+def _all_reduce(hosts: Sequence[Host], case: Case, sampling: Sampling, rails: int) -> Result:
+    [row] = all_reduces(hosts, [case], sampling, rails=rails)
+    return row
+
+
+def _time(name: str, text: str, times: Times, *, wrong: int) -> Figure:
+    return time_of(f"two_hosts/{name}", text, times, wrong=wrong)
+
+
+def _ratio(name: str, text: str, other_ns: float, times: Times, aim: float | None) -> Figure:
+    value = other_ns / times.median_ns
+    return Figure(name=f"two_hosts/{name}", text=f"  {text}", value=value, unit="ratio", aim=aim, times=times)

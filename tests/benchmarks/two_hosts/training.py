@@ -1,0 +1,113 @@
+"""One process of ours between the hosts: `overlap run ... -m tests.benchmarks.two_hosts.training SAMPLING`.
+
+It takes every measure in turn, so that whatever else the machine does meets all alike; the process of rank 0 prints
+what all ranks measured, as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from time import perf_counter_ns
+from typing import TypeAlias
+
+import numpy as np
+
+from overlap import Future, Rank, run
+from overlap.cli.bench.sampling import Sampling
+
+from .perceptron import LAYERS, Floats, Perceptron, batch
+
+__all__ = ["MEASURES", "main"]
+
+Data: TypeAlias = "tuple[Floats, Floats]"
+Measure: TypeAlias = "Callable[[Rank, Perceptron, Data], Awaitable[None]]"
+
+
+def _backward(rank: Rank, model: Perceptron, data: Data) -> Iterator[tuple[int, Future[Floats]]]:
+    """Compute forward and backward; yield each layer with the gradient of its weights, which comes before the next."""
+    grad = rank.compute(model.forward, *data)
+    for layer in reversed(range(LAYERS)):
+        yield layer, rank.compute(model.backward, layer, grad)
+        if layer:  # nobody wants the gradient of data
+            grad = rank.compute(model.propagate, layer, grad)
+
+
+def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: Floats | Future[Floats]) -> Future[object]:
+    return rank.all_reduce(gradient, "mean", model.means[layer])
+
+
+async def _updated(rank: Rank, model: Perceptron, pending: Iterable[tuple[int, Floats | Future[object]]]) -> None:
+    for layer, gradient in pending:
+        update = rank.compute(model.update, layer, gradient)
+    await update
+
+
+async def head(rank: Rank, model: Perceptron, data: Data) -> None:
+    """Compute forward, and backward through the last layer."""
+    grad = rank.compute(model.forward, *data)
+    rank.compute(model.backward, LAYERS - 1, grad)
+    await rank.compute(model.propagate, LAYERS - 1, grad)
+
+
+async def compute(rank: Rank, model: Perceptron, data: Data) -> None:
+    """Take a step alone."""
+    await _updated(rank, model, list(_backward(rank, model, data)))
+
+
+async def communicate(rank: Rank, model: Perceptron, data: Data) -> None:
+    """Reduce all gradients."""
+    for reduced in [_reduced(rank, model, layer, model.gradients[layer]) for layer in reversed(range(LAYERS))]:
+        await reduced
+
+
+async def one_after_the_other(rank: Rank, model: Perceptron, data: Data) -> None:
+    """Take a step that communicates when the backward pass is over."""
+    gradients = [(layer, await gradient) for layer, gradient in list(_backward(rank, model, data))]
+    await _updated(rank, model, [(layer, _reduced(rank, model, layer, gradient)) for layer, gradient in gradients])
+
+
+async def overlapped(rank: Rank, model: Perceptron, data: Data) -> None:
+    """Take a step in which each gradient travels as soon as it exists."""
+    gradients = _backward(rank, model, data)
+    await _updated(rank, model, [(layer, _reduced(rank, model, layer, gradient)) for layer, gradient in gradients])
+
+
+MEASURES: dict[str, Measure] = {
+    measure.__name__: measure for measure in (head, compute, communicate, one_after_the_other, overlapped)
+}
+
+
+_ALONE = ("head", "compute")
+"""These train a model of their own: what no other rank hears of must not be in the one that all have."""
+
+
+async def train(rank: Rank, sampling: Sampling) -> dict[str, object] | None:
+    """Take samples of every measure; tell rank 0."""
+    model, own, data = Perceptron(), Perceptron(), batch(rank.rank)
+    samples: dict[str, list[int]] = {name: [] for name in MEASURES}
+    for _ in range(sampling.warmup + sampling.iters):
+        for name, measure in MEASURES.items():
+            await rank.barrier()
+            begun_ns = perf_counter_ns()
+            await measure(rank, own if name in _ALONE else model, data)
+            samples[name].append(perf_counter_ns() - begun_ns)
+    mine = np.array([samples[name][sampling.warmup :] for name in MEASURES], np.int64)
+    told = await rank.gather(mine[None])
+    digests = await rank.gather(np.frombuffer(model.digest(), np.uint8)[None])
+    if told is None or digests is None:
+        return None
+    by_name = {name: told[:, index].tolist() for index, name in enumerate(MEASURES)}
+    return {"samples_ns": by_name, "wrong": int((digests != digests[0]).any())}
+
+
+def main(text: str) -> None:
+    """Train and tell."""
+    told = run(train, Sampling(**json.loads(text)))[0]
+    if told is not None:
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
