@@ -39,6 +39,7 @@ from .errors import (
     RemoteError,
     ScheduleError,
     StallError,
+    TraceWarning,
     UsageError,
 )
 from .runtime.compute import ComputeFuture
@@ -78,6 +79,7 @@ __all__ = [
     "StallError",
     "Startup",
     "Stream",
+    "TraceWarning",
     "UsageError",
     "Virtual",
     "run",

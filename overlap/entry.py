@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
 from .diagnostics import all_notes, is_interrupt
-from .errors import UsageError
+from .errors import TraceWarning, UsageError
 from .request import Request, Wires, requested
 from .runtime.world import World
+from .settings import trace_written
 from .surroundings import alone, among, cluster_of
 from .timeline.spans import Timeline
 
@@ -68,14 +71,21 @@ def run(
     wanted = requested(main, clock, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
+    keeper = _Keeper(wanted)
     try:
-        return trio.run(_live, main, args, wanted) if wanted.virtual is None else _simulate(main, args, wanted)
+        with keeper.noting():
+            if wanted.virtual is None:
+                results = trio.run(_live, main, args, wanted, keeper)
+            else:
+                results = _simulate(main, args, wanted, keeper)
     except BaseExceptionGroup as group:
         if not is_interrupt(group):
             raise
         interrupt = KeyboardInterrupt()
         interrupt.__notes__ = all_notes(group)
         raise interrupt from None
+    keeper.warn()
+    return results
 
 
 async def run_async(
@@ -103,10 +113,16 @@ async def run_async(
     wanted = requested(main, clock, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
-    return await _live(main, args, wanted)
+    keeper = _Keeper(wanted)
+    with keeper.noting():
+        results = await _live(main, args, wanted, keeper)
+    keeper.warn()
+    return results
 
 
-async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request) -> list[T]:
+async def _live(
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request, keeper: _Keeper
+) -> list[T]:
     """Let a world live in real time."""
     place = _place()
     if place is None:
@@ -128,7 +144,7 @@ async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wan
                 world.interrupted(error)
             raise
         finally:
-            await _keep(world.timeline, wanted, joined.membership if joined else None)
+            await keeper.keep(world.timeline, joined.membership if joined else None)
         if joined is not None and failure is None:
             await joined.leave()
     if failure is not None:
@@ -136,7 +152,7 @@ async def _live(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wan
     return results
 
 
-def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request) -> list[T]:
+def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request, keeper: _Keeper) -> list[T]:
     """Let a world live in virtual time."""
     from .virtual.simulated_backend import ModelledClock
 
@@ -153,25 +169,67 @@ def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wante
         try:
             return await world.live(main, args, wanted.timeout_s)
         finally:
-            await _keep(world.timeline, wanted, None)
+            keeper.keep_now(world.timeline)
 
     return clock.kernel.run(live)
 
 
-async def _keep(timeline: Callable[[], Timeline], wanted: Request, membership: Membership | None) -> None:
-    """Hand on what was recorded; of several processes, the first one writes it for all."""
-    if wanted.watcher is not None:
-        wanted.watcher(timeline())
-    if wanted.trace is None:
-        return
-    if membership is not None:
+class _Keeper:
+    """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""
+
+    def __init__(self, wanted: Request) -> None:
+        self._wanted = wanted
+        self._trouble: str | None = None
+
+    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
+        """Hand on what was recorded; of several processes, the first one writes it for all."""
+        if membership is None or self._wanted.trace is None:
+            self.keep_now(timeline)
+            return
         from .launch.traces import write_together
 
-        await write_together(timeline(), wanted.trace, membership)
-        return
-    from .timeline.tracefile import write_trace
+        self._show(timeline)
+        with self._minding():
+            if await write_together(timeline(), self._wanted.trace, membership):
+                trace_written(self._wanted.trace)
 
-    write_trace(timeline(), wanted.trace)
+    def keep_now(self, timeline: Callable[[], Timeline]) -> None:
+        """Do so for a world in this process alone."""
+        self._show(timeline)
+        if self._wanted.trace is None:
+            return
+        from .timeline.tracefile import write_trace
+
+        with self._minding():
+            write_trace(timeline(), self._wanted.trace)
+            trace_written(self._wanted.trace)
+
+    def _show(self, timeline: Callable[[], Timeline]) -> None:
+        if self._wanted.watcher is not None:
+            self._wanted.watcher(timeline())
+
+    @contextmanager
+    def _minding(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is, the run is over, and its results or its error are what counts
+            usual = isinstance(error, UsageError)
+            self._trouble = str(error) if usual else f"trace: cannot write {self._wanted.trace}: {error!r}"
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note on what the block raises what could not be written."""
+        try:
+            yield
+        except BaseException as error:
+            if self._trouble is not None:
+                error.add_note(self._trouble)
+            raise
+
+    def warn(self) -> None:
+        """Warn of what could not be written."""
+        if self._trouble is not None:
+            warnings.warn(TraceWarning(self._trouble), stacklevel=3)
 
 
 def _place() -> Place | None:

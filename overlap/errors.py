@@ -16,6 +16,8 @@
      +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
                                  processes that do not come together, or apart: see `overlap.launch`
 
+and a warning: TraceWarning, a timeline could not be written; the results stand.
+
 Errors carry data and build their message from it.
 """
 
@@ -35,6 +37,7 @@ __all__ = [
     "RemoteError",
     "ScheduleError",
     "StallError",
+    "TraceWarning",
     "UsageError",
     "in_one_line",
 ]
@@ -46,6 +49,10 @@ class OverlapError(Exception):
 
 class UsageError(OverlapError):
     """The caller passed something that cannot be meant; nothing has been started."""
+
+
+class TraceWarning(UserWarning):
+    """The timeline of a run could not be written; its results, or its error, are not concerned."""
 
 
 class CollectiveMismatchError(OverlapError):

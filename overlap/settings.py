@@ -34,14 +34,23 @@ from pathlib import Path
 from .errors import UsageError
 
 __all__ = [
-    "Settings", "from_environment", "imposed", "next_trace_path", "parse_rails", "parse_transport", "written_traces",
-]  # fmt: skip
+    "Settings",
+    "asked_traces",
+    "from_environment",
+    "imposed",
+    "next_trace_path",
+    "parse_rails",
+    "parse_transport",
+    "trace_written",
+    "written_traces",
+]
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _TRACE_ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
 _given: dict[str, list[Path]] = {}  # what next_trace_path has handed out, by what it was asked for
+_kept: set[Path] = set()  # of these, those that were written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,7 @@ def imposed(settings: Settings) -> Iterator[None]:
     before = {name: os.environ[name] for name in _VARIABLES.values() if name in os.environ}
     _say(settings.variables())
     _given.clear()
+    _kept.clear()
     try:
         yield
     finally:
@@ -132,9 +142,19 @@ def next_trace_path(path: str) -> Path:
     return given[-1]
 
 
+def trace_written(file: str | os.PathLike[str]) -> None:
+    """Take note that a run has written its trace."""
+    _kept.add(Path(file))
+
+
+def asked_traces(path: str) -> list[Path]:
+    """Return the files that `next_trace_path(path)` has given: one for each run, in order."""
+    return list(_given.get(path, ()))
+
+
 def written_traces(path: str) -> list[Path]:
-    """Return the files that `next_trace_path(path)` has given and that exist by now, in order."""
-    return [file for file in _given.get(path, ()) if file.exists()]
+    """Return those of them that were written."""
+    return [file for file in asked_traces(path) if file in _kept]
 
 
 def parse_rails(text: str) -> int | tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from ..errors import UsageError
 from .failure import report
+from .streams import discard, open_missing
 
 __all__ = ["COMMANDS", "main"]
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 a failed program or wrong results, 2 something that the caller can correct (told in one line on
     stderr), 130 an interrupt. `overlap run` returns the code that its program exits with.
     """
+    open_missing()
     if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as of stderr: names and texts of users know no bounds
     try:
@@ -55,11 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt, SystemExit, BaseExceptionGroup) as error:
         code = report(error)
     try:
-        if sys.stdout is not None:  # as it is where the shell has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError as error:  # nobody reads it, or it is full
         lost = report(error)
-        return code or lost
+        code = code or lost
+    try:
+        sys.stderr.flush()
+    except OSError:  # nobody can be told
+        discard(sys.stderr)
     return code
 
 
@@ -91,6 +96,10 @@ def _overview() -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     """Tells mistakes in one line."""
+
+    def print_help(self, file: object = None) -> None:
+        """Show the help; argparse would hide that it cannot be written."""
+        sys.stdout.write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message} (`{self.prog} --help` explains)")

@@ -21,6 +21,8 @@ from transports import TransportError
 
 from ..errors import OverlapError, RankFailedError, UsageError
 from ..launch.output import OutputError
+from ..notice import notify, say
+from .streams import discard
 
 __all__ = ["EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "report"]
 
@@ -46,10 +48,10 @@ def report(error: BaseException) -> int:
     error = _innermost(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
-        _discard_stdout()
+        discard(sys.stdout)
         return EXIT_PIPE
     if isinstance(cause, OSError) and cause.errno in _FULL and (refusal := _refusal_of_stdout()) is not None:
-        _discard_stdout()
+        discard(sys.stdout)
         return _say(str(OutputError("the output", refusal)), EXIT_FAILED)
     if isinstance(error, KeyboardInterrupt):
         return _say("\n".join(["interrupted", *getattr(error, "__notes__", ())]), EXIT_INTERRUPTED)
@@ -59,15 +61,16 @@ def report(error: BaseException) -> int:
         return _say(str(error), EXIT_FAILED)  # whoever raised it has said all there is to say
     if isinstance(error, SystemExit):
         return _exit_code(error)
-    print("".join(_without_machinery(cause)), end="", file=sys.stderr)
+    say("".join(_without_machinery(cause)))
     if not isinstance(error, RankFailedError):
         return EXIT_FAILED
     # A rank that exits with 0 has left the others alone all the same.
-    return _say(str(error), _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+    told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
+    return _say(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
 
 
 def _say(text: str, code: int) -> int:
-    print(f"overlap: {text}", file=sys.stderr)
+    notify(text)
     return code
 
 
@@ -95,7 +98,7 @@ def _exit_code(end: SystemExit) -> int:
     """Do what the interpreter does: text is an error message, None is success, of a number the last 8 bits count."""
     if end.code is None or isinstance(end.code, int):
         return (end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)
+    say(f"{end.code}\n")
     return EXIT_FAILED
 
 
@@ -143,14 +146,3 @@ def _refusal_of_stdout() -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def _discard_stdout() -> None:
-    """Let what is still buffered go nowhere, or the interpreter complains about it as it ends."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
-        return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)

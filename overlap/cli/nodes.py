@@ -26,6 +26,7 @@ from ..launch.processes import Launch, Outcome, launch
 from ..launch.secret import ADVICE, generate, given_secret, user_secret
 from ..launch.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 from ..launch.verdict import card, culprit, exit_code
+from ..notice import notify, say
 from ..settings import Settings
 
 __all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
@@ -128,7 +129,7 @@ def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]
             colour=_colour(os.environ),
             log_dir=args.log_dir,
             grace_s=args.grace,
-            report=_say,
+            report=notify,
         )
         outcome = trio.run(launch, what)
     return _end(outcome, oom_kills() - killed, announced=not args.unannounced)
@@ -137,17 +138,13 @@ def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]
 def _end(outcome: Outcome, killed: int, *, announced: bool) -> int:
     if outcome.asked is not None:
         if announced:
-            _say(_SIGNALS[outcome.asked])
+            notify(_SIGNALS[outcome.asked])
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:
         return 0
-    print(*card(guilty, oom_kills=killed), sep="\n", file=sys.stderr)
+    say("\n".join([*card(guilty, oom_kills=killed), ""]))
     return exit_code(guilty)
-
-
-def _say(text: str) -> None:
-    print(f"overlap: {text}", file=sys.stderr, flush=True)
 
 
 # -- options -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TypeAlias
 from .. import settings
 from ..errors import UsageError
 from ..launch.environment import find_place
+from ..notice import notify
 
 __all__ = ["Program", "add_program", "as_main", "named", "output_path", "told_traces"]
 
@@ -137,7 +138,7 @@ def told_traces(name: str | None, path: str | None) -> Iterator[None]:
         return
     try:
         yield
-        if path is not None and not settings.written_traces(path):
+        if path is not None and not settings.asked_traces(path):
             _note(f"no trace in {name or path}: the program did not call overlap.run")
     finally:
         if path is not None and (files := settings.written_traces(path)):
@@ -147,5 +148,6 @@ def told_traces(name: str | None, path: str | None) -> Iterator[None]:
 
 
 def _note(text: str) -> None:
-    sys.stdout.flush()  # what the program printed comes first, also when both streams go to one file
-    print(f"overlap: {text}", file=sys.stderr)
+    with suppress(OSError, ValueError):  # the end of the command looks after what cannot be written
+        sys.stdout.flush()  # what the program printed comes first, also when both streams go to one file
+    notify(text)

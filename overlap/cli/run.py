@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -14,6 +13,7 @@ from ..errors import UsageError
 from ..launch.environment import find_place
 from ..launch.lifeline import take
 from ..launch.status import status_of, tell_launcher
+from ..notice import say
 from ..settings import Settings
 from .failure import report
 from .nodeoptions import add_options, count, seconds
@@ -88,7 +88,7 @@ def _tell(error: BaseException) -> int:
     with redirect_stderr(StringIO()) as told:
         code = report(error)
     if not tell_launcher(status_of(error, local=place.ranks if place else (), text=told.getvalue())):
-        sys.stderr.write(told.getvalue())
+        say(told.getvalue())
     return code
 
 

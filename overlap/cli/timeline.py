@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -16,6 +15,9 @@ from ..timeline.metrics import Breakdown, breakdowns, median_step
 from ..timeline.ranklist import listed, unlisted
 from ..timeline.spans import Timeline
 from ..timeline.tracefile import read_trace
+from .failure import EXIT_FAILED
+from .outputs import written
+from .program import output_path
 
 if TYPE_CHECKING:
     from ..timeline.draw import TimelineView
@@ -57,19 +59,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command and return the exit code 0.
+    """Run the command and return the exit code.
 
     Raises:
         UsageError: If the file cannot be read or understood, or an option does not fit it.
     """
+    args.html = output_path(args.html, option="--html")
     timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     if args.json:
         print(json.dumps(report(timeline, step, ranks), indent=2, sort_keys=True))
         return 0
-    _draw(args, timeline, step, ranks)
-    return 0
+    return 0 if _draw(args, timeline, step, ranks) else EXIT_FAILED
 
 
 def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> dict[str, object]:
@@ -103,7 +105,8 @@ def _figures(row: Breakdown) -> dict[str, int | float | None]:
     }
 
 
-def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> None:
+def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> bool:
+    """Draw; return False if the HTML file could not be written."""
     from ..timeline.draw import TimelineView
     from .console import Console
 
@@ -114,21 +117,17 @@ def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks:
     if args.step is None and step is not None:
         console.print(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
     console.print(view)
-    if args.html:
-        _write_html(view, args.html, console.width)
+    return args.html is None or _write_html(view, args.html, console.width)
 
 
-def _write_html(view: TimelineView, path: str, width: int) -> None:
+def _write_html(view: TimelineView, path: str, width: int) -> bool:
     import io
 
     from rich.console import Console
 
     console = Console(file=io.StringIO(), record=True, width=width, color_system="truecolor", no_color=False)
     console.print(view)
-    try:
-        Path(path).write_text(console.export_html(), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--html: cannot write {path}: {error.strerror}") from error
+    return written(console.export_html(), path, option="--html")
 
 
 def _step(text: str | None, timeline: Timeline) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from transports.factory import Bootstrap
 from transports.tls import Tls
 
 from ..errors import UsageError
+from ..notice import notify
 from ..remote.control_plane import Neighbours
 from .by_mpi import introduced
 from .environment import Place
@@ -81,17 +81,12 @@ async def joined(
 async def _met(
     place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, wires: Callable[[Transport], Transport]
 ) -> AsyncIterator[Joined]:
-    async with join(invitation, report=report) as membership:
+    async with join(invitation, report=notify) as membership:
         between = await _between(place, placement, invitation, membership)
         transport = wires(Router([NeuronLink(list(place.ranks)), between]))
         async with _opened(transport):
             neighbours = Neighbours(_Company(membership), placement)
             yield Joined(transport=transport, neighbours=neighbours, membership=membership)
-
-
-def report(line: str) -> None:
-    """Tell the user something about the processes."""
-    print(f"overlap: {line}", file=sys.stderr, flush=True)
 
 
 async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
@@ -130,7 +125,7 @@ async def _between(
         host=await _local_address(invitation.endpoint),
         tls=invitation.tls,
         options={"unix": place.unix, "peer_direct": place.peer_direct, **rails},
-        report=report,
+        report=notify,
     )
     with _as_the_users():
         return registry.find(standard if place.transport == "auto" else place.transport)(bootstrap)

@@ -6,6 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import BinaryIO, Self
 
@@ -156,5 +157,7 @@ class Relay:
         if self._log is not None:
             self._log.write(lines)
         elif lines:
-            await self._screen.write(self._target, [self._prefix + line for line in lines])
+            # On stderr users are told of things; that they cannot be is no reason to end what it is about.
+            with suppress(OutputError) if self._target == STDERR else nullcontext():
+                await self._screen.write(self._target, [self._prefix + line for line in lines])
         await trio.lowlevel.checkpoint()

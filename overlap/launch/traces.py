@@ -8,10 +8,10 @@ from pathlib import Path
 import trio
 
 from ..errors import OverlapError
+from ..notice import notify
 from ..timeline.merge import merged, shifted
 from ..timeline.spans import Timeline
 from ..timeline.tracefile import pack_trace, unpack_trace, write_trace
-from .joining import report
 from .membership import Membership
 
 __all__ = ["part_path", "write_together"]
@@ -20,10 +20,13 @@ __all__ = ["part_path", "write_together"]
 TIMEOUT_S = 10.0
 
 
-async def write_together(timeline: Timeline, path: str | PathLike[str], membership: Membership) -> None:
+async def write_together(timeline: Timeline, path: str | PathLike[str], membership: Membership) -> bool:
     """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
 
     These say so on stderr.
+
+    Returns:
+        Whether this process has written that of all.
 
     Raises:
         UsageError: If it cannot be written there.
@@ -36,10 +39,11 @@ async def write_together(timeline: Timeline, path: str | PathLike[str], membersh
     except (OverlapError, trio.TooSlowError):
         part = part_path(path, membership.member)
         write_trace(mine, part)
-        report(f"no {path}, for not all processes could give their timelines; that of this one is in {part}")
-        return
+        notify(f"no {path}, for not all processes could give their timelines; that of this one is in {part}")
+        return False
     if parts is not None:
         write_trace(merged([unpack_trace(part) for part in parts]), path)
+    return parts is not None
 
 
 def part_path(path: str | PathLike[str], member: int) -> Path:

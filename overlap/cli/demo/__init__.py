@@ -19,6 +19,7 @@ from ...errors import UsageError
 from ...timeline.tracefile import write_trace
 from ...units import parse_bytes
 from ..nodeoptions import count
+from ..outputs import kept
 from .model import WIDTHS, windows
 from .nodes import compare_on_nodes
 from .progress import Bar
@@ -80,10 +81,10 @@ def main(args: argparse.Namespace) -> int:
     color = console.color_system is not None and not console.no_color
     for line in drawings(run, found, width=console.width, ascii=ascii, color=color):
         console.print(line)
-    if args.trace:
-        write_trace(run.timeline, args.trace)
+    told = args.trace is None or kept(lambda: write_trace(run.timeline, args.trace), args.trace, option="--trace")
+    if args.trace and told:
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
-    return 0 if found.identical else 1
+    return 0 if found.identical and told else 1
 
 
 def _trained(args: argparse.Namespace, train: Digits, test: Digits, bar: Bar, wires: Wires) -> Run:

@@ -12,10 +12,11 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from pathlib import Path
 
 from ...errors import UsageError
+from ...notice import notify
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
+from ..outputs import written
 from ..program import add_program, named, output_path, told_traces
 from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
@@ -95,9 +96,8 @@ def _once(args: argparse.Namespace) -> int:
         simulation = simulate(program, setting, trace=trace)
     if args.json != _STDOUT:
         _show(args, simulation)
-    if args.json is not None:
-        _write(args.json, _as_json(_found(simulation)), "--json")
-    return 0
+    told = args.json is None or _write(args.json, _as_json(_found(simulation)), "--json")
+    return 0 if told else EXIT_FAILED
 
 
 def _found(simulation: Simulation) -> dict[str, object]:
@@ -138,8 +138,7 @@ def _sweep(args: argparse.Namespace) -> int:
     winner = best(rows)
     if _STDOUT not in (args.csv, args.json):
         _show_rows(args, rows, winner)
-    if args.csv is not None:
-        _write(args.csv, csv_text(rows, winner), "--csv")
+    told = args.csv is None or _write(args.csv, csv_text(rows, winner), "--csv")
     if args.json is not None:
         found = {
             "schema_version": SCHEMA_VERSION,
@@ -147,11 +146,11 @@ def _sweep(args: argparse.Namespace) -> int:
             "complete": not interrupted,
             "rows": json_rows(rows, winner),
         }
-        _write(args.json, _as_json(found), "--json")
+        told = _write(args.json, _as_json(found), "--json") and told
     if interrupted:
-        print(f"overlap: interrupted; {len(rows)} of {len(grid)} points are done", file=sys.stderr)
+        notify(f"interrupted; {len(rows)} of {len(grid)} points are done")
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if any(row.error is not None for row in rows) else 0
+    return EXIT_FAILED if not told or any(row.error is not None for row in rows) else 0
 
 
 def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None) -> None:
@@ -174,11 +173,9 @@ def _as_json(found: dict[str, object]) -> str:
     return json.dumps(found, indent=2, sort_keys=True) + "\n"
 
 
-def _write(path: str, text: str, option: str) -> None:
-    if path == _STDOUT:
-        print(text, end="")
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from error
+def _write(path: str, text: str, option: str) -> bool:
+    """Return whether it could be written; if not, the user has been told."""
+    if path != _STDOUT:
+        return written(text, path, option=option)
+    print(text, end="")
+    return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 
+from ...notice import say
 from ..failure import EXIT_INTERRUPTED, report
 from .outcome import Outcome
 from .points import Point
@@ -78,7 +78,7 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> Row:
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt from error
             return Row(point=point, error=_in_one_line(told.getvalue(), code))
-    sys.stderr.write(told.getvalue())
+    say(told.getvalue())
     return Row(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 

@@ -1,0 +1,58 @@
+"""A file that cannot be written at the end is told of; what was found is shown all the same, and the code is 1."""
+
+import os
+import re
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+FULL = "cannot write /dev/full: No space left on device\n"
+PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (("simulate", "--cluster", "trn1.2xlarge", "--json", "/dev/full", "train.py"), "trn1.2xlarge"),
+        (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json", "/dev/full", "train.py"), "ranks"),
+        (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--csv", "/dev/full", "train.py"), "ranks"),
+        (("timeline", "run.json", "--html", "/dev/full"), "rank"),
+    ],
+)
+def test_what_was_found_is_shown(overlap, script, argv, shown):
+    script(PROGRAM)
+    assert overlap("run", "--trace", "run.json", "train.py")[0] == 0
+    code, out, err = overlap(*argv)
+    option = next(word for word in argv if word in ("--json", "--csv", "--html"))
+    assert (code, err) == (1, f"overlap: {option}: {FULL}")
+    assert shown in out
+
+
+def test_one_file_that_fails_does_not_keep_the_other_from_being_written(overlap, script, tmp_path):
+    files = ("--csv", "/dev/full", "--json", str(tmp_path / "rows.json"))
+    code, _, err = overlap("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", *files, script(PROGRAM))
+    assert (code, err) == (1, f"overlap: --csv: {FULL}")
+    assert (tmp_path / "rows.json").exists()
+
+
+def test_a_run_whose_trace_cannot_be_written_is_not_said_to_be_none(process, script):
+    child = process("run", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
+    out, err = child.communicate()
+    assert (child.returncode, out) == (0, "done\n")
+    assert f"train.py:3: TraceWarning: trace: {FULL}" in err
+    assert "did not call" not in err
+
+
+def test_neither_does_it_hide_why_the_program_failed(process, script):
+    child = process("run", "--trace", "/dev/full", script(PROGRAM.replace("await rank.barrier()", "1 / 0")))
+    _, err = child.communicate()
+    assert child.returncode == 1
+    assert re.search(r"\nZeroDivisionError: division by zero\noverlap: rank \d failed at train.py:2: ", err)
+    assert err.endswith(f"\n  trace: {FULL}")
+
+
+def test_nor_does_it_of_several_processes(process, script):
+    child = process("run", "--nnodes", "2", "--trace", "/dev/full", script(PROGRAM + "\nprint('done')"))
+    out, err = child.communicate()
+    assert (child.returncode, sorted(out.splitlines())) == (0, ["[node 0] done", "[node 1] done"])
+    assert f"TraceWarning: trace: {FULL}" in err
