@@ -58,7 +58,6 @@ KNOWN = "known are demo, run, simulate, timeline, bench, topology"
         ([*PLAN, "3"], "--bytes: 3 bytes are not whole elements of float32, of 4 bytes"),
         ([*PLAN, "4", "--top", "-1"], "plan: argument --top: expected 0 or more, got '-1'"),
         (["bench", "two_hosts"], "OP: 'two_hosts' is unknown; known are all_reduce/allr, reduce_scatter/redsct"),
-        (["bench", "issue", "--in-place"], "--in-place: concerns a collective; issue takes its own"),
         (
             ["bench", "allr", "-b", "4000000T"],
             "--maxbytes: all_reduce of 4e+06 TiB on 2 ranks needs 1.6e+07 TiB for inputs and results, this machine has",
