@@ -13,7 +13,7 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import contests, costs, simulation, truth, two_hosts
+from . import contests, costs, results, simulation, truth, two_hosts
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -29,12 +29,14 @@ def _cost(word: str, how: Sampling, _: Contenders) -> Iterator[Figure]:
 
 def _all(how: Sampling, contenders: Contenders) -> Iterator[Figure | str]:
     yield from costs.figures(how)
+    yield from results.figures(how)
     yield from contests.figures(how, contenders)
 
 
 MEASURED: dict[str, Measure] = {
     "all": _all,
     **{cost.word: partial(_cost, cost.word) for cost in costs.COSTS},
+    "results": lambda how, _: results.figures(how),
     "contests": contests.figures,
     "simulation": lambda how, _: simulation.figures(how),
     "truth": lambda how, _: truth.figures(how),
@@ -46,10 +48,11 @@ Measure what this project aims at, check every result, and say which aims are me
 
 WHAT is
   all         (default) all of the next, but the largest proof
-  issue       time until all_reduce() returns its future
+  issue       time until all_reduce() returns its future, alone and behind 8000; the same of computes with arrays
   span        time to record a span of the timeline
   start       what `import overlap` adds to trio and numpy; 32 ranks up and down; `overlap run` of a trivial script
   schedules   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
+  results     all-reduces that make their results, against those that are given an array for them
   contests    all-reduces beside those of gloo and MPI
 or, by itself,
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 
+from overlap import Future
 from overlap.cli.bench.sampling import Sampling, Times
 
 from . import issuing, schedules, starting
@@ -21,7 +24,7 @@ class Cost:
         name: A stable name.
         word: What the command line calls it; several costs may share a word.
         text: What it is.
-        aim_ns: At most so much.
+        aim_ns: At most so much; None if it is only for reference.
         measure: Measures doing it once.
         in_all: Whether it is measured along with everything else, or only by its word.
     """
@@ -29,10 +32,18 @@ class Cost:
     name: str
     word: str
     text: str
-    aim_ns: float
+    aim_ns: float | None
     measure: Callable[[Sampling], Times]
     in_all: bool = True
 
+
+IN_A_THREAD = Cost(
+    name="issue/thread",
+    word="issue",
+    text="  from the compute thread",
+    aim_ns=100e3,
+    measure=issuing.measure_issue_in_a_thread,
+)
 
 _PROVE = "prove a ring all-reduce, {} ranks"
 _COST = f"cost a ring, {schedules.RANKS} ranks"
@@ -41,6 +52,28 @@ _COMPILE = f"generate, prove, project, {schedules.RANKS_COMPILED} ranks"
 
 COSTS = (
     Cost(name="issue", word="issue", text="issue an all_reduce", aim_ns=15e3, measure=issuing.measure_issue),
+    Cost(
+        name="issue/behind",
+        word="issue",
+        text=f"  with {issuing.UNFINISHED} unfinished",
+        aim_ns=15e3,
+        measure=issuing.measure_issue_behind,
+    ),
+    *([IN_A_THREAD] if "timeout" in signature(Future.result).parameters else []),
+    Cost(
+        name="compute",
+        word="issue",
+        text="issue a compute of 1 MiB",
+        aim_ns=None,
+        measure=partial(issuing.measure_compute, argument=issuing.an_array),
+    ),
+    Cost(
+        name="compute/many",
+        word="issue",
+        text=f"  of a dict of {issuing.ARRAYS} arrays",
+        aim_ns=None,
+        measure=partial(issuing.measure_compute, argument=issuing.many_arrays),
+    ),
     Cost(name="span", word="span", text="record a span", aim_ns=1e3, measure=issuing.measure_span),
     Cost(
         name="import",

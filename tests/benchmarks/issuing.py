@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from threading import Event
 from time import perf_counter_ns
 
 import numpy as np
+import trio
+from numpy.typing import NDArray
 
 from overlap import Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
@@ -12,11 +16,21 @@ from overlap.settings import Settings, imposed
 from overlap.timeline.spans import RawCollective, Recorder
 
 __all__ = [
+    "ARRAYS",
+    "UNFINISHED",
+    "an_array",
+    "many_arrays",
+    "measure_compute",
     "measure_issue",
+    "measure_issue_behind",
+    "measure_issue_in_a_thread",
     "measure_span",
 ]
 
+ARRAYS = 100
+UNFINISHED = 8000
 
+_PATIENCE_S = 60.0  # reached only if something is stuck
 _IN_FLIGHT = 8  # issued before the first is awaited: fits in a stream's window
 _SPANS = 1000  # in a sample: one span is shorter than two looks at the clock
 
@@ -40,6 +54,88 @@ async def _issue(rank: Rank, sampling: Sampling) -> list[int]:
         for future in futures:
             await future
     return samples[sampling.warmup * 10 * _IN_FLIGHT :]
+
+
+def measure_issue_behind(sampling: Sampling) -> Times:
+    """Time until `all_reduce()` returns while thousands wait for the other rank, each of an array of its own."""
+    with imposed(Settings()):
+        return Times.of(run(_issue_behind, sampling, trio.Event(), ranks=2)[0])
+
+
+async def _issue_behind(rank: Rank, sampling: Sampling, issued: trio.Event) -> list[int]:
+    if rank.rank == 1:
+        await issued.wait()
+    samples, futures = [], []
+    for _ in range(UNFINISHED + (sampling.warmup + sampling.iters) * _IN_FLIGHT):
+        x = np.ones(2, np.float32)
+        begun_ns = perf_counter_ns()
+        future = rank.all_reduce(x)
+        samples.append(perf_counter_ns() - begun_ns)
+        futures.append(future)
+    issued.set()
+    for future in futures:
+        await future
+    return samples[UNFINISHED + sampling.warmup * _IN_FLIGHT :]
+
+
+def measure_issue_in_a_thread(sampling: Sampling) -> Times:
+    """Time until `all_reduce()` of 8 bytes returns in the compute thread of rank 0 of 2."""
+    with imposed(Settings()):
+        return Times.of(run(_issue_in_a_thread, sampling, ranks=2)[0])
+
+
+async def _issue_in_a_thread(rank: Rank, sampling: Sampling) -> list[int]:
+    def issue() -> list[int]:
+        arrays = [np.ones(2, np.float32) for _ in range(_IN_FLIGHT)]
+        samples, futures = [], []
+        for x in arrays:
+            begun_ns = perf_counter_ns()
+            future = rank.all_reduce(x)
+            samples.append(perf_counter_ns() - begun_ns)
+            futures.append(future)
+        for future in futures:
+            wait: Callable[..., object] = future.result
+            wait(timeout=_PATIENCE_S)
+        return samples
+
+    rounds = [await rank.compute(issue) for _ in range(sampling.warmup + sampling.iters)]
+    return [sample for one in rounds[sampling.warmup :] for sample in one]
+
+
+def measure_compute(sampling: Sampling, argument: Callable[[], object]) -> Times:
+    """Time until `rank.compute(fn, argument)` returns, while the compute stream is busy with something else."""
+    with imposed(Settings()):
+        return Times.of(run(_compute, sampling, argument, ranks=1)[0])
+
+
+async def _compute(rank: Rank, sampling: Sampling, argument: Callable[[], object]) -> list[int]:
+    samples = []
+    for _ in range(sampling.warmup + sampling.iters):
+        busy, arguments, futures = Event(), [argument() for _ in range(_IN_FLIGHT)], []
+        rank.compute(busy.wait, _PATIENCE_S)
+        for passed in arguments:
+            begun_ns = perf_counter_ns()
+            future = rank.compute(_nothing, passed)
+            samples.append(perf_counter_ns() - begun_ns)
+            futures.append(future)
+        busy.set()
+        for future in futures:
+            await future
+    return samples[sampling.warmup * _IN_FLIGHT :]
+
+
+def _nothing(_: object) -> None:
+    pass
+
+
+def an_array() -> NDArray[np.float32]:
+    """Return 1 MiB."""
+    return np.ones(1 << 18, np.float32)
+
+
+def many_arrays() -> dict[str, NDArray[np.float32]]:
+    """Return as many as the parameters of a model."""
+    return {f"layer{index}": np.ones(256, np.float32) for index in range(ARRAYS)}
 
 
 def measure_span(sampling: Sampling) -> Times:
