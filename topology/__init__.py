@@ -2,13 +2,14 @@
 
     topology
     |-- instances   names: cluster("trn2.48xlarge x4"), "local"
-    |-- cluster     Cluster: places and bandwidths; asks the three below
+    |-- cluster     Cluster: all that it can be asked; it hands on to the three below
     |   |-- routes      the links from one rank to another
     |   |-- groups      rings, grids and hypercubes in a set of ranks
     |   `-- legality    check_group and the nearest legal groups
+    |-- rankmap     where each rank sits and what its wires carry: what those three and Cluster stand on
     |-- wiring      the devices of one node as a graph;  grid: coordinates;  cycles: Hamiltonian cycles
     |-- machine     what a file says, as records;  rules: what it says about groups
-    |-- files       TOML to machine (parse, reader: key by key);  data/: the built-in machines
+    |-- machinefile TOML to machine;  document: the keys of a file;  complaint: what is wrong with one;  data/: files
     |-- draw        the machine as text (not imported here: only the command line draws)
     `-- errors      TopologyError, TopologyWarning
 
@@ -23,7 +24,8 @@ from .grid import Grid
 from .groups import Axis
 from .instances import cluster, names
 from .machine import Figure, LinkKind, Machine
-from .routes import Link, Place, Port
+from .rankmap import Place
+from .routes import Link, Port
 from .rules import Finding, Rule
 
 __all__ = [

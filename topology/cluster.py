@@ -1,46 +1,26 @@
-"""A number of equal nodes: where each rank sits, which wires join two ranks, and what those wires carry.
-
-Ranks count cores, then devices, then nodes: on two nodes of 16 devices with 2 cores, rank 35 is node 1, device 1,
-core 1.
-"""
+"""A cluster, with all that it can be asked: where its ranks sit, routes, rings and legal groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from . import groups, legality, routes
 from .errors import TopologyError, unknown
 from .grid import Grid
 from .groups import Axis
-from .machine import Figure, LinkKind, LinkSpec, Machine
-from .routes import Link, Place
-from .rules import LOCAL_KINDS, Finding, Rule
+from .machine import Figure, Machine
+from .rankmap import RankMap
+from .routes import Link
+from .rules import LATEST, LOCAL_KINDS, Finding
 from .wiring import Wiring
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Cluster:
-    """Nodes of one kind. Make it with `topology.cluster` or `Cluster.load`.
-
-    Attributes:
-        machine: what a node is.
-        nodes: how many.
-        lnc: physical cores per logical core.
-        world_size: number of ranks, spread evenly over the nodes.
-        strict: whether an illegal group is an error (otherwise a warning).
-        edition: the year whose rules apply.
-        wiring: the graph of one node's devices.
-    """
-
-    machine: Machine
-    nodes: int
-    lnc: int
-    world_size: int
-    strict: bool
-    edition: int
-    wiring: Wiring = field(compare=False)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # what is equal, the map says
+class Cluster(RankMap):
+    """Nodes of one kind. Make it with `topology.cluster` or `Cluster.load`."""
 
     @staticmethod
     def load(
@@ -57,85 +37,44 @@ class Cluster:
         Raises:
             TopologyError: in one line, naming the file, the key and what was expected.
         """
-        # Here, because `instances` builds clusters and so imports this file.
-        from . import files, instances
+        # Here, because reading TOML needs modules that importing this package should not pay for.
+        from . import machinefile
 
-        return instances.assemble(files.load(path), nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
+        return Cluster.of(machinefile.load(path), nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
-    def __repr__(self) -> str:
-        lnc = f" lnc={self.lnc}" if len(self.machine.chip.lnc) > 1 else ""
-        return f"<Cluster {self.name}{lnc}: {self.world_size} ranks>"
-
-    def __hash__(self) -> int:
-        return hash((self.machine.name, self.nodes, self.lnc, self.world_size))
-
-    @property
-    def name(self) -> str:
-        """The one-string form: ``trn2.48xlarge x4``."""
-        return f"{self.machine.name} x{self.nodes}" if self.nodes > 1 else self.machine.name
-
-    @property
-    def devices_per_node(self) -> int:
-        """Devices in a node, used or not."""
-        return self.wiring.devices
-
-    @property
-    def ranks_per_device(self) -> int:
-        """Logical cores of a device."""
-        return self.machine.chip.cores // self.lnc
-
-    @property
-    def capacity_per_node(self) -> int:
-        """Ranks that fit on a node."""
-        return self.devices_per_node * self.ranks_per_device
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Ranks of this world on each node: its first cores."""
-        return self.world_size // self.nodes
-
-    @property
-    def servers(self) -> int:
-        """Nodes in one UltraServer; 1 where nodes are joined by the network only."""
-        return min(self.nodes, self.machine.ultraserver.servers[-1]) if self.machine.ultraserver else 1
-
-    def place(self, rank: int) -> Place:
-        """Tell where a rank sits.
-
-        Raises:
-            TopologyError: if there is no such rank.
-        """
-        self._check_rank(rank)
-        node, local = divmod(rank, self.ranks_per_node)
-        return Place(node, *divmod(local, self.ranks_per_device))
-
-    def rank_at(self, place: Place) -> int:
-        """Tell which rank sits at a place, the reverse of `place`.
-
-        Raises:
-            TopologyError: if the place is not on this cluster, or no rank of this world sits there.
-        """
-        local = place.device * self.ranks_per_device + place.core
-        fits = 0 <= place.node < self.nodes and 0 <= place.core < self.ranks_per_device
-        if not fits or not 0 <= local < self.ranks_per_node:
-            raise TopologyError(f"{place} holds no rank of {self!r}")
-        return place.node * self.ranks_per_node + local
-
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise TopologyError(f"rank {rank} is not in the world of {self!r}: expected 0 to {self.world_size - 1}")
-
-    def link_kind(self, a: int, b: int) -> LinkKind:
-        """Name the slowest kind of wire on the way between two ranks; "none" if no wire joins their nodes."""
-        here, there = self.place(a), self.place(b)
-        if a == b:
-            return "self"
-        if here.node == there.node:
-            return "chip" if here.device == there.device else self.machine.wires.link
-        if here.node // self.servers == there.node // self.servers:
-            assert self.machine.ultraserver is not None
-            return self.machine.ultraserver.link
-        return self.machine.network.link if self.machine.network else "none"
+    @classmethod
+    def of(
+        cls,
+        machine: Machine,
+        *,
+        nodes: int | None = None,
+        lnc: int | None = None,
+        ranks: int | None = None,
+        strict: bool | None = None,
+        edition: int | None = None,
+    ) -> Cluster:
+        """Put nodes of a machine together; arguments and errors are those of `topology.cluster`."""
+        coupled = machine.ultraserver
+        nodes = _at_least_one("nodes", nodes, coupled.servers[-1] if coupled else 1)
+        if coupled and nodes not in coupled.servers and nodes % coupled.servers[-1]:
+            allowed = ", ".join(map(str, coupled.servers))
+            raise TopologyError(
+                f"{machine.name}: nodes: expected {allowed} or a multiple of {coupled.servers[-1]}, found {nodes} "
+                f"[{coupled.source}]"
+            )
+        lnc = _at_least_one("lnc", lnc, machine.chip.lnc[0])
+        if lnc not in machine.chip.lnc:
+            raise TopologyError(f"{machine.name}: lnc: expected {' or '.join(map(str, machine.chip.lnc))}, found {lnc}")
+        devices, world_size = _fitted(machine, nodes, lnc, ranks)
+        return cls(
+            machine=machine,
+            nodes=nodes,
+            lnc=lnc,
+            world_size=world_size,
+            strict=machine.strict if strict is None else strict,
+            edition=LATEST if edition is None else edition,
+            wiring=_wiring(machine, devices),
+        )
 
     def route(self, a: int, b: int) -> tuple[Link, ...]:
         """List the directed links that bytes cross from rank a to rank b; none for a == b.
@@ -148,41 +87,6 @@ class Cluster:
             TopologyError: if no wire joins the two nodes.
         """
         return routes.route(self, a, b)
-
-    def link(self, kind: LinkKind) -> LinkSpec:
-        """Give the published figures of a kind of wire, with their sources.
-
-        Raises:
-            TopologyError: if this machine has no such wire.
-        """
-        for spec in self.machine.links:
-            if spec.kind == kind:
-                return spec
-        raise unknown(f"link kind on {self.machine.name}", kind, [spec.kind for spec in self.machine.links])
-
-    def latency_s(self, kind: LinkKind) -> float:
-        """Give the latency of one hop over a kind of wire."""
-        return self.link(kind).latency_s.value
-
-    def bandwidth_bytes_per_s(self, kind: LinkKind) -> float:
-        """Give what one wire of a kind (one adapter, for the network) carries in one direction."""
-        spec = self.link(kind)
-        return spec.bandwidth_bytes_per_s.value * (self.lnc if spec.per_core else 1)
-
-    @property
-    def nics_per_node(self) -> int:
-        """Network adapters of a node; 0 without a network."""
-        return int(self.machine.network.nics.value) if self.machine.network else 0
-
-    @property
-    def nics_per_bundle(self) -> int:
-        """Adapters that one device uses together; 1 where devices share one."""
-        return max(1, self.nics_per_node // self.devices_per_node)
-
-    def nic_of(self, rank: int) -> int:
-        """Number the adapter, or bundle of adapters, of a rank's device: devices in order share the adapters evenly."""
-        bundles = min(self.nics_per_node, self.devices_per_node)
-        return self.place(rank).device * bundles // self.devices_per_node
 
     def nic_share_bytes_per_s(self, ranks: Iterable[int] | None = None) -> float:
         """Give the network bandwidth of a rank, one way, when all ranks (or all of a group) send at once: the
@@ -230,11 +134,6 @@ class Cluster:
 
     def _share(self, figure: Figure | None) -> float | None:
         return figure.value / self.ranks_per_device if figure else None
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rules in force for this edition and logical-core setting."""
-        return tuple(rule for rule in self.machine.rules if rule.in_force(edition=self.edition, lnc=self.lnc))
 
     @property
     def restricted(self) -> bool:
@@ -302,3 +201,34 @@ class Cluster:
             place = self.place(rank)
             used.setdefault((place.node, place.device), set()).add(place.core)
         return all(len(cores) == self.ranks_per_device for cores in used.values())
+
+
+def _at_least_one(what: str, value: int | None, default: int) -> int:
+    if value is not None and value < 1:
+        raise TopologyError(f"{what}: expected 1 or more, found {value}")
+    return default if value is None else value
+
+
+def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[int, int]:
+    """Give devices per node and the size of the world."""
+    per_device = machine.chip.cores // lnc
+    if machine.devices is None:
+        ranks = _at_least_one("ranks", ranks, nodes * per_device)
+        capacity = ranks // nodes if ranks % nodes == 0 else ranks // nodes + 1
+        devices = -(-capacity // per_device)
+    else:
+        devices, capacity = machine.devices, machine.devices * per_device
+        ranks = _at_least_one("ranks", ranks, nodes * capacity)
+    if ranks > nodes * capacity:
+        raise TopologyError(
+            f"{ranks} ranks do not fit: {machine.name} x{nodes} holds {nodes * capacity}; "
+            f"nodes={-(-ranks // capacity)} would hold them"
+        )
+    if ranks % nodes:
+        raise TopologyError(f"{ranks} ranks do not spread evenly over {nodes} nodes of {machine.name}")
+    return devices, ranks
+
+
+@lru_cache(maxsize=256)
+def _wiring(machine: Machine, devices: int) -> Wiring:
+    return Wiring.of(machine.wires, devices)

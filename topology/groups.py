@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .cycles import Cycle, disjoint_cycles, zigzag_cycles
 from .errors import TopologyError
 from .grid import Grid, torus
 from .machine import LinkKind
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
+from .rankmap import RankMap
+from .routes import route
 
 Devices = dict[int, tuple[int, ...]]
 
@@ -38,7 +36,7 @@ class Axis:
     partners: tuple[int, ...]
 
 
-def by_device(cluster: Cluster, ranks: Iterable[int]) -> Devices:
+def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:
     """Sort ranks by the device that they sit on; devices and ranks ascending.
 
     Raises:
@@ -53,7 +51,7 @@ def by_device(cluster: Cluster, ranks: Iterable[int]) -> Devices:
     return {device: tuple(here) for device, here in found.items()}
 
 
-def rings(cluster: Cluster, ranks: Iterable[int]) -> tuple[Cycle, ...]:
+def rings(cluster: RankMap, ranks: Iterable[int]) -> tuple[Cycle, ...]:
     """Find edge-disjoint Hamiltonian cycles in the devices of some ranks.
 
     Each is an order of the ranks in which neighbours (the last and the first, too) share a device or a wire; ranks
@@ -70,7 +68,7 @@ def rings(cluster: Cluster, ranks: Iterable[int]) -> tuple[Cycle, ...]:
     return tuple(tuple(rank for device in ring for rank in devices[device]) for ring in joined)
 
 
-def ring_order(cluster: Cluster, ranks: Iterable[int]) -> Cycle:
+def ring_order(cluster: RankMap, ranks: Iterable[int]) -> Cycle:
     """Order ranks for one ring: the first of `rings`, or else a walk that sends at most one flow over each direction
     of a wire.
 
@@ -96,26 +94,26 @@ def _visit(graph: dict[int, tuple[int, ...]], start: int, order: list[int]) -> N
             stack.extend(reversed(graph[device]))
 
 
-def _units(cluster: Cluster, devices: Iterable[int]) -> list[list[int]]:
+def _units(cluster: RankMap, devices: Iterable[int]) -> list[list[int]]:
     size, found = cluster.devices_per_node * cluster.servers, dict[int, list[int]]()
     for device in devices:
         found.setdefault(device // size, []).append(device)
     return list(found.values())
 
 
-def _unit_rings(cluster: Cluster, devices: list[int]) -> tuple[Cycle, ...]:
+def _unit_rings(cluster: RankMap, devices: list[int]) -> tuple[Cycle, ...]:
     if cluster.wiring.complete and cluster.servers == 1:
         # Behind a switch every ring of a device shares its one port, so a second ring adds nothing.
         return zigzag_cycles(devices)[: 1 if cluster.wiring.switched else None]
     return disjoint_cycles(_graph(cluster, devices), _axis_rings(cluster, devices))
 
 
-def _graph(cluster: Cluster, devices: list[int]) -> dict[int, tuple[int, ...]]:
+def _graph(cluster: RankMap, devices: list[int]) -> dict[int, tuple[int, ...]]:
     used = set(devices)
     return {device: tuple(sorted(used.intersection(_wired(cluster, device)))) for device in devices}
 
 
-def _wired(cluster: Cluster, device: int) -> list[int]:
+def _wired(cluster: RankMap, device: int) -> list[int]:
     per_node = cluster.devices_per_node
     node, inside = divmod(device, per_node)
     first, server = node - node % cluster.servers, node % cluster.servers
@@ -123,7 +121,7 @@ def _wired(cluster: Cluster, device: int) -> list[int]:
     return [node * per_node + other for other in cluster.wiring.adjacent(inside)] + beside
 
 
-def _axis_rings(cluster: Cluster, devices: list[int]) -> list[list[Cycle]]:
+def _axis_rings(cluster: RankMap, devices: list[int]) -> list[list[Cycle]]:
     shape = _box(cluster, devices)
     if shape is None:
         return []
@@ -144,7 +142,7 @@ def _moved(shape: Grid, start: int, axis: int, by: int) -> int:
     return moved
 
 
-def grid(cluster: Cluster, ranks: Iterable[int]) -> Grid | None:
+def grid(cluster: RankMap, ranks: Iterable[int]) -> Grid | None:
     """Give the grid that the devices of some ranks fill, in ascending order row by row.
 
     (4, 4) for a whole trn2.48xlarge, (2, 4) for two neighbouring rows (its first side open, its second a ring), (4,
@@ -159,7 +157,7 @@ def grid(cluster: Cluster, ranks: Iterable[int]) -> Grid | None:
     return _box(cluster, list(devices)) if even and len(_units(cluster, devices)) == 1 else None
 
 
-def _box(cluster: Cluster, devices: list[int]) -> Grid | None:
+def _box(cluster: RankMap, devices: list[int]) -> Grid | None:
     inside = cluster.wiring.grid
     if inside is None:
         return None
@@ -184,7 +182,7 @@ def _walkable(side: list[int], length: int, *, wraps: bool) -> bool:
     return around or side == list(range(side[0], side[0] + len(side)))
 
 
-def hypercube_axes(cluster: Cluster, ranks: Iterable[int]) -> tuple[Axis, ...]:
+def hypercube_axes(cluster: RankMap, ranks: Iterable[int]) -> tuple[Axis, ...]:
     """Pair ranks along each bit of their index in the ascending group, the highest bit first.
 
     On a whole node the high bits are those of the device, called W, X, Y and Z on 16 devices, and the low ones
@@ -208,17 +206,17 @@ def hypercube_axes(cluster: Cluster, ranks: Iterable[int]) -> tuple[Axis, ...]:
     return tuple(_axis(cluster, group, bit) for bit in reversed(range(len(group).bit_length() - 1)))
 
 
-def _axis(cluster: Cluster, group: list[int], bit: int) -> Axis:
+def _axis(cluster: RankMap, group: list[int], bit: int) -> Axis:
     partners = tuple(group[index ^ (1 << bit)] for index in range(len(group)))
     ways = [
-        (cluster.route(rank, partner), cluster.link_kind(rank, partner))
+        (route(cluster, rank, partner), cluster.link_kind(rank, partner))
         for rank, partner in zip(group, partners, strict=True)
     ]
     longest, level = max(ways, key=lambda way: sum(link.latency_s for link in way[0]))
     return Axis(bit=bit, level=level, hops=len(longest), partners=partners)
 
 
-def bisection_bytes_per_s(cluster: Cluster) -> float:
+def bisection_bytes_per_s(cluster: RankMap) -> float:
     """Give what crosses the narrowest cut of a cluster in two halves, one way.
 
     Several units are cut between units, through the adapters of the smaller half; one UltraServer either between
@@ -236,7 +234,7 @@ def bisection_bytes_per_s(cluster: Cluster) -> float:
     return min(inside, between * cluster.bandwidth_bytes_per_s(cluster.machine.ultraserver.link))
 
 
-def _node_cut_bytes_per_s(cluster: Cluster) -> float:
+def _node_cut_bytes_per_s(cluster: RankMap) -> float:
     if cluster.devices_per_node > 1:
         return cluster.wiring.bisection_wires() * cluster.bandwidth_bytes_per_s(cluster.machine.wires.link)
     half = cluster.ranks_per_device // 2

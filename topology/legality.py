@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from .errors import TopologyError, format_ranks
+from .rankmap import RankMap
 from .rules import SHOWN_RANGES, Finding, GroupView, Local, violations
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
 
 _SUGGESTIONS = 3
 
 
-def judge(cluster: Cluster, ranks: Sequence[int]) -> tuple[Finding, ...]:
+def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
     """List the rules that a group breaks; see `Cluster.judge`."""
     group = _group(cluster, ranks)
     view = _view(cluster, group)
     return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in violations(cluster.rules, view))
 
 
-def check_group(cluster: Cluster, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
+def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
     """Raise for an illegal group, warn about a doubtful one; see `Cluster.check_group`."""
     findings = judge(cluster, ranks)
     for finding in findings:
@@ -34,7 +31,7 @@ def check_group(cluster: Cluster, ranks: Sequence[int], *, strict: bool, warn: b
     return findings
 
 
-def check_groups(cluster: Cluster, partition: Sequence[Sequence[int]], *, strict: bool) -> tuple[Finding, ...]:
+def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict: bool) -> tuple[Finding, ...]:
     """Raise unless groups are equally long, disjoint and each legal; see `Cluster.check_groups`."""
     owner: dict[int, int] = {}
     for index, group in enumerate(partition):
@@ -48,7 +45,7 @@ def check_groups(cluster: Cluster, partition: Sequence[Sequence[int]], *, strict
     return tuple(finding for group in partition for finding in check_group(cluster, group, strict=strict))
 
 
-def _group(cluster: Cluster, ranks: Sequence[int]) -> Local:
+def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
     if not ranks:
         raise TopologyError("a group needs at least one rank, found none")
     for rank in ranks:
@@ -60,7 +57,7 @@ def _group(cluster: Cluster, ranks: Sequence[int]) -> Local:
     return group
 
 
-def _view(cluster: Cluster, group: Local) -> GroupView:
+def _view(cluster: RankMap, group: Local) -> GroupView:
     local: dict[int, list[int]] = {}
     for rank in group:
         node, index = divmod(rank, cluster.ranks_per_node)
@@ -80,7 +77,7 @@ def _view(cluster: Cluster, group: Local) -> GroupView:
     )
 
 
-def _refusal(cluster: Cluster, finding: Finding) -> TopologyError:
+def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
     rule, group = finding.rule, finding.ranks
     return TopologyError(
         f"group {format_ranks(group, most=SHOWN_RANGES)} of {len(group)} ranks is not legal on {cluster.name}",
@@ -91,7 +88,7 @@ def _refusal(cluster: Cluster, finding: Finding) -> TopologyError:
     )
 
 
-def nearest(cluster: Cluster, group: Local) -> tuple[Local, ...]:
+def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
     """Find the legal groups nearest in size to a group and, of those, the ones that share most with it; at most three.
 
     Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first
@@ -117,21 +114,21 @@ def nearest(cluster: Cluster, group: Local) -> tuple[Local, ...]:
     return tuple(candidate for candidate, _ in zip(legal, range(_SUGGESTIONS), strict=False))
 
 
-def legal_groups(cluster: Cluster, size: int) -> tuple[Local, ...]:
+def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
     """List the legal runs and named sets of a size on node 0."""
     return tuple(local for local in _legal_local(cluster) if len(local) == size)
 
 
-def _passes(cluster: Cluster, group: Local) -> bool:
+def _passes(cluster: RankMap, group: Local) -> bool:
     return not any(rule.severity == "error" for rule in violations(cluster.rules, _view(cluster, group)))
 
 
 @lru_cache(maxsize=64)
-def _legal_local(cluster: Cluster) -> tuple[Local, ...]:
+def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
     return tuple(local for local in _local_candidates(cluster) if len(local) > 1 and _passes(cluster, local))
 
 
-def _local_candidates(cluster: Cluster) -> Iterator[Local]:
+def _local_candidates(cluster: RankMap) -> Iterator[Local]:
     ranks, rules = cluster.ranks_per_node, cluster.rules
     named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
     listed = [

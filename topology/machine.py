@@ -6,15 +6,13 @@ Nothing here computes; `wiring` and `cluster` do.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from .rules import Confidence, Rule
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
-LINK_KINDS: tuple[LinkKind, ...] = get_args(LinkKind)
 
 Shape = Literal["none", "ring", "chain", "torus", "grid", "full", "switch", "links"]
-SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
+class WiringSpec:
     """How the devices of one node are joined.
 
     Attributes:
@@ -143,7 +141,7 @@ class Machine:
     description: str = ""
     devices: int | None
     chip: Chip
-    wires: Wires
+    wires: WiringSpec
     links: tuple[LinkSpec, ...]
     network: Network | None = None
     ultraserver: UltraServer | None = None

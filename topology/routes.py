@@ -1,26 +1,15 @@
-"""Places, wires, and the way from one rank to another."""
+"""Wires, and the way from one rank to another."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .errors import TopologyError
 from .grid import torus
 from .machine import LinkKind
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank sits: node of the cluster, device of the node, logical core of the device."""
-
-    node: int
-    device: int
-    core: int
+from .rankmap import RankMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +51,7 @@ class Link:
     bandwidth_bytes_per_s: float
 
 
-def route(cluster: Cluster, a: int, b: int) -> tuple[Link, ...]:
+def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:
     """List the directed links from rank a to rank b; see `Cluster.route`."""
     kind, here, there = cluster.link_kind(a, b), cluster.place(a), cluster.place(b)
     if kind == "self":
@@ -84,7 +73,7 @@ def route(cluster: Cluster, a: int, b: int) -> tuple[Link, ...]:
     return _through(cluster, kind, src, FABRIC, dst)
 
 
-def _between_devices(cluster: Cluster, node: int, src: int, dst: int) -> tuple[Link, ...]:
+def _between_devices(cluster: RankMap, node: int, src: int, dst: int) -> tuple[Link, ...]:
     ports = [Port("device", node, device) for device in cluster.wiring.path(src, dst)]
     kind = cluster.machine.wires.link
     if cluster.wiring.switched and src != dst:
@@ -92,20 +81,20 @@ def _between_devices(cluster: Cluster, node: int, src: int, dst: int) -> tuple[L
     return _wired(cluster, kind, ports)
 
 
-def _between_servers(cluster: Cluster, src: int, dst: int, device: int) -> tuple[Link, ...]:
+def _between_servers(cluster: RankMap, src: int, dst: int, device: int) -> tuple[Link, ...]:
     first = src - src % cluster.servers
     way = torus(cluster.servers).path(src - first, dst - first)
     assert cluster.machine.ultraserver is not None
     return _wired(cluster, cluster.machine.ultraserver.link, [Port("device", first + server, device) for server in way])
 
 
-def _wired(cluster: Cluster, kind: LinkKind, ports: list[Port]) -> tuple[Link, ...]:
+def _wired(cluster: RankMap, kind: LinkKind, ports: list[Port]) -> tuple[Link, ...]:
     if len(ports) < 2:
         return ()
     latency_s, rate = cluster.latency_s(kind), cluster.bandwidth_bytes_per_s(kind)
     return tuple(Link(kind, near, far, latency_s, rate) for near, far in pairwise(ports))
 
 
-def _through(cluster: Cluster, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
+def _through(cluster: RankMap, kind: LinkKind, src: Port, middle: Port, dst: Port) -> tuple[Link, ...]:
     rate = cluster.bandwidth_bytes_per_s(kind) * (cluster.nics_per_bundle if middle == FABRIC else 1)
     return (Link(kind, src, middle, cluster.latency_s(kind), rate), Link(kind, middle, dst, 0.0, rate))

@@ -9,15 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from .errors import TopologyWarning, format_ranks
 
 Confidence = Literal["A", "B", "C", "D", "E"]
 Severity = Literal["error", "warning"]
 Kind = Literal["sizes", "multiple", "tiles", "sets", "devices", "node", "symmetric", "servers", "peers"]
-MARKS: tuple[Confidence, ...] = get_args(Confidence)
-KINDS: tuple[Kind, ...] = get_args(Kind)
 
 LOCAL_KINDS: tuple[Kind, ...] = ("sizes", "multiple", "tiles", "sets", "devices")
 """Kinds that restrict the ranks that a group has on one node."""

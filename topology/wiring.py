@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from .grid import Grid, open_grid, torus
-from .machine import Wires
+from .machine import WiringSpec
 
 _EXHAUSTIVE_DEVICES = 16
 
@@ -31,7 +31,7 @@ class Wiring:
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, wires: Wires, devices: int) -> Wiring:
+    def of(cls, wires: WiringSpec, devices: int) -> Wiring:
         """Build the graph that a machine file describes; it may be disconnected."""
         if wires.shape in ("full", "switch"):
             return cls(devices=devices, complete=True, switched=wires.shape == "switch")

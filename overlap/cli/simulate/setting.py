@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import topology
-from topology.instances import assemble
 
 from ... import Interference, Virtual
 from ...collectives.select import check_algorithm
@@ -238,7 +237,7 @@ class Setting:
             return own
         any_number = own.machine.devices is None
         same = {"nodes": own.nodes, "lnc": own.lnc, "ranks": own.world_size if any_number else None}
-        return assemble(own.machine, **{**same, **size}, strict=own.strict, edition=own.edition)
+        return topology.Cluster.of(own.machine, **{**same, **size}, strict=own.strict, edition=own.edition)
 
     def _virtual(self, own: Virtual) -> Virtual:
         """Return the program's assumptions, but for those that are set."""

@@ -1,9 +1,16 @@
 """Machine files: a stranger's machine works like ours, and every mistake is one line that names the key."""
 
+import re
+import tomllib
+from datetime import date
+from typing import get_args
+
 import pytest
 
 import topology
-from topology import Cluster, TopologyError, TopologyWarning
+from topology import Cluster, LinkKind, TopologyError, TopologyWarning
+from topology.document import LinksTable
+from topology.machinefile import parse
 
 GOOD = """
 name = "mine"
@@ -123,18 +130,23 @@ def test_extending_changes_only_what_is_said(write):
 
 BAD = [
     ("devices = 4", "", "devices: missing, expected a whole number"),
-    ("devices = 4", "devices = 0", "devices: expected a whole number, 1 or more, found 0"),
+    ("devices = 4", "devices = 0", 'devices: expected a whole number, 1 or more, or "any", found 0'),
     ("devices = 4", "devices = 4097", "devices: expected at most 4096, found 4097"),
-    ("devices = 4", "devices = true", "devices: expected a whole number, 1 or more, found True"),
+    ("devices = 4", "devices = true", 'devices: expected a whole number, 1 or more, or "any", found True'),
     ("devices = 4", "devices = 5", "wires.pairs: expected a connected graph, found no way from device 0 to 4"),
     ("devices = 4", "devices = 3", "wires.pairs: expected pairs of different devices below 3, found [2, 3]"),
     ("[0, 1]", "[1, 1]", "wires.pairs: expected pairs of different devices below 4, found [1, 1]"),
-    ("[0, 1]", "[0]", "wires.pairs: expected a list of pairs such as [[0, 1], [1, 2]], found [[0], "),
+    ("[0, 1]", "[0]", "wires.pairs[0]: expected a pair such as [0, 1], found [0]"),
     ("cores = 2", "cores = 2\nlnc = [3]", "chip.lnc: expected divisors of the 2 cores, found [3]"),
     ("cores = 2", "cores = 2\nlnc = []", "chip.lnc: expected divisors of the 2 cores, found []"),
-    ("cores = 2", "core = 2", "chip.cores: missing, expected a whole number"),
+    ("cores = 2", "core = 2", "chip.core: unknown key; did you mean 'cores'? known here: name, cores, lnc"),
+    ("cores = 2", "", "chip.cores: missing, expected a whole number, 1 or more"),
     ("cores = 2", "cores = 2\ncorse = 2", "chip.corse: unknown key; did you mean 'cores'?"),
-    ("bf16 = 1e12", 'bf16 = "fast"', "chip.flops_per_s.bf16: expected a positive number, found 'fast'"),
+    (
+        "bf16 = 1e12",
+        'bf16 = "fast"',
+        "chip.flops_per_s.bf16: expected a positive number, or { value, source, confidence }, found 'fast'",
+    ),
     ('shape = "links"', 'shape = "star"', "wires.shape: expected one of none, ring, chain, torus, grid, full,"),
     ('shape = "links"', 'shape = "torus"', "wires.dims: missing, expected a list of whole numbers"),
     (
@@ -144,13 +156,21 @@ BAD = [
     ),
     ('link = "nvlink"', 'link = "roce"', "wires.link: expected a kind that has a [links.*] table: chip, nvlink, ether"),
     ('link = "ethernet"', 'link = "efa"', "network.link: expected a kind that has a [links.*] table: chip, nvlink,"),
-    ("[links.nvlink]", "[links.nvlnk]", "unknown link kind in mine.toml: links.nvlnk: 'nvlnk'; did you mean 'nvlink'?"),
-    ("latency_s = 1e-6", "latency_s = -1", "links.nvlink.latency_s: expected a number, 0 or more, found -1"),
+    (
+        "[links.nvlink]",
+        "[links.nvlnk]",
+        "links.nvlnk: unknown key; did you mean 'nvlink'? known here: chip, neuron",
+    ),
+    (
+        "latency_s = 1e-6",
+        "latency_s = -1",
+        "links.nvlink.latency_s: expected a number, 0 or more, or { value, source, confidence }, found -1",
+    ),
     ("value = 2e10", "value = -2e10", "links.nvlink.bandwidth_bytes_per_s.value: expected a positive number, found -2"),
     ("value = 2e10", "value = nan", "links.nvlink.bandwidth_bytes_per_s.value: expected a positive number, found nan"),
-    ("value = 2e10, ", "", "links.nvlink.bandwidth_bytes_per_s.value: missing, expected a number"),
+    ("value = 2e10, ", "", "links.nvlink.bandwidth_bytes_per_s.value: missing, expected a positive number"),
     ('confidence = "C"', 'confidence = "Z"', "links.nvlink.bandwidth_bytes_per_s.confidence: expected one of A, B, C"),
-    ("latency_s = 2e-5\n", "", "links.ethernet.latency_s: missing, expected a number, or { value, source, confid"),
+    ("latency_s = 2e-5\n", "", "links.ethernet.latency_s: missing, expected a number, 0 or more, or { value, sour"),
     ("nics = 8", "nics = 1.5", "network.nics: expected a whole number, found 1.5"),
     ('kind = "multiple"', 'kind = "even"', "rules[0].kind: expected one of sizes, multiple, tiles, sets, devices"),
     ("sizes = [2]", "", "rules[0].sizes: expected numbers, because the kind is 'multiple', found none"),
@@ -160,6 +180,23 @@ BAD = [
     ("[network]", "numa = [0]\n[network]", "links.ethernet.numa: unknown key"),
     ("devices = 4", "devices = 4\nnuma = [0, 1]", "numa: expected one number for each of 4 devices, found 2 numbers"),
     ("devices = 4", 'devices = 4\nextends = "mine"', "extends: expected one of dl1.24xlarge, "),
+    ("devices = 4", 'devices = "any"', "wires.shape: expected full or switch, because devices is 'any', found 'links'"),
+    ("cores = 2", 'cores = "2"', "chip.cores: expected a whole number, 1 or more, found '2'"),
+    (
+        '[chip]\nname = "Thing"\ncores = 2\n\n[chip.flops_per_s]\nbf16 = 1e12',
+        "chip = 3",
+        "chip: expected a table, found 3",
+    ),
+    ("[1, 3]]", "[1, 3]]\ndims = [4]", "wires.dims: expected nothing, because the shape is 'links', found [4]"),
+    ('link = "nvlink"', "", "wires.link: missing, expected a kind that has a [links.*] table"),
+    (
+        "sizes = [2]",
+        'sizes = [2]\nsets = ["7-3"]',
+        "rules[0].sets: '7-3' is not a list of ranks: the range 7-3 runs",
+    ),
+    ("sizes = [2]", 'sizes = [2]\nexempts = ["all"]', "rules[0].exempts[0]: expected one of sizes, multiple, tiles"),
+    ('id = "pairs"', "id = {}", "rules[0].id: expected a text, found {}"),
+    ("devices = 4", "devices = 4\nx = " + "[" * 20_000, "is not TOML: "),
     ("devices = 4", "devices = 4\nstrict = 1", "strict: expected true or false, found 1"),
     ("[chip]", "[chip", "is not TOML: "),
 ]
@@ -173,6 +210,47 @@ def test_every_mistake_is_one_line_that_names_the_key(write, old, new, message):
     assert message in str(caught.value)
     assert "mine.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_rule_without_a_proper_id_beside_those_of_a_machine(write):
+    with pytest.raises(TopologyError, match=r"^mine\.toml: rules\[\d+\]\.id: expected a text, found \{\}$"):
+        Cluster.load(write('extends = "trn2.48xlarge"\n[[rules]]\nid = {}\nkind = "node"\ntext = "mine"\n'))
+
+
+ODD = [{}, [], [[]], [{}], "", "x", -1, 0, 1.5, float("nan"), True, 10**30, {"value": {}}, date(2026, 1, 1)]
+
+
+def places(table, path=()):
+    for key, value in table.items() if isinstance(table, dict) else enumerate(table):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+@pytest.mark.parametrize("path", list(places(tomllib.loads(GOOD))), ids=str)
+def test_whatever_stands_in_a_place_is_taken_or_named(path):
+    for odd in ODD:
+        document = tomllib.loads(GOOD)
+        table = document
+        for key in path[:-1]:
+            table = table[key]
+        table[path[-1]] = odd
+        told = complained(document)
+        assert told is None or re.fullmatch(
+            r"mine\.toml: \w[^ ]*: (expected|missing,|unknown key;|'.*' is not) .*", told
+        )
+
+
+def complained(document):
+    try:
+        parse(document, where="mine.toml")
+    except TopologyError as error:
+        return str(error)
+    return None
+
+
+def test_all_kinds_of_links_can_be_written():
+    assert set(LinksTable.__struct_fields__) == set(get_args(LinkKind)) - {"self", "none"}
 
 
 def test_missing_file(tmp_path):
