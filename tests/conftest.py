@@ -1,6 +1,7 @@
-"""What must hold after every test of every room: nothing that it started is left behind."""
+"""What must hold around every test of every room: signals act as in a terminal, and nothing is left behind."""
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,25 @@ import pytest
 _DESCRIPTORS = Path("/proc/self/fd")
 # Trio keeps idle worker threads for ten seconds, to use them again.
 _CACHED = "Trio thread"
+
+
+_SIGNALS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGQUIT: signal.SIG_DFL,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_act_as_in_a_terminal() -> Iterator[None]:
+    """Who starts pytest in the background, or under nohup, lets it ignore signals, and all that tests start."""
+    before = {number: signal.signal(number, handler) for number, handler in _SIGNALS.items()}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _threads() -> set[threading.Thread]:

@@ -80,10 +80,14 @@ class Outcome:
     asked: signal.Signals | None
 
 
-async def launch(what: Launch) -> Outcome:
+async def launch(what: Launch, *, process: Callable[..., NodeProcess] = NodeProcess) -> Outcome:
     """Start the processes and stay until all have ended; the first failure, or a signal, ends them all.
 
     However this ends, by an error or by cancellation too, no process of it is left.
+
+    Args:
+        what: What to start.
+        process: Starts the process of one node; takes what `NodeProcess` takes.
 
     Raises:
         OSError: If a process cannot be started, or nobody reads what one prints.
@@ -97,7 +101,7 @@ async def launch(what: Launch) -> Outcome:
             kept.callback(os.close, secret)
             for node in what.here:
                 log = kept.enter_context(Log(f"{what.log_dir}/node-{node}.log")) if what.log_dir else None
-                watch.members.append(NodeProcess(what, node, secret=secret, screen=watch.screen, log=log))
+                watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
             await watch.run(signals)
         finally:
             for member in watch.members:

@@ -279,3 +279,9 @@ def test_sweeps_that_cannot_be_meant(overlap, script, options, message):
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_sweep_without_a_script_is_refused_before_anything_runs(overlap):
+    code, out, err = overlap("simulate", "--sweep", "ms=1,2")
+    assert (code, out) == (2, "")
+    assert err == "overlap: simulate: name a SCRIPT, or -m MODULE (`overlap simulate --help` explains)\n"

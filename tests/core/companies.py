@@ -51,6 +51,8 @@ class Company:
         self.member, self._everybody = member, everybody
         self._send, self._receive = trio.open_memory_channel[tuple[int, bytes | None, str]](float("inf"))
         self._parted = trio.Event()
+        self._handing: str | None = None  # what the message is about that its world is acting on
+        self._heard: dict[str, trio.Event] = {}
         self._given: dict[str, bytes] = {}
         self._asked: dict[str, trio.Event] = {}
         everybody.append(self)
@@ -75,8 +77,16 @@ class Company:
         return self
 
     async def __anext__(self) -> tuple[int, Mapping[str, Any] | None, str]:
-        member, message, reason = await self._receive.receive()
-        return member, None if message is None else msgpack.unpackb(message), reason
+        if self._handing is not None:
+            self._heard.setdefault(self._handing, trio.Event()).set()
+        member, packed, reason = await self._receive.receive()
+        message = None if packed is None else msgpack.unpackb(packed)
+        self._handing = None if message is None else str(message.get("what"))
+        return member, message, reason
+
+    async def heard(self, what: str) -> None:
+        """Wait until this process has acted on a message about `what`."""
+        await self._heard.setdefault(what, trio.Event()).wait()
 
     async def exchange(self, name: str, mine: bytes) -> list[bytes]:
         self._given[name] = mine

@@ -136,6 +136,30 @@ def test_a_sender_that_has_gone_on_is_told_that_it_differed() -> None:
         assert "operation #0 on group 'world' differs between ranks" in str(error)
 
 
+@pytest.mark.parametrize("before", [0, 1], ids=["in a group that has not met yet", "in one that has"])
+def test_a_call_that_was_told_before_anybody_came_to_it_is_compared_when_somebody_does(before: int) -> None:
+    told = trio.Event()
+
+    async def main(rank: overlap.Rank) -> None:
+        for _ in range(before):
+            await rank.barrier()
+        if rank.rank == 0:
+            await rank.broadcast(np.zeros(2), root=0)  # says at once what it carries, and is over when sent
+            await rank.barrier()
+        else:
+            await told.wait()
+            await rank.permute(np.zeros(1), [])  # no wire: over at once, so that nobody else can find the difference
+
+    async def nemesis(everybody: list[Company]) -> None:
+        await everybody[1].heard("call")
+        told.set()
+
+    for error in failures(run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)):
+        assert f"operation #{before} on group 'world' differs between ranks" in str(error)
+        assert "rank 0 called broadcast(float64 (2,)" in str(error)
+        assert "rank 1 called permute(float64 (1,)" in str(error)
+
+
 def test_a_failure_names_the_rank_in_the_other_process() -> None:
     async def main(rank: overlap.Rank) -> None:
         if rank.rank == 3:
@@ -166,7 +190,7 @@ def test_a_failed_input_fails_the_operation_in_every_process() -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["before the others come", "while the others wait"])
 def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
-    waiting = trio.Event()
+    waiting, gone = trio.Event(), trio.Event()
 
     async def main(rank: overlap.Rank) -> None:
         if rank.rank == 3:
@@ -174,25 +198,36 @@ def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
                 await waiting.wait()
             return
         if first:
-            await rank._world._neighbours._next_news()
+            await gone.wait()
         future = rank.all_reduce(np.zeros(2))
         waiting.set()
         await future
 
-    for error in failures(run_far(main, 4, 1)):
+    async def nemesis(everybody: list[Company]) -> None:
+        for company in everybody[:3]:
+            await company.heard("left")
+        gone.set()
+
+    for error in failures(run_far(main, 4, 1, nemesis=nemesis)):
         assert error.rank == 3
         assert "rank 3 finished its program while rank" in str(error)
 
 
 def test_a_rank_may_leave_while_its_message_is_under_way() -> None:
+    gone = trio.Event()
+
     async def main(rank: overlap.Rank) -> float:
         if rank.rank == 0:
             rank.send(np.array([4.0]), 1)
             return 0.0
-        await rank._world._neighbours._next_news()  # rank 0 has said something: that it has finished
+        await gone.wait()
         return float((await rank.recv(((1,), "float64"), 0))[0])
 
-    assert run_far(main, 2, 1) == [0.0, 4.0]
+    async def nemesis(everybody: list[Company]) -> None:
+        await everybody[1].heard("call")  # of the message, which waits for long: its sender's program is over
+        gone.set()
+
+    assert run_far(main, 2, 1, nemesis=nemesis) == [0.0, 4.0]
 
 
 def test_a_stall_reports_the_ranks_of_every_process() -> None:

@@ -106,7 +106,13 @@ def test_a_batch_script_is_one_process():
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"OVERLAP_NNODES": "4"}],
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"OVERLAP_NNODES": "4"},
+        own(node=0, nodes=1),
+    ],
 )
 def test_a_world_of_one_process_has_no_place(environ):
     assert find_place(environ) is None
@@ -172,6 +178,11 @@ def test_several_ranks_in_each_process_of_another_launcher():
     place = find_place(MPICH | {"OVERLAP_RANKS": "32", "OVERLAP_NNODES": "4"})
     assert (place.ranks_per_process, place.ranks) == (4, range(20, 24))
     assert (place.node, place.nodes) == (2, 4)
+
+
+def test_processes_of_several_machines_may_be_one_node():
+    place = find_place(MPICH | {"OVERLAP_NNODES": "1"})
+    assert (place.node, place.nodes, place.process, place.processes) == (0, 1, 5, 8)
 
 
 def test_settings_of_the_transport_are_part_of_the_place():

@@ -5,6 +5,7 @@ import pytest
 
 import topology
 from overlap.collectives.cost import parameters
+from overlap.collectives.placement import place
 from overlap.virtual import Conditions, demand
 from overlap.virtual.conditions import SlowWires
 from overlap.virtual.messages import Messages
@@ -63,3 +64,15 @@ def test_a_message_is_on_its_wires_first_and_then_on_the_way():
     for stage in found.stages:
         assert stage.needs == dict(zip(stage.resources.tolist(), stage.shares.tolist(), strict=True))
         assert np.all(stage.shares > 0)
+
+
+@pytest.mark.parametrize("name", ["trn1.32xlarge x2", "trn2.48xlarge", "dl1.24xlarge x2"])
+def test_it_takes_the_wires_from_the_sender_to_the_receiver(name):
+    cluster = topology.cluster(name)
+    resources, shared = Resources(cluster), messages(cluster, Conditions())
+    for src, dst in [(0, cluster.world_size - 1), (cluster.world_size - 1, 0), (3, 5), (5, 3)]:
+        found = shared.demand(src, dst, 1 << 20, 0)
+        way = place(cluster, [src, dst]).routes(np.array([0]), np.array([1])).wire
+        taken = {each for each in found.resources.tolist() if resources.kind_and_number(each)[0] == "wire"}
+        assert taken == set(resources.wires(way).tolist())
+        assert found.ranks.tolist() == [src, dst]

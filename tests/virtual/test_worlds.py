@@ -197,6 +197,25 @@ def test_a_message_waits_for_its_receiver_on_the_way():
     assert simulate(main, 2)[0] == [100 * MS, 100 * MS], "it had come before"
 
 
+@pytest.mark.parametrize(
+    ("pair", "message_ms", "permute_ms"),
+    [((0, 1), 20, 25), ((1, 0), 10, 15)],
+    ids=["the same way", "the other way"],
+)
+def test_a_message_shares_the_wire_of_its_own_direction_only(pair, message_ms, permute_ms):
+    """10 KB from rank 0 to rank 1 beside a permute of 15 KB."""
+
+    async def main(rank):
+        message = rank.recv(((10 * KB,), np.uint8), 0) if rank.rank else rank.send(zeros(10 * KB), 1)
+        await rank.permute(zeros(15 * KB), [pair])
+        await message
+
+    _, timeline = simulate(main, 2)
+    assert {each.info.op: each.end_ns for each in timeline.for_rank(1 - pair[0])} == {
+        "permute": permute_ms * MS, "send/recv": message_ms * MS,
+    }  # fmt: skip
+
+
 def test_a_ring_of_messages():
     async def main(rank):
         right, left = (rank.rank + 1) % rank.world_size, (rank.rank - 1) % rank.world_size

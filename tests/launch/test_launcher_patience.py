@@ -1,0 +1,137 @@
+"""How long a launcher waits for nodes that it has asked to end, and what it does then: on a clock of the test."""
+
+import signal
+from contextlib import asynccontextmanager
+from math import inf
+from signal import SIGINT, SIGKILL, SIGTERM
+from types import SimpleNamespace
+
+import trio
+from trio.testing import MockClock
+
+from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, Launch, launch
+
+GRACE_S = 30.0
+
+
+class Node:
+    """The process of a node that ends at an instant of Trio's clock of tests, or so long after a signal."""
+
+    def __init__(self, node, *, ends_s=inf, returncode=0, status=None, **after):
+        self.node, self.status, self.stopped = node, status, False
+        self.process = SimpleNamespace(returncode=None)
+        self.got = []
+        self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
+        self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
+        self.out = self.err = SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)
+        self.listen = self.said_all = trio.lowlevel.checkpoint
+
+    async def reaped(self):
+        if self.process.returncode is None:
+            with self._life:
+                await trio.sleep_forever()
+            self.process.returncode = -self.got[-1][1] if self.got else self._last
+        return self.process.returncode
+
+    def send(self, number):
+        if self.process.returncode is None:
+            now_s = trio.current_time()
+            self.got.append((now_s, number))
+            self._life.deadline = min(self._life.deadline, now_s + self._after_s[number])
+
+    def ending(self):
+        return self.node
+
+    def close(self):
+        pass
+
+
+def launched(*lives, ctrl_c_s=()):
+    """Launch nodes and press Ctrl-C at some instants; return (outcome, nodes, what was reported when, end)."""
+    nodes, told = [], []
+    what = Launch(
+        command=["none"], environ={}, nodes=len(lives), here=range(len(lives)), ranks_per_node=1, endpoint=("", 0),
+        listener=None, job="", secret=b"of this test", prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
+        report=lambda line: told.append((trio.current_time(), line)),
+    )  # fmt: skip
+
+    def process(_, node, **settings):
+        assert set(settings) == {"secret", "screen", "log"}
+        nodes.append(Node(node, **lives[node]))
+        return nodes[-1]
+
+    async def main():
+        async with pressing(ctrl_c_s):
+            outcome = await launch(what, process=process)
+        return outcome, trio.current_time()
+
+    outcome, end_s = trio.run(main, clock=MockClock(autojump_threshold=0))
+    return outcome, nodes, told, end_s
+
+
+@asynccontextmanager
+async def pressing(instants_s):
+    async def press():
+        for instant_s in instants_s:
+            await trio.sleep_until(instant_s)
+            signal.raise_signal(SIGINT)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(press)
+        yield
+
+
+def waits(*nodes):
+    names = ", ".join(f"node {node}" for node in nodes)
+    return f"waiting up to 30 s for {names} to end; once more, and they are killed at once"
+
+
+def test_after_ctrl_c_a_slow_node_is_left_alone_to_its_own_end():
+    outcome, nodes, told, end_s = launched({}, {"SIGINT": 20}, ctrl_c_s=[5])
+    assert [node.got for node in nodes] == [[(5, SIGINT)]] * 2
+    assert (end_s, outcome.asked, outcome.endings) == (25, SIGINT, [0, 1])
+    assert told == [(5 + PATIENCE_S, waits(1))]
+
+
+def test_nodes_that_end_at_once_are_not_waited_for():
+    outcome, nodes, told, end_s = launched({"SIGINT": 0.5}, {}, ctrl_c_s=[5])
+    assert [node.got for node in nodes] == [[(5, SIGINT)]] * 2
+    assert (end_s, outcome.endings, told) == (5.5, [1, 0], [])
+
+
+def test_the_second_ctrl_c_kills_who_is_left():
+    outcome, nodes, told, end_s = launched({}, {"SIGINT": 20}, {"SIGINT": inf}, ctrl_c_s=[5, 8])
+    assert [node.got for node in nodes] == [[(5, SIGINT)], *[[(5, SIGINT), (8, SIGKILL)]] * 2]
+    assert (end_s, outcome.asked, told) == (8, SIGINT, [(5 + PATIENCE_S, waits(1, 2))])
+
+
+def test_after_the_grace_who_is_left_is_killed():
+    outcome, nodes, told, end_s = launched({"SIGINT": 29}, {"SIGINT": inf}, ctrl_c_s=[1])
+    assert [node.got for node in nodes] == [[(1, SIGINT)], [(1, SIGINT), (1 + GRACE_S, SIGKILL)]]
+    assert (end_s, outcome.endings) == (1 + GRACE_S, [0, 1])
+    assert told[1:] == [(1 + GRACE_S, "node 1 did not end within 30 s and is killed")]
+
+
+def test_a_failure_gives_the_others_time_to_find_out_and_then_tells_them():
+    outcome, nodes, told, end_s = launched({"ends_s": 3, "returncode": 1}, {"SIGTERM": 2}, {"SIGTERM": inf})
+    told_s = 3 + PEACE_S
+    assert [node.got for node in nodes] == [[], [(told_s, SIGTERM)], [(told_s, SIGTERM), (told_s + GRACE_S, SIGKILL)]]
+    assert (end_s, outcome.asked, outcome.endings) == (told_s + GRACE_S, None, [0, 1, 2])
+    assert told == [(end_s, "node 2 did not end within 30 s and is killed")]
+    assert [node.stopped for node in nodes] == [False, True, True]
+
+
+def test_after_a_victim_the_one_at_fault_has_longer():
+    victim = {"ends_s": 3, "returncode": 1, "status": SimpleNamespace(cause=False)}
+    _, nodes, _, end_s = launched(victim, {})
+    assert nodes[1].got == [(end_s, SIGTERM)]
+    assert end_s == 3 + SEARCH_S + PEACE_S
+    _, nodes, _, end_s = launched(victim, {"ends_s": 4, "returncode": 1}, {})
+    assert nodes[2].got == [(end_s, SIGTERM)]
+    assert end_s == 4 + PEACE_S
+
+
+def test_a_node_that_ends_well_ends_nobody():
+    outcome, nodes, told, end_s = launched({"ends_s": 3}, {"ends_s": 4000})
+    assert [node.got for node in nodes] == [[], []]
+    assert (end_s, outcome.endings, told) == (4000, [0, 1], [])
