@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import trio
 from trio.lowlevel import TrioToken
 
+from ..collectives.reduce import Array
 from ..timeline.spans import call_site
-from .future import Failure, Future, pending_in, resolve
+from .future import Failure, Future, resolve
+from .memory.lent_arguments import arrays_in, explain
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -32,14 +34,15 @@ class ComputeFuture(Future[T_co]):
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
     """
 
-    __slots__ = ("_code", "_instruction", "args", "cost", "function", "name")
-
-    lent = ()  # no arrays are lent to computes
+    __slots__ = ("_code", "_instruction", "args", "awaited", "cost", "function", "lent", "name", "running")
 
     def __init__(self, function: Callable[..., T_co], args: tuple[object, ...], name: str, frame: FrameType) -> None:
         super().__init__()
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
+        self.lent: list[Array] = []  # the arrays that are locked for it
+        self.awaited: list[Future[object]] = []  # among the arguments
+        self.running = False
         self.cost: tuple[int, str] | None = None
         self._code, self._instruction = frame.f_code, frame.f_lasti
 
@@ -64,12 +67,50 @@ class ComputeStream(ABC):
         """Return what a function takes in nanoseconds, and what limits it; None where only the clock can tell."""
         return None
 
+    def lend(self, operation: ComputeFuture[T_co]) -> None:
+        """Lock the arrays among its arguments, those that settled futures hold included."""
+        arrays, others = arrays_in(operation.args)
+        for other in others:
+            if isinstance(other, Future):
+                operation.awaited.append(other)
+                if other.done:
+                    arrays += arrays_in((other._outcome()[0],))[0]
+        if arrays:
+            self._lock(operation, arrays)
+
+    def resolve(self, operation: ComputeFuture[T_co]) -> tuple[tuple[object, ...], Failure | None]:
+        """Return the arguments, which exist by now, and lock the arrays that the futures among them have become."""
+        if not operation.awaited:
+            return operation.args, None
+        args, failure = resolve(operation.args)
+        if failure is not None:
+            return (), failure
+        resolved = cast("tuple[object, ...]", args)
+        self._lock(operation, arrays_in(resolved)[0])
+        return resolved, None
+
+    def _lock(self, operation: ComputeFuture[T_co], arrays: list[Array]) -> None:
+        if not self._rank._world.clock.shapes_only:  # else there is nothing to spoil
+            lock = self._rank._world.locks.lock
+            operation.lent += [array for array in arrays if lock(array)]
+
+    def give_back(self, operation: ComputeFuture[T_co], value: object = None) -> None:
+        """Unlock the arrays of a function that has returned `value` or will never run; any thread."""
+        lent = operation.lent
+        if lent:
+            locks = self._rank._world.locks
+            locks.follow(arrays_in((value,))[0], lent)
+            while lent:
+                locks.unlock(lent.pop())
+
     @abstractmethod
     def submit(self, operation: ComputeFuture[object]) -> None:
         """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
 
     def abandon(self, operation: ComputeFuture[object], error: BaseException) -> None:
         """Fail an operation that has not run because the world has failed; the loop's thread only."""
+        if not operation.running:
+            self.give_back(operation)
         if not operation.done:
             operation._settle(None, Failure(error, seen=True))
         self._ended(operation)
@@ -127,25 +168,29 @@ class ThreadedCompute(ComputeStream):
             self._token.run_sync_soon(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
+        operation.running = True
         value, failure = None, None
         try:
             value, failure = self._call(operation)
         except BaseException as error:
+            explain(error)
             failure = Failure(error)
-        operation.function, operation.args = None, ()
+        self.give_back(operation, value)
+        operation.function, operation.args, operation.awaited = None, (), []
         if not operation.done:  # the world may have given it up meanwhile
             operation._settle(value, failure)
         self._token.run_sync_soon(self._ended, operation)
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
-        for future in pending_in(operation.args):
-            future._block()
-        args, failure = resolve(operation.args)
+        for future in operation.awaited:
+            if not future.done:
+                future._block()
+        args, failure = self.resolve(operation)
         function = operation.function
         if failure is not None or self._stopped or function is None:
             return None, failure
         started_ns = perf_counter_ns()
         try:
-            return function(*cast("tuple[object, ...]", args)), None
+            return function(*args), None
         finally:
             self._rank.record(("compute", "compute", operation.name, started_ns, perf_counter_ns(), None))

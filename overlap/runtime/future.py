@@ -218,10 +218,3 @@ def _items(value: object) -> list[object]:
 
 def _holds_future(value: object) -> bool:
     return isinstance(value, Future) or any(map(_holds_future, _items(value)))
-
-
-def pending_in(value: object) -> list[Future[object]]:
-    """Return the unsettled futures that `value` is or holds."""
-    if isinstance(value, Future):
-        return [] if value.done else [value]
-    return [future for item in _items(value) for future in pending_in(item)]

@@ -209,11 +209,8 @@ class CollectiveFuture(Future[T_co]):
             self._lend(x)
 
     def _lend(self, array: Array) -> None:
-        if array.flags.writeable:
-            array.setflags(write=False)
-        elif not self.port.stream.rank._loans.join(array):
-            return  # read-only to begin with
-        self.lent = (*self.lent, array)
+        if self.group._world.locks.lock(array):
+            self.lent = (*self.lent, array)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape."""
@@ -289,7 +286,8 @@ class CollectiveFuture(Future[T_co]):
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
         if self.lent:
-            self.port.stream.rank._loans.give_back(self.lent)
+            for array in self.lent:
+                self.group._world.locks.unlock(array)
             self.lent = ()
         self.input = self.source = self.target = self.out = None
 

@@ -20,7 +20,6 @@ from .calls import Calls
 from .compute import ComputeFuture
 from .future import Failure, Future
 from .group import Group
-from .loans import Loans
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .operation import CollectiveFuture
@@ -72,7 +71,6 @@ class Rank(Calls):
         self.record = self.recorder.append
         self._world = world
         self._unfinished: dict[Issued, None] = {}
-        self._loans = Loans(self._unfinished)
         self._doing: list[str] = []  # what was unfinished when it was abandoned
         self._draining: trio.Event | None = None
         self._unseen: list[Issued] = []
@@ -102,6 +100,11 @@ class Rank(Calls):
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
         thread). Futures among the arguments, also inside tuples, lists and dicts, are resolved first.
 
+        Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
+        returned, for the function too: several computes may read the same array. A function that has something new
+        returns it, or writes into a copy, or into what it reaches through an object or a closure. What it returns may
+        be its argument or a view of it. It costs 1.5 us for one array, 100 us for a dict of 100.
+
         Args:
             fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.
             args: Its arguments.
@@ -123,6 +126,7 @@ class Rank(Calls):
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
         operation: ComputeFuture[T] = ComputeFuture(fn, args, label, _getframe(1))
         operation.cost = self._compute.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        self._compute.lend(operation)
         self._unfinished[operation] = None
         self._compute.submit(operation)
         return operation

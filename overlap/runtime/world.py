@@ -20,6 +20,7 @@ from ..timeline.spans import Timeline
 from .backend import Clock, RealClock
 from .communicator import Channel
 from .interpreter import BlasLimit, tuned
+from .memory.buffer_locks import BufferLocks
 from .rank import Rank
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class World:
         self.failure: tuple[int, BaseException] | None = None
         self.token = trio.lowlevel.current_trio_token()
         self.engine = self.clock.engine(transport, cluster, self.token, algorithm=algorithm)
+        self.locks = BufferLocks()  # of all ranks here: they may pass the same array
         self.everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._cluster = cluster
         self._legal: set[tuple[int, ...]] = set()

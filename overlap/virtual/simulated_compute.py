@@ -10,7 +10,8 @@ from sys import _getframe
 from typing import TYPE_CHECKING, cast
 
 from ..runtime.compute import ComputeFuture, ComputeStream
-from ..runtime.future import Failure, pending_in, resolve
+from ..runtime.future import Failure
+from ..runtime.memory.lent_arguments import explain
 from . import ComputeCosts, Conditions, Order, Traffic
 
 if TYPE_CHECKING:
@@ -120,16 +121,16 @@ class ModelledCompute(ComputeStream):
                 self._queue.popleft()
                 continue
             self._busy = True
-            pending = pending_in(operation.args) if operation.args else ()
-            if pending:
-                pending[0]._on_done(partial(self._rank._world.soon, self._next))
+            pending = next((future for future in operation.awaited if not future.done), None)
+            if pending is not None:
+                pending._on_done(partial(self._rank._world.soon, self._next))
             else:
                 self._start(self._queue.popleft())
             return
 
     def _start(self, operation: ComputeFuture[object]) -> None:
         started_ns = self._kernel.now_ns
-        args, failure = resolve(operation.args)
+        args, failure = self.resolve(operation)
         if failure is not None:
             self._end(operation, None, failure)
             return
@@ -137,10 +138,11 @@ class ModelledCompute(ComputeStream):
         assert operation.function is not None
         assert operation.cost is not None
         try:
-            value = operation.function(*cast("tuple[object, ...]", args))
+            value = operation.function(*args)
         except (Exception, SystemExit) as error:
+            explain(error)
             failure = Failure(error)
-        operation.function, operation.args = None, ()
+        operation.function, operation.args, operation.awaited = None, (), []
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
         self._take(self._luck.compute_ns(cost_ns), kind, done)
@@ -160,6 +162,7 @@ class ModelledCompute(ComputeStream):
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
+        self.give_back(operation, value)
         if not operation.done:  # the world may have given it up meanwhile
             operation._settle(value, failure)
             self._ended(operation)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["READ_ONLY_NOTE", "arrays_in"]
+__all__ = ["arrays_in", "explain"]
 
-READ_ONLY_NOTE = (
+_READ_ONLY = (
     "arrays that are passed to rank.compute are read-only until it is done, for the function too, since others may "
     "read them: return the new value, or write into a copy"
 )
@@ -55,3 +55,9 @@ def _search(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
             seen.add(id(item))
             left.extend(item.values() if isinstance(item, dict) else item)
     return arrays, others
+
+
+def explain(error: BaseException) -> None:
+    """Tell a function that has tried to write into what was lent to it what to do instead."""
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        error.add_note(_READ_ONLY)
