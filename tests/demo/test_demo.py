@@ -1,18 +1,22 @@
 import argparse
 import io
+import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from overlap import UsageError, run
+from overlap import UsageError
 from overlap.cli import demo
-from overlap.cli.demo.nodes import Task, compare_on_nodes
-from overlap.cli.demo.progress import Bar
-from overlap.cli.demo.report import Figures, Step, figures, introduction, measured, median, spread_ns, summary
-from overlap.cli.demo.training import Lesson, Outcome, Run, Wires, compare, fitting_bandwidth
+from overlap.cli.demo import member, training
+from overlap.cli.demo.model import Classifier
+from overlap.cli.demo.progress import progress
+from overlap.cli.demo.report import Gain, StepTimes, gain, introduction, measured, spread_ns, summary
+from overlap.cli.demo.training import Comparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import Recorder, Timeline, breakdowns, read_trace
 
@@ -22,7 +26,7 @@ SMALL = ((9, 4), (4, 2), (128, 10))
 @pytest.fixture
 def command(capsys, monkeypatch):
     """Return a function that runs `overlap demo ...` with a tiny model and returns its code and what it printed."""
-    monkeypatch.setattr(demo, "WIDTHS", SMALL)
+    monkeypatch.setattr(demo, "Task", partial(Task, widths=SMALL))
     monkeypatch.setenv("COLUMNS", "80")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
@@ -36,21 +40,12 @@ def command(capsys, monkeypatch):
     return run
 
 
-def lesson(*, steps, widths=SMALL):
-    data = digits()
-    images = demo.windows(data.images[:32])
-    return Lesson(
-        images=images,
-        labels=data.labels[:32],
-        test=data.split()[1],
-        steps=steps,
-        widths=widths,
-        progress=lambda loss: None,
-    )
+def task(ranks, *, steps, nodes=1, bandwidth_bytes_per_s=1e9):
+    return Task(ranks=ranks, nodes=nodes, steps=steps, bandwidth_bytes_per_s=bandwidth_bytes_per_s, widths=SMALL)
 
 
-def wires(ranks, nodes=1, bandwidth_bytes_per_s=1e9):
-    return Wires(ranks=ranks, nodes=nodes, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+def compared(ranks, **more):
+    return compare(task(ranks, **more), lambda loss: None)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -81,7 +76,7 @@ def test_the_proof_of_identical_weights(command):
 
 
 def test_a_difference_fails_the_command(command, monkeypatch):
-    monkeypatch.setattr(demo.model.Classifier, "digest", lambda model: f"{id(model):064x}")
+    monkeypatch.setattr(Classifier, "digest", lambda model: f"{id(model):064x}")
     code, shown = command("--ranks", "2", "--steps", "1", "--bandwidth", "1GB")
     assert code == 1
     assert "identical weights  NO" in shown
@@ -125,12 +120,15 @@ def test_options_that_cannot_be_meant(command, argv, message):
 
 
 def test_all_ranks_and_both_loops_end_with_the_same_weights():
-    run = compare(lesson(steps=3), wires(4))
-    assert len(run.outcome.digests) == 4
-    assert len({digest for pair in run.outcome.digests for digest in pair}) == 1
+    found = compared(4, steps=3)
+    assert len(found.digests) == 4
+    assert len({digest for pair in found.digests for digest in pair}) == 1
+    assert found.identical
 
 
-def test_the_outcome_names_each_ranks_weights_and_the_right_answers():
+def test_the_outcome_names_each_ranks_weights_and_the_right_answers(monkeypatch):
+    """Models that are never trained, whose weights tell rank and turn; the one with overlap knows all but three."""
+
     class Model:
         def __init__(self, rank, turn):
             self.rank, self.turn = rank, turn
@@ -138,49 +136,53 @@ def test_the_outcome_names_each_ranks_weights_and_the_right_answers():
         def digest(self):
             return f"{self.rank}{self.turn}" * 32
 
-        def predict(self, images):
-            return test.labels if self.turn else test.labels + 1
+        def logits(self, images):
+            scores = np.zeros((359, 10))
+            scores[np.arange(359), (labels + (np.arange(359) < 3)) % 10] = 1
+            return scores if self.turn else None
 
-    async def main(rank):
-        return await demo.training._outcome(rank, (Model(rank.rank, 0), Model(rank.rank, 1)), test)
+    async def train(rank, *_):
+        return Model(rank.rank, 0), Model(rank.rank, 1)
 
-    test = digits().split()[1]
-    first, *others = run(main, ranks=3)
-    assert others == [None, None]
-    assert first.digests == [(f"{rank}0" * 32, f"{rank}1" * 32) for rank in range(3)]
-    assert first.right == 359
+    labels = digits().split()[1].labels
+    monkeypatch.setattr(training, "train", train)
+    found = compared(3, steps=1)
+    assert found.digests == [(f"{rank}0" * 32, f"{rank}1" * 32) for rank in range(3)]
+    assert (found.right, found.tests, found.identical) == (356, 359, False)
 
 
 def test_every_step_computes_and_communicates_the_same():
-    run = compare(lesson(steps=2), wires(2))
-    for step in run.timeline.steps():
+    timeline = compared(2, steps=2).timeline
+    for step in timeline.steps():
         for rank in range(2):
-            assert names_in(run.timeline, rank, step) == {"forward": 1, "backward": 3, "update": 3, "all_reduce": 3}
+            assert names_in(timeline, rank, step) == {"forward": 1, "backward": 3, "update": 3, "all_reduce": 3}
 
 
 def test_only_the_overlapped_loop_communicates_before_its_backward_pass_ends():
-    run = compare(lesson(steps=2), wires(2))
+    timeline = compared(2, steps=2).timeline
     for step, order in ((0, "computes first"), (1, "computes first"), (2, "issues early"), (3, "issues early")):
-        spans = within(run.timeline, 0, step)
+        spans = within(timeline, 0, step)
         last_backward = max(span.start_ns for span in spans if span.name == "backward")
         first_issue = min(span.info.issued_ns for span in spans if span.kind == "comm")
         assert ("computes first" if first_issue > last_backward else "issues early") == order
 
 
 def test_the_fitted_bandwidth_makes_communication_a_part_of_compute(monkeypatch):
-    probe = compare(lesson(steps=2), wires(4, bandwidth_bytes_per_s=math.inf))
-    monkeypatch.setattr(demo.training, "compare", lambda *args, **kwargs: probe)
+    asked = []
+    probe = compared(4, steps=2, bandwidth_bytes_per_s=math.inf)
+    monkeypatch.setattr(training, "compare", lambda task, progress: asked.append(task) or probe)
     compute_ns = [max(row.compute_ns for row in breakdowns(probe.timeline, step=step)) for step in range(4)]
     nbytes = 4 * 1340
     for nodes, rounds in ((1, 4), (2, 2)):  # up the tree of four ranks, or of two nodes, and down again
-        expected = rounds * nbytes / (demo.training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)
-        assert fitting_bandwidth(lesson(steps=9), wires(4, nodes)) == float(f"{expected:.2g}")
+        expected = rounds * nbytes / (training.COMM_PER_COMPUTE * min(compute_ns) / 1e9)
+        assert fitting_bandwidth(task(4, steps=9, nodes=nodes)) == float(f"{expected:.2g}")
+    assert asked == [task(4, steps=2, bandwidth_bytes_per_s=math.inf)] * 2
 
 
-def test_wires_join_the_ranks_of_different_nodes():
+def test_links_join_the_ranks_of_different_nodes():
     every = [(src, dst) for src in range(4) for dst in range(4) if src != dst]
-    assert all(wires(4).speed(src, dst).bandwidth_bytes_per_s == 1e9 for src, dst in every)
-    joined = [(src, dst) for src, dst in every if wires(4, nodes=2).speed(src, dst)]
+    assert all(task(4, steps=1).speed(src, dst).bandwidth_bytes_per_s == 1e9 for src, dst in every)
+    joined = [(src, dst) for src, dst in every if task(4, steps=1, nodes=2).speed(src, dst)]
     assert joined == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
 
 
@@ -190,11 +192,10 @@ def test_wires_join_the_ranks_of_different_nodes():
 def test_two_processes_train_as_one_and_tell_it_all():
     """Without pacing, over the bare sockets."""
     losses = []
-    lost = replace(lesson(steps=2), progress=losses.append)
-    run = compare_on_nodes(lost, wires(4, nodes=2, bandwidth_bytes_per_s=math.inf))
-    assert len({digest for pair in run.outcome.digests for digest in pair}) == 1
-    assert (len(run.outcome.digests), run.steps, run.tests, len(losses)) == (4, 2, 359, 4)
-    timeline = run.timeline
+    found = compare(task(4, steps=2, nodes=2, bandwidth_bytes_per_s=math.inf), losses.append)
+    assert found.identical
+    assert (len(found.digests), found.steps, found.tests, len(losses)) == (4, 2, 359, 4)
+    timeline = found.timeline
     assert (timeline.world_size, timeline.steps(), timeline.meta) == (4, [0, 1, 2, 3], {"script": "overlap demo"})
     assert all(names_in(timeline, rank, 3)["all_reduce"] == 3 for rank in range(4))
 
@@ -211,9 +212,21 @@ def test_the_report_of_two_nodes(command, tmp_path):
     assert read_trace(path).steps() == [0, 1, 2, 3]
 
 
-def test_what_processes_are_told_arrives():
-    task = Task(wires=wires(4, nodes=2, bandwidth_bytes_per_s=math.inf), widths=[[9, 4]], steps=3, trace="a.json")
-    assert Task.from_json(task.to_json()) == task
+@pytest.mark.parametrize("bandwidth_bytes_per_s", [4.2e7, math.inf])
+def test_a_process_is_told_the_task_and_tells_what_came_out(monkeypatch, capsys, bandwidth_bytes_per_s):
+    asked = task(4, steps=1, nodes=2, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    found = comparison()
+
+    def compare_here(told, progress, *, trace):
+        assert {**asdict(told), "widths": tuple(map(tuple, told.widths))} == asdict(asked)
+        assert trace == "a.json"
+        progress(0.25)
+        return found
+
+    monkeypatch.setattr(member, "compare_here", compare_here)
+    member.main(json.dumps(asdict(asked)), "a.json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"loss": 0.25}, {"digests": [["ab" * 32] * 2] * 2, "right": 350, "tests": 359}]
 
 
 def within(timeline, rank, step):
@@ -229,11 +242,9 @@ def names_in(timeline, rank, step):
 # -- the figures -------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_a_run_with_one_step_do_without_a_warm_up():
-    run = compare(lesson(steps=1), wires(2))
-    found = figures(run)
+def test_figures_of_one_step_do_without_a_warm_up():
+    found = gain(compared(2, steps=1))
     assert (found.counted, found.without.index, found.overlapped.index) == (1, 0, 1)
-    assert (found.tests, len(found.digests), found.identical) == (359, 2, True)
 
 
 def test_the_median_step_is_measured_by_its_longest_rank():
@@ -245,9 +256,22 @@ def test_the_median_step_is_measured_by_its_longest_rank():
             recorder.append(("compute", "compute", "work", start_ns, start_ns + 10, None))
             recorder.append(("comm", "comm", "all_reduce", start_ns + 5, start_ns + 20, None))
     timeline = Timeline.collect(recorders, world_size=2)
-    assert median(measured(timeline, range(4))) == Step(
-        index=2, wall_ns=50, ideal_wall_ns=45, compute_ns=10, comm_ns=15, overlapped_ns=5
-    )
+    longest = {"ideal_wall_ns": 45, "compute_ns": 10, "comm_ns": 15, "overlapped_ns": 5}
+    assert measured(timeline, [2]) == [StepTimes(index=2, wall_ns=50, **longest)]
+    assert gain(replace(comparison(), timeline=timeline, steps=2)).without.index == 1
+    # Those with overlap are steps 2 and 3, of which the first warms up.
+    assert gain(replace(comparison(), timeline=timeline, steps=2)).overlapped.wall_ns == 30
+
+
+@pytest.mark.parametrize(("walls_ns", "chosen"), [([70, 90, 50, 30], 2), ([90, 30, 70], 1), ([90, 50, 40, 60], 1)])
+def test_of_an_even_number_of_steps_the_shorter_middle_one_is_shown(walls_ns, chosen):
+    """The first one warms up: of three the median is left, of two the shorter."""
+    recorder = Recorder(0)
+    for step, wall_ns in enumerate(walls_ns * 2):
+        recorder.append(("step", "step", "step", 1000 * step, 1000 * step + wall_ns, step))
+    timeline = Timeline.collect([recorder], world_size=1)
+    found = gain(replace(comparison(), timeline=timeline, steps=len(walls_ns)))
+    assert (found.without.index, found.overlapped.index) == (chosen, chosen + len(walls_ns))
 
 
 def test_steps_differ_by_as_much_as_those_of_the_kind_that_differ_more():
@@ -256,22 +280,23 @@ def test_steps_differ_by_as_much_as_those_of_the_kind_that_differ_more():
         start_ns = 10_000 * step
         recorder.append(("step", "step", "step", start_ns, start_ns + wall_ns, step))
     timeline = Timeline.collect([recorder], world_size=1)
-    run = Run(outcome=Outcome(digests=[], right=0), tests=1, timeline=timeline, steps=4)
-    assert figures(run).spread_ns == 4
+    assert gain(replace(comparison(), timeline=timeline, steps=4)).spread_ns == 4
 
 
-def found(**changes):
+def comparison(**changes):
+    values = {"digests": [("ab" * 32, "ab" * 32)] * 2, "right": 350, "tests": 359, "steps": 6}
+    return Comparison(**{**values, "timeline": Timeline.collect([], world_size=2), **changes})
+
+
+def gained(**changes):
     step = {"ideal_wall_ns": 60_000_000, "compute_ns": 55_000_000, "comm_ns": 40_000_000, "overlapped_ns": 0}
     values = {
-        "accuracy": 0.975,
-        "tests": 359,
-        "digests": [("ab" * 32, "ab" * 32)] * 2,
-        "without": Step(index=3, wall_ns=100_000_000, **step),
-        "overlapped": Step(index=9, wall_ns=65_000_000, **{**step, "overlapped_ns": 36_000_000}),
+        "without": StepTimes(index=3, wall_ns=100_000_000, **step),
+        "overlapped": StepTimes(index=9, wall_ns=65_000_000, **{**step, "overlapped_ns": 36_000_000}),
         "counted": 5,
         "spread_ns": 3_000_000,
     }
-    return Figures(**{**values, **changes})
+    return Gain(**{**values, **changes})
 
 
 SUMMARY = """\
@@ -290,33 +315,34 @@ identical weights  yes, bit by bit; SHA-256 of all weights:
 
 
 def test_the_summary():
-    assert summary(found()) == SUMMARY
+    assert summary(comparison(), gained()) == SUMMARY
 
 
 def test_one_other_bit_on_one_rank_shows():
-    other = found(digests=[("ab" * 32, "ab" * 32), ("ab" * 32, "ab" * 31 + "ac")])
+    other = comparison(digests=[("ab" * 32, "ab" * 32), ("ab" * 32, "ab" * 31 + "ac")])
     assert not other.identical
-    assert "identical weights  NO;" in summary(other)
+    assert "identical weights  NO;" in summary(other, gained())
 
 
 def test_without_anything_to_gain_there_is_no_share():
-    step = Step(index=0, wall_ns=10, ideal_wall_ns=10, compute_ns=10, comm_ns=0, overlapped_ns=0)
-    nothing = found(without=step, overlapped=step)
-    assert (nothing.share, nothing.speed_up) == (None, 1.0)
-    assert "possible gain      n/a: there is no communication to hide\n" in summary(nothing)
+    step = StepTimes(index=0, wall_ns=10, ideal_wall_ns=10, compute_ns=10, comm_ns=0, overlapped_ns=0)
+    nothing = gained(without=step, overlapped=step)
+    assert nothing.share is None
+    told = summary(comparison(), nothing)
+    assert "speed-up           1.00x\npossible gain      n/a: there is no communication to hide\n" in told
 
 
 def with_walls(without_ns, overlapped_ns, spread_ns):
     step = {"index": 0, "compute_ns": 0, "comm_ns": 0, "overlapped_ns": 0}
-    return found(
-        without=Step(wall_ns=without_ns, ideal_wall_ns=60_000_000, **step),
-        overlapped=Step(wall_ns=overlapped_ns, ideal_wall_ns=overlapped_ns, **step),
+    return gained(
+        without=StepTimes(wall_ns=without_ns, ideal_wall_ns=60_000_000, **step),
+        overlapped=StepTimes(wall_ns=overlapped_ns, ideal_wall_ns=overlapped_ns, **step),
         spread_ns=spread_ns,
     )
 
 
 @pytest.mark.parametrize(
-    ("figures", "share", "told"),
+    ("of", "share", "told"),
     [
         (with_walls(64_000_000, 61_000_000, 3_999_999), 0.75, "75%: 3 ms of the 4 ms that ideal overlap saves"),
         (with_walls(64_000_000, 65_000_000, 0), -0.25, "-25%: -1 ms of the 4 ms that ideal overlap saves"),
@@ -332,30 +358,31 @@ def with_walls(without_ns, overlapped_ns, spread_ns):
         ),
     ],
 )
-def test_a_gain_that_steps_cannot_tell_is_no_figure(figures, share, told):
-    assert figures.share == share
-    assert f"possible gain      {told}\n" in summary(figures)
+def test_a_gain_that_steps_cannot_tell_is_no_figure(of, share, told):
+    assert of.share == share
+    assert f"possible gain      {told}\n" in summary(comparison(), of)
 
 
 @pytest.mark.parametrize(("walls_ns", "spread"), [([5], 0), ([5, 9], 2), ([5, 9, 6, 1000, 7], 2)])
 def test_steps_differ_by_their_median_deviation(walls_ns, spread):
     zero = {"index": 0, "ideal_wall_ns": 0, "compute_ns": 0, "comm_ns": 0, "overlapped_ns": 0}
-    assert spread_ns([Step(wall_ns=wall_ns, **zero) for wall_ns in walls_ns]) == spread
+    assert spread_ns([StepTimes(wall_ns=wall_ns, **zero) for wall_ns in walls_ns]) == spread
 
 
 def test_the_introduction_says_who_chose_the_speed():
-    said = introduction(lesson(steps=3), wires(2, bandwidth_bytes_per_s=4.2e7), chosen=True)
-    part = demo.training.COMM_PER_COMPUTE
+    asked = task(2, steps=3, bandwidth_bytes_per_s=4.2e7)
+    said = introduction(asked, images=32, chosen=True)
+    part = training.COMM_PER_COMPUTE
     assert " ".join(said.split()) == (
         "2 ranks learn 32 images of handwritten digits with 1,340 weights. Links: 42 MB/s each way between any two "
         f"ranks (chosen to make communication take {part} of compute here). All-reduce: binomial, mean, float32. Two "
         "equal models take turns for 3 steps each: the first communicates after its backward pass, the second under it."
     )
-    assert "chosen" not in introduction(lesson(steps=3), wires(2, bandwidth_bytes_per_s=4.2e7), chosen=False)
+    assert "chosen" not in introduction(asked, images=32, chosen=False)
 
 
 def test_the_introduction_says_where_the_ranks_are():
-    said = " ".join(introduction(lesson(steps=3), wires(4, nodes=2), chosen=False).split())
+    said = " ".join(introduction(task(4, steps=3, nodes=2), images=32, chosen=False).split())
     assert said.startswith("4 ranks on 2 nodes, which are processes joined by sockets, learn 32 images")
     assert "Links: 1000 MB/s each way between any two ranks of different nodes. All-reduce" in said
 
@@ -369,9 +396,9 @@ def console(**options):
 
 def test_a_log_gets_four_lines():
     out = console()
-    with Bar(out, steps=8, ascii=False) as bar:
+    with progress(out, steps=8, ascii=False) as advance:
         for step in range(8):
-            bar.advance(step / 2)
+            advance(step / 2)
     lines = ["step 2 of 8, loss 0.500", "step 4 of 8, loss 1.500", "step 6 of 8, loss 2.500", "step 8 of 8, loss 3.500"]
     assert out.file.getvalue().splitlines() == lines
 
@@ -379,14 +406,14 @@ def test_a_log_gets_four_lines():
 @pytest.mark.parametrize(("ascii", "bar_text"), [(True, "#" * 12 + "." * 12), (False, "█" * 12 + "░" * 12)])
 def test_a_terminal_gets_a_bar_that_goes_away(ascii, bar_text):
     out = console(force_terminal=True, _environ={"TERM": "xterm"})
-    with Bar(out, steps=2, ascii=ascii) as bar:
-        bar.advance(0.25)
+    with progress(out, steps=2, ascii=ascii) as advance:
+        advance(0.25)
         assert f"{bar_text} step 1 of 2, loss 0.250" in out.file.getvalue()
     assert out.file.getvalue().endswith("\x1b[1A\x1b[2K")
 
 
 def test_a_dumb_terminal_is_a_log():
     out = console(force_terminal=True, _environ={"TERM": "dumb"})
-    with Bar(out, steps=1, ascii=False) as bar:
-        bar.advance(0.25)
+    with progress(out, steps=1, ascii=False) as advance:
+        advance(0.25)
     assert out.file.getvalue() == "step 1 of 1, loss 0.250\n"

@@ -3,8 +3,7 @@
 # In the order data flows:
 #
 #   model      the classifier: blocks, gradients, weights; pure numpy
-#   training   the two loops, and the run in which they take turns
-#   nodes      the same run in several processes; member: what each of them does
+#   training   the two loops, and the run in which they take turns;  member: what each of several processes does
 #   progress   how far it is, on a terminal or in a log
 #   report     the figures, and how they are written
 
@@ -14,17 +13,15 @@ import argparse
 import os
 from dataclasses import replace
 
-from ...data import Digits, digits
+from ...data import digits
 from ...errors import UsageError
 from ...timeline.tracefile import write_trace
 from ...units import parse_bytes
+from ..console import Console
 from ..nodeoptions import count
-from ..outputs import kept
-from .model import WIDTHS, windows
-from .nodes import compare_on_nodes
-from .progress import Bar
-from .report import drawings, figures, introduction, summary
-from .training import Lesson, Run, Wires, compare, fitting_bandwidth
+from .progress import progress
+from .report import drawings, gain, introduction, summary
+from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
 
@@ -68,45 +65,28 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option has a value that cannot be meant; before anything starts.
     """
-    from ..console import Console
-
-    wires = _checked(args)
+    task = _task(args)
+    if args.bandwidth is None:
+        task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
     console = Console(width=args.width, highlight=False, markup=False, emoji=False)
     ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
-    train, test = digits().split()
-    with Bar(console, steps=2 * args.steps, ascii=ascii) as bar:
-        run = _trained(args, train, test, bar, wires)
-    found = figures(run)
-    console.print(f"\n{summary(found)}", soft_wrap=True)
+    images = len(digits().split()[0])
+    console.print(introduction(task, images=images, chosen=args.bandwidth is None), soft_wrap=True)
+    with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
+        found = compare(task, advance)
+    of = gain(found)
+    console.print(f"\n{summary(found, of)}", soft_wrap=True)
     color = console.color_system is not None and not console.no_color
-    for line in drawings(run, found, width=console.width, ascii=ascii, color=color):
+    for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
         console.print(line)
-    told = args.trace is None or kept(lambda: write_trace(run.timeline, args.trace), args.trace, option="--trace")
-    if args.trace and told:
+    if args.trace:
+        write_trace(found.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
-    return 0 if found.identical and told else 1
+    return 0 if found.identical else 1
 
 
-def _trained(args: argparse.Namespace, train: Digits, test: Digits, bar: Bar, wires: Wires) -> Run:
-    lesson = Lesson(
-        images=windows(train.images),
-        labels=train.labels,
-        test=test,
-        steps=args.steps,
-        widths=WIDTHS,
-        progress=bar.advance,
-    )
-    chosen = args.bandwidth is None
-    if chosen:
-        wires = replace(wires, bandwidth_bytes_per_s=fitting_bandwidth(lesson, wires))
-    bar.say(introduction(lesson, wires, chosen=chosen))
-    run = compare(lesson, wires) if wires.nodes == 1 else compare_on_nodes(lesson, wires)
-    assert run is not None, "rank 0 is here, or has told"
-    return run
-
-
-def _checked(args: argparse.Namespace) -> Wires:
-    """Return the wires asked for, without pacing if nobody has said how fast, after a look at all options."""
+def _task(args: argparse.Namespace) -> Task:
+    """Return what is asked for, without pacing if nobody has said how fast, after a look at all options."""
     if not 2 <= args.ranks <= MAX_RANKS:
         raise UsageError(f"--ranks: {args.ranks} is not from 2 to {MAX_RANKS}")
     if args.ranks % args.nnodes:
@@ -117,9 +97,10 @@ def _checked(args: argparse.Namespace) -> Wires:
         raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
     if args.trace and not os.path.isdir(os.path.dirname(args.trace) or "."):
         raise UsageError(f"--trace: there is no directory {os.path.dirname(args.trace)}")
+    task = Task(ranks=args.ranks, nodes=args.nnodes, steps=args.steps)
     if args.bandwidth is None:
-        return Wires(ranks=args.ranks, nodes=args.nnodes)
+        return task
     bandwidth_bytes_per_s = parse_bytes(args.bandwidth, argument="--bandwidth")
     if not bandwidth_bytes_per_s:
         raise UsageError("--bandwidth: 0 bytes per second carry nothing")
-    return Wires(ranks=args.ranks, nodes=args.nnodes, bandwidth_bytes_per_s=float(bandwidth_bytes_per_s))
+    return replace(task, bandwidth_bytes_per_s=float(bandwidth_bytes_per_s))

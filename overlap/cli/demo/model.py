@@ -8,7 +8,7 @@ few parameters, the last one has nearly all parameters and computes little, as i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -47,79 +47,63 @@ class Block:
 
     Attributes:
         parameters: float32, shape (count,): weights and biases, layer by layer.
-        layers: A view of each layer's weights, shape (inputs, outputs), and of its biases, shape (outputs,).
     """
 
-    def __init__(self, widths: Sequence[int], random: np.random.Generator, *, first: bool, last: bool) -> None:
-        self._widths, self._first, self._last = widths, first, last
+    def __init__(self, widths: Sequence[int], random: np.random.Generator, *, last: bool) -> None:
+        self._widths = widths
+        self._linear = len(widths) - 2 if last else None  # the layer without a rectifier
         self.parameters = np.zeros(parameter_count(widths), np.float32)
-        self.layers = list(self._views(self.parameters))
-        for weights, _ in self.layers:  # He et al. 2015: keeps the variance through rectifiers
+        self._layers = self._views(self.parameters)
+        for weights, _ in self._layers:  # He et al. 2015: keeps the variance through rectifiers
             weights[...] = random.standard_normal(weights.shape) * np.sqrt(2 / len(weights))
-        self._adam = Adam(self.parameters)
+        self._mean, self._square = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        self._updates = 0
         self._shape: tuple[int, ...] = ()
         self._seen: list[Floats] = []  # the input of each layer, and the output of the last one
 
-    def _views(self, bucket: Floats) -> Iterable[tuple[Floats, Floats]]:
-        start = 0
+    def _views(self, bucket: Floats) -> list[tuple[Floats, Floats]]:
+        """Return each layer's weights, shape (inputs, outputs), and its biases, as views of a bucket."""
+        views, start = [], 0
         for wide, out in pairwise(self._widths):
             middle, end = start + wide * out, start + (wide + 1) * out
-            yield bucket[start:middle].reshape(wide, out), bucket[middle:end]
+            views.append((bucket[start:middle].reshape(wide, out), bucket[middle:end]))
             start = end
+        return views
 
     def forward(self, x: Floats) -> Floats:
         """Return the output for inputs of any shape whose size is a multiple of the first width; shape (rows, out)."""
         self._shape = x.shape
         self._seen = [x.reshape(-1, self._widths[0])]
-        for index, (weights, biases) in enumerate(self.layers, 1):
+        for index, (weights, biases) in enumerate(self._layers):
             y = self._seen[-1] @ weights
             y += biases
-            if not self._last or index < len(self.layers):
+            if index != self._linear:
                 np.maximum(y, 0, out=y)
             self._seen.append(y)
         return self._seen[-1]
 
-    def backward(self, dy: Floats) -> tuple[Floats | None, Floats]:
-        """Return the gradient of the input (None from the first block, whose input is data) and of the parameters.
-
-        Args:
-            dy: Gradient of the output of the latest `forward`; overwritten.
-        """
+    def backward(self, dy: Floats) -> tuple[Floats, Floats]:
+        """Return the gradient of the input and of the parameters; the output's is overwritten."""
         bucket = np.empty_like(self.parameters)
-        gradients = list(self._views(bucket))
+        gradients = self._views(bucket)
         dy = dy.reshape(self._seen[-1].shape)
-        for index in reversed(range(len(self.layers))):
+        for index in reversed(range(len(self._layers))):
             x, y = self._seen[index], self._seen.pop()  # no longer needed: eight ranks' activations fill a laptop
-            if not self._last or index + 1 < len(self.layers):
+            if index != self._linear:
                 dy *= y > 0
             np.matmul(x.T, dy, out=gradients[index][0])
             np.sum(dy, axis=0, out=gradients[index][1])
-            if self._first and index == 0:
-                return None, bucket
-            dy = dy @ self.layers[index][0].T
+            dy = dy @ self._layers[index][0].T
         return dy.reshape(self._shape), bucket
 
     def update(self, gradient: Floats) -> None:
-        """Take one step down the gradient of the parameters."""
-        self.parameters -= self._adam.step(gradient)
-
-
-class Adam:
-    """Kingma and Ba 2015, with rate 0.004 and decay 0.9 and 0.99: few steps must do."""
-
-    def __init__(self, parameters: Floats) -> None:
-        self._mean, self._square = np.zeros_like(parameters), np.zeros_like(parameters)
-        self._steps = 0
-
-    def step(self, gradient: Floats) -> Floats:
-        """Return what to subtract from the parameters."""
-        self._steps += 1
+        """Take one step of Adam (Kingma and Ba 2015), with rate 0.004 and decay 0.9 and 0.99: few steps must do."""
+        self._updates += 1
         self._mean += np.float32(0.1) * (gradient - self._mean)
         self._square += np.float32(0.01) * (gradient * gradient - self._square)
-        scale = np.sqrt(self._square / np.float32(1 - 0.99**self._steps))
+        scale = np.sqrt(self._square / np.float32(1 - 0.99**self._updates))
         scale += np.float32(1e-8)
-        down: Floats = self._mean * np.float32(0.004 / (1 - 0.9**self._steps)) / scale
-        return down
+        self.parameters -= self._mean * np.float32(0.004 / (1 - 0.9**self._updates)) / scale
 
 
 class Classifier:
@@ -130,20 +114,21 @@ class Classifier:
         loss: Mean cross-entropy of the latest `forward`, in nats.
     """
 
-    def __init__(self, *, seed: int = 0, widths: Sequence[Sequence[int]] = WIDTHS) -> None:
+    def __init__(self, widths: Sequence[Sequence[int]] = WIDTHS, *, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
-        ends = 0, len(widths) - 1
-        self.blocks = [Block(w, random, first=i == ends[0], last=i == ends[1]) for i, w in enumerate(widths)]
+        self.blocks = [Block(block, random, last=block is widths[-1]) for block in widths]
         self.loss = float("nan")
 
-    def predict(self, images: Floats) -> Labels:
-        """Return the most likely class of each image, given as `windows`."""
-        labels: Labels = self._logits(images).argmax(axis=1)
-        return labels
+    def logits(self, images: Floats) -> Floats:
+        """Return what the blocks say of images, given as `windows`; shape (n, 10), largest for the likeliest class."""
+        x = images
+        for block in self.blocks:
+            x = block.forward(x)
+        return x
 
     def forward(self, images: Floats, labels: Labels) -> Floats:
         """Run the forward pass and return the gradient of the loss by the logits, shape (n, 10)."""
-        scores = self._logits(images)
+        scores = self.logits(images)
         rows = np.arange(len(labels))
         scores -= scores.max(axis=1, keepdims=True)
         scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -152,12 +137,6 @@ class Classifier:
         gradient[rows, labels] -= 1
         gradient /= len(labels)
         return gradient
-
-    def _logits(self, images: Floats) -> Floats:
-        x = images
-        for block in self.blocks:
-            x = block.forward(x)
-        return x.reshape(len(images), CLASSES)
 
     def digest(self) -> str:
         """Return the SHA-256 of every bit of every parameter."""

@@ -2,61 +2,37 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 CELLS = 24
 LOGGED = 4  # lines in a log
 
 
-class Bar:
-    """Shows finished steps and the loss; use it in a `with` statement.
+@contextmanager
+def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[[float], None]]:
+    """Give a function that counts a step and shows its loss; a terminal gets a bar, anything else plain lines.
 
-    It draws only when told to, between steps, so that drawing takes no time from what is being measured.
-
-    Args:
-        console: Where to; a terminal gets a bar, anything else plain lines.
-        steps: How many there will be.
-        ascii: Draw with `#` and `.` only.
+    Nothing is drawn but in that function, between steps, so that drawing takes no time from what is being measured.
     """
+    full, empty = "#." if ascii else "█░"
+    terminal = console.is_terminal and not console.is_dumb_terminal
+    done = 0
 
-    def __init__(self, console: Console, *, steps: int, ascii: bool) -> None:
-        self._console, self._steps = console, steps
-        self._glyphs = "#." if ascii or console.options.ascii_only else "█░"
-        self._done = 0
-        live = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(Text(""), console=console, auto_refresh=False, transient=True) if live else None
+    def advance(loss: float) -> None:
+        nonlocal done
+        done += 1
+        text = f"step {done} of {steps}, loss {loss:.3f}"
+        if live is not None:
+            filled = CELLS * done // steps
+            bar = f"{full * filled}{empty * (CELLS - filled)} {text}"
+            live.update(Text(bar, no_wrap=True, overflow="crop"), refresh=True)
+        elif done * LOGGED // steps > (done - 1) * LOGGED // steps:
+            console.print(text, soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        """Start drawing."""
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Leave the terminal as it was."""
-        if self._live is not None:
-            self._live.stop()
-
-    def say(self, text: str) -> None:
-        """Print something above the bar."""
-        self._console.print(text, soft_wrap=True)
-
-    def advance(self, loss: float) -> None:
-        """Count a step."""
-        self._done += 1
-        done = f"step {self._done} of {self._steps}, loss {loss:.3f}"
-        if self._live is not None:
-            filled = CELLS * self._done // self._steps
-            bar = self._glyphs[0] * filled + self._glyphs[1] * (CELLS - filled)
-            self._live.update(Text(f"{bar} {done}", no_wrap=True, overflow="crop"), refresh=True)
-        elif self._done * LOGGED // self._steps > (self._done - 1) * LOGGED // self._steps:
-            self.say(done)
+    with Live(console=console, auto_refresh=False, transient=True) if terminal else nullcontext() as live:
+        yield advance

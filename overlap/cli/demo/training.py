@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import numpy as np
@@ -14,9 +16,10 @@ import numpy as np
 from transports import LinkSpeed, Paced
 
 from ... import Future, Rank, run
-from ...data import Digits
-from ...timeline import Recorder, Timeline, breakdowns
-from .model import Classifier, Floats, Labels, parameter_count, windows
+from ...data import digits
+from ...timeline import Timeline, breakdowns, read_trace
+from ..children import hear, start
+from .model import WIDTHS, Classifier, Floats, Labels, parameter_count, windows
 
 ALGORITHM = "binomial"
 """A tree up and a tree down: 14 messages for 8 ranks, where a ring needs 112. Real CC-cores have hardware for messages;
@@ -26,57 +29,44 @@ for longer than a ring, which costs nothing."""
 LATENCY_S = 20e-6
 """Of a message between neighbouring hosts."""
 
-Progress: TypeAlias = Callable[[float], None]
-"""Called after each step with the loss."""
-
-
 COMM_PER_COMPUTE = 0.45
 """How long communication takes in a step, as part of compute, if the speed of the links is ours to choose: a little
 less than half, for a good half of compute follows the first bucket and all of it could hide there."""
 
 PROBE_STEPS = 2
 
+MEMBER = f"{__package__}.member"
+"""The module that each process of several runs."""
+
+META = {"script": "overlap demo"}
+
+Progress: TypeAlias = Callable[[float], None]
+"""Called after each step with the loss."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What every rank is told.
+class Task:
+    """What is trained, where, and over which links.
 
     Attributes:
-        images: To learn from, as `windows`.
-        labels: What they show.
-        test: Images that nobody learns from.
+        ranks: Data-parallel ranks, at least 2.
+        nodes: Processes that they are spread over. With one, every two ranks have a link; with several, every two ranks
+            of different nodes, on top of the sockets that carry the bytes.
         steps: How many steps each model takes.
+        bandwidth_bytes_per_s: Of each link, each way; `inf` for no pacing at all.
         widths: The model's.
-        progress: Told by rank 0.
     """
 
-    images: Floats
-    labels: Labels
-    test: Digits
+    ranks: int
+    nodes: int = 1
     steps: int
-    widths: Sequence[Sequence[int]]
-    progress: Progress
+    bandwidth_bytes_per_s: float = math.inf
+    widths: Sequence[Sequence[int]] = WIDTHS
 
     @property
     def weights(self) -> int:
         """How many weights and biases a model has."""
         return sum(map(parameter_count, self.widths))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
-    """Where the ranks are, and how fast what joins them is.
-
-    Attributes:
-        ranks: Data-parallel ranks, at least 2.
-        nodes: Processes that they are spread over. With one, every two ranks have a wire; with several, every two ranks
-            of different nodes, on top of the sockets that carry the bytes.
-        bandwidth_bytes_per_s: Of each wire, each way; `inf` for no pacing at all.
-    """
-
-    ranks: int
-    nodes: int = 1
-    bandwidth_bytes_per_s: float = math.inf
 
     def speed(self, src: int, dst: int) -> LinkSpeed | None:
         """Return the speed from a rank to a rank."""
@@ -85,40 +75,29 @@ class Wires:
             return None
         return LinkSpeed(latency_s=LATENCY_S, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
-    @property
-    def rounds(self) -> int:
-        """How many messages that follow each other cross wires when a bucket is reduced: up the tree and down."""
-        return 2 * ((self.nodes if self.nodes > 1 else self.ranks) - 1).bit_length()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the ranks have at the end, as rank 0 knows it.
+class Comparison:
+    """What came out.
 
     Attributes:
         digests: For each rank, SHA-256 of all weights, trained without and with overlap.
         right: Test images that the model trained with overlap knows.
+        tests: How many test images there are.
+        steps: Steps of each training.
+        timeline: Of both. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
     """
 
     digests: list[tuple[str, str]]
     right: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A finished comparison.
-
-    Attributes:
-        outcome: What was learnt.
-        tests: How many test images there were.
-        timeline: Of both trainings. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
-        steps: Steps of each.
-    """
-
-    outcome: Outcome
     tests: int
-    timeline: Timeline
     steps: int
+    timeline: Timeline
+
+    @property
+    def identical(self) -> bool:
+        """Whether all weights are the same, bit by bit, on all ranks and in both trainings."""
+        return len({digest for pair in self.digests for digest in pair}) == 1
 
 
 async def step_without(rank: Rank, model: Classifier, images: Floats, labels: Labels) -> None:
@@ -149,71 +128,89 @@ async def step_with(rank: Rank, model: Classifier, images: Floats, labels: Label
     await update
 
 
-async def train(rank: Rank, lesson: Lesson) -> Outcome | None:
-    """Train two equal models on this rank's share of the images, one in each way; tell rank 0 what became of them.
+async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress: Progress) -> list[Classifier]:
+    """Train two equal models on this rank's share of the images, one in each way; rank 0 tells of each step.
 
     They take turns step by step, so that whatever else the machine does meets both alike.
     """
     mine = slice(rank.rank, None, rank.world_size)
-    images, labels = lesson.images[mine], lesson.labels[mine]
-    models = Classifier(widths=lesson.widths), Classifier(widths=lesson.widths)
-    for index in range(lesson.steps):
+    models = [Classifier(task.widths) for _ in range(2)]
+    for index in range(task.steps):
         for turn, (model, step) in enumerate(zip(models, (step_without, step_with), strict=True)):
             await rank.barrier()
-            with rank.step(index + turn * lesson.steps):
-                await step(rank, model, images, labels)
+            with rank.step(index + turn * task.steps):
+                await step(rank, model, images[mine], labels[mine])
             if rank.rank == 0:
-                lesson.progress(model.loss)
-    return await _outcome(rank, models, lesson.test)
+                progress(model.loss)
+    return models
 
 
-async def _outcome(rank: Rank, models: tuple[Classifier, Classifier], test: Digits) -> Outcome | None:
-    digests = bytes.fromhex("".join(model.digest() for model in models))
-    told = await rank.gather(np.frombuffer(digests, np.uint8)[None])
-    if told is None:
-        return None
-    halves = told.reshape(rank.world_size, 2, -1)
-    right = int((models[1].predict(windows(test.images)) == test.labels).sum())
-    return Outcome(digests=[(a.tobytes().hex(), b.tobytes().hex()) for a, b in halves], right=right)
+def compare(task: Task, progress: Progress) -> Comparison:
+    """Train both ways, in this process or in one for each node."""
+    if task.nodes > 1:
+        return _compare_on_nodes(task, progress)
+    found = compare_here(task, progress)
+    assert found is not None, "rank 0 is here"
+    return found
 
 
-def compare(lesson: Lesson, wires: Wires, *, trace: str | PathLike[str] | None = None) -> Run | None:
-    """Train both ways.
+def compare_here(task: Task, progress: Progress, *, trace: str | None = None) -> Comparison | None:
+    """Train on the ranks of this process; return None without rank 0.
 
-    Returns:
-        What came out, or None in a process without rank 0. In a world of several processes its timeline has the ranks
-        of this one; `trace` has all.
+    In a world of several processes the timeline has the ranks of this one; `trace` has all.
     """
-    paced = wires.bandwidth_bytes_per_s < math.inf
-    recorders: list[Recorder] = []
+    learnt, test = digits().split()
+    images, recorders = windows(learnt.images), []
 
-    async def main(rank: Rank) -> Outcome | None:
+    async def main(rank: Rank) -> tuple[list[tuple[str, str]], int] | None:
         recorders.append(rank.recorder)
-        return await train(rank, lesson)
+        without, overlapped = await train(rank, task, images, learnt.labels, progress)
+        digests = bytes.fromhex(without.digest() + overlapped.digest())
+        told = await rank.gather(np.frombuffer(digests, np.uint8)[None])
+        if told is None:
+            return None
+        right = (overlapped.logits(windows(test.images)).argmax(axis=1) == test.labels).sum()
+        return [(a.tobytes().hex(), b.tobytes().hex()) for a, b in told.reshape(rank.world_size, 2, -1)], int(right)
 
+    paced = task.bandwidth_bytes_per_s < math.inf
     outcome, *_ = run(
         main,
-        ranks=wires.ranks,
-        transport=partial(Paced, links=wires.speed) if paced else None,
+        ranks=task.ranks,
+        transport=partial(Paced, links=task.speed) if paced else None,
         algorithm=ALGORITHM if paced else None,
         trace=trace,
     )
     if outcome is None:
         return None
-    timeline = Timeline.collect(recorders, world_size=wires.ranks, meta={"script": "overlap demo"})
-    return Run(outcome=outcome, tests=len(lesson.test), timeline=timeline, steps=lesson.steps)
+    timeline = Timeline.collect(recorders, world_size=task.ranks, meta=META)
+    return Comparison(digests=outcome[0], right=outcome[1], tests=len(test), steps=task.steps, timeline=timeline)
 
 
-def fitting_bandwidth(lesson: Lesson, wires: Wires) -> float:
-    """Return the speed of wires, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
+def _compare_on_nodes(task: Task, progress: Progress) -> Comparison:
+    """Let `member` train in a process for each node, and hear of it; the timeline of all ranks is a trace file.
 
-    It takes a few steps without any wires, in this process, to find out how long compute takes on this machine.
+    Raises:
+        OverlapError: If one of them fails.
     """
-    silent = replace(lesson, steps=PROBE_STEPS, progress=lambda loss: None)
-    probed = compare(silent, Wires(ranks=wires.ranks))
-    assert probed is not None, "rank 0 is here"
-    compute_ns = min(
-        max(row.compute_ns for row in breakdowns(probed.timeline, step=step)) for step in probed.timeline.steps()
-    )
-    wire_bytes = wires.rounds * 4 * lesson.weights  # each message is a whole bucket
-    return float(f"{wire_bytes / (COMM_PER_COMPUTE * compute_ns / 1e9):.2g}")
+    options = ["--nnodes", str(task.nodes), "--nproc-per-node", str(task.ranks // task.nodes)]
+    with TemporaryDirectory() as folder:
+        trace = Path(folder, "demo.trace.json")
+        for told in hear([start(options, [MEMBER, json.dumps(asdict(task)), str(trace)])]):
+            if "loss" in told:
+                progress(told["loss"])
+        timeline = replace(read_trace(trace), meta=META)
+    digests = [(before, after) for before, after in told.pop("digests")]
+    return Comparison(digests=digests, steps=task.steps, timeline=timeline, **told)
+
+
+def fitting_bandwidth(task: Task) -> float:
+    """Return the speed of links, in bytes per second, at which communication takes `COMM_PER_COMPUTE` of compute here.
+
+    It takes a few steps without any links, in this process, to find out how long compute takes on this machine.
+    """
+    probe = replace(task, nodes=1, steps=PROBE_STEPS, bandwidth_bytes_per_s=math.inf)
+    timeline = compare(probe, lambda loss: None).timeline
+    compute_ns = min(max(row.compute_ns for row in breakdowns(timeline, step=step)) for step in timeline.steps())
+    # A bucket goes up the tree and down again, whole in each message; those inside a node cross no link.
+    rounds = 2 * ((task.nodes if task.nodes > 1 else task.ranks) - 1).bit_length()
+    return float(f"{rounds * 4 * task.weights / (COMM_PER_COMPUTE * compute_ns / 1e9):.2g}")
