@@ -183,30 +183,32 @@ class _Keeper:
 
     async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
         """Hand on what was recorded; of several processes, the first one writes it for all."""
-        if membership is None or self._wanted.trace is None:
-            self.keep_now(timeline)
+        if self._wanted.watcher is not None:
+            self._wanted.watcher(timeline())
+        if self._wanted.trace is None:
             return
-        from .launch.traces import write_together
+        with self._minding(), trio.CancelScope(shield=True):
+            if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
+                await trio.to_thread.run_sync(self._write, timeline, self._wanted.trace)
+                return
+            from .launch.traces import write_together
 
-        self._show(timeline)
-        with self._minding():
-            if await write_together(timeline(), self._wanted.trace, membership):
+            if await write_together(timeline, self._wanted.trace, membership):
                 trace_written(self._wanted.trace)
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
-        """Do so for a world in this process alone."""
-        self._show(timeline)
-        if self._wanted.trace is None:
-            return
-        from .timeline.tracefile import write_trace
-
-        with self._minding():
-            write_trace(timeline(), self._wanted.trace)
-            trace_written(self._wanted.trace)
-
-    def _show(self, timeline: Callable[[], Timeline]) -> None:
+        """Do so for a world in virtual time, whose loop waits for nothing real."""
         if self._wanted.watcher is not None:
             self._wanted.watcher(timeline())
+        if self._wanted.trace is not None:
+            with self._minding():
+                self._write(timeline, self._wanted.trace)
+
+    def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
+        from .timeline.tracefile import write_trace
+
+        write_trace(timeline(), path)
+        trace_written(path)
 
     @contextmanager
     def _minding(self) -> Iterator[None]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import UsageError
 from ..timeline.lateness import arrivals
-from ..timeline.merge import merged
+from ..timeline.merge import merged, merged_header
 from ..timeline.metrics import Breakdown, breakdowns, median_step
+from ..timeline.parts import Part, pack_part
 from ..timeline.ranklist import listed, unlisted
 from ..timeline.spans import Timeline
-from ..timeline.tracefile import read_trace
+from ..timeline.tracefile import read_trace, write_merged
 from .failure import EXIT_FAILED
-from .outputs import written
+from .outputs import kept, written
 from .program import output_path
 
 if TYPE_CHECKING:
@@ -40,7 +43,8 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
-  overlap timeline run.json run-process1.json    of several processes that could not write one file together
+  overlap timeline run-process0.json run-process1.json -o run.json
+                                                 make one file of those of several processes
 
 The file is Chrome trace-event JSON: ui.perfetto.dev opens it too.
 """
@@ -50,6 +54,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
+    parser.add_argument("-o", "--output", metavar="OUT", help="write them as one trace file, and draw nothing")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
@@ -64,7 +69,9 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If the file cannot be read or understood, or an option does not fit it.
     """
-    args.html = output_path(args.html, option="--html")
+    args.html, args.output = output_path(args.html, option="--html"), output_path(args.output, option="--output")
+    if args.output is not None:
+        return 0 if _merge(args.files, args.output) else EXIT_FAILED
     timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
@@ -72,6 +79,19 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(report(timeline, step, ranks), indent=2, sort_keys=True))
         return 0
     return 0 if _draw(args, timeline, step, ranks) else EXIT_FAILED
+
+
+def _merge(files: Sequence[str], path: str) -> bool:
+    """Write one trace file of several; memory holds one of them as it was read, and one rank of the others."""
+    with ExitStack() as spools:
+        parts = [_part(file, spools.enter_context(TemporaryFile())) for file in files]
+        merged_header([part.header for part in parts])  # or refuse
+        return kept(lambda: write_merged(parts, path), path, option="--output")
+
+
+def _part(file: str, spool: BinaryIO) -> Part:
+    spool.write(pack_part(read_trace(file)))
+    return Part(spool)
 
 
 def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> dict[str, object]:

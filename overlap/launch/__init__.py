@@ -9,7 +9,7 @@
 #   links        one control connection: queues, and silence
 #   messages     what is said on it; frames: how it is written
 #   hub          what the host does with it
-#   membership   what a member can ask of the others; inbox: what it hears
+#   membership   what a member can ask of the others; gathering: of many bytes; inbox: what it hears
 #   clocks       how far this process's clock is from member 0's
 #
 # Being launched, by `overlap run` or by others:

@@ -45,7 +45,6 @@ async def host(invitation: Invitation, nursery: trio.Nursery, report: Callable[[
         post=partial(hub.handle, 0),
         room=trio.lowlevel.checkpoint,
         hang_up=door.hang_up,
-        gathered=hub.gathered.pop,
     )
     nursery.start_soon(door.attend)
     nursery.start_soon(partial(watch, door.links, invitation.patience, report=report, lose=door.lose))

@@ -7,6 +7,7 @@ will hear no result that was complete before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -17,7 +18,10 @@ import trio
 from ..errors import OverlapError
 from .messages import (
     BLOB_LIMIT_BYTES,
+    Brought,
     Bye,
+    Done,
+    Fetch,
     Gathered,
     Give,
     Given,
@@ -28,21 +32,20 @@ from .messages import (
     Message,
     MessageError,
     Offer,
+    Offered,
     Piece,
     Ping,
     Pong,
+    Pull,
     Ready,
     Refused,
     Tell,
     Told,
-    Verdict,
     Waiting,
 )
 
-__all__ = ["GATHER_LIMIT_BYTES", "Hub", "RefusedError"]
+__all__ = ["Hub", "RefusedError"]
 
-#: Of one gather, all members together: member 0 keeps it in memory.
-GATHER_LIMIT_BYTES = 2**30
 #: Exchanges and gathers that have begun and to which not all have come.
 _UNFINISHED_LIMIT = 4096
 #: What one part of an exchange takes in a frame besides its bytes.
@@ -58,15 +61,10 @@ class RefusedError(OverlapError):
 
 @dataclass(slots=True)
 class _Gathering:
-    """One gather: what was offered, and what has come."""
+    """One gather: who has offered something, and how much each may send of it now."""
 
-    offers: dict[int, int] = field(default_factory=dict)
-    data: dict[int, bytearray] = field(default_factory=dict)
-    accepted: bool = False
-
-    @property
-    def complete(self) -> bool:
-        return all(len(self.data[member]) == nbytes for member, nbytes in self.offers.items())
+    offered: set[int] = field(default_factory=set)
+    wanted_bytes: Counter[int] = field(default_factory=Counter)
 
 
 class Hub:
@@ -78,7 +76,6 @@ class Hub:
         joined: Members that have, those that left or were lost afterwards included.
         gone: Of these, members that left or were lost.
         changed: Set, and made anew, whenever somebody comes or goes.
-        gathered: What gathers brought, by name and turn, until member 0 takes it.
     """
 
     def __init__(self, *, members: int, detail: str, report: Callable[[str], None]) -> None:
@@ -86,7 +83,6 @@ class Hub:
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.changed = trio.Event()
-        self.gathered: dict[_Key, list[bytes]] = {}
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[_Key, dict[int, bytes]] = {}
@@ -155,6 +151,11 @@ class Hub:
                 self._offer(member, message)
             case Piece() if self.complete:
                 self._piece(member, message)
+            case Fetch() if member == 0:
+                self._fetch(message)
+            case Done() if member == 0:
+                self._gathers.pop((message.name, message.turn), None)
+                self._send_all(Gathered(name=message.name, turn=message.turn))
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -182,35 +183,25 @@ class Hub:
                 self._send_all(Given(name=part.name, turn=part.turn, parts=some))
 
     def _offer(self, member: int, offer: Offer) -> None:
-        key = offer.name, offer.turn
-        gathering = _begun(self._gathers, key, _Gathering)
-        if member in gathering.offers or offer.nbytes < 0:
+        gathering = _begun(self._gathers, (offer.name, offer.turn), _Gathering)
+        if member in gathering.offered or offer.nbytes < 0:
             raise MessageError(f"an offer for gather '{offer.name}' which is negative, or its second one")
-        gathering.offers[member] = offer.nbytes
-        if len(gathering.offers) == self.members:
-            gathering.data = {each: bytearray() for each in range(self.members)}
-            gathering.accepted = sum(gathering.offers.values()) <= GATHER_LIMIT_BYTES
-            self._send_all(Verdict(name=offer.name, turn=offer.turn, refusal=_refusal(offer.name, gathering)))
-            if gathering.accepted:
-                self._check_gathered(key, gathering)
-            else:
-                del self._gathers[key]
+        gathering.offered.add(member)
+        self._send(0, Offered(member=member, name=offer.name, turn=offer.turn, nbytes=offer.nbytes))
+
+    def _fetch(self, fetch: Fetch) -> None:
+        self._gathers[fetch.name, fetch.turn].wanted_bytes[fetch.member] += fetch.nbytes
+        if fetch.member not in self.gone:
+            self._send(fetch.member, Pull(name=fetch.name, turn=fetch.turn, nbytes=fetch.nbytes))
 
     def _piece(self, member: int, piece: Piece) -> None:
-        key = piece.name, piece.turn
-        gathering = self._gathers.get(key)
-        if gathering is None or not gathering.accepted:
-            raise MessageError(f"a piece for gather '{piece.name}', which nobody asked for")
-        if len(gathering.data[member]) + len(piece.blob) > gathering.offers[member]:
-            raise MessageError(f"more for gather '{piece.name}' than the {gathering.offers[member]} bytes it offered")
-        gathering.data[member] += piece.blob
-        self._check_gathered(key, gathering)
-
-    def _check_gathered(self, key: _Key, gathering: _Gathering) -> None:
-        if gathering.complete and key in self._gathers:
-            del self._gathers[key]
-            self.gathered[key] = [bytes(gathering.data.pop(member)) for member in range(self.members)]
-            self._send_all(Gathered(name=key[0], turn=key[1]))
+        gathering = self._gathers.get((piece.name, piece.turn))
+        if gathering is None:
+            return  # member 0 has given it up meanwhile
+        if gathering.wanted_bytes[member] < len(piece.blob):
+            raise MessageError(f"{len(piece.blob)} bytes for gather '{piece.name}' that nobody asked for")
+        gathering.wanted_bytes[member] -= len(piece.blob)
+        self._send(0, Brought(member=member, name=piece.name, turn=piece.turn, blob=piece.blob))
 
     def _leave(self, member: int) -> None:
         self._go(member)
@@ -251,16 +242,6 @@ def _begun(table: dict[_Key, T], key: _Key, make: Callable[[], T]) -> T:
             raise MessageError(f"the beginning of '{key[0]}', while {len(table)} others are unfinished")
         table[key] = make()
     return table[key]
-
-
-def _refusal(name: str, gathering: _Gathering) -> str:
-    if gathering.accepted:
-        return ""
-    offered_bytes, most = sum(gathering.offers.values()), max(gathering.offers, key=lambda m: gathering.offers[m])
-    return (
-        f"gather '{name}': {offered_bytes} bytes in all, the limit is {GATHER_LIMIT_BYTES}; "
-        f"process {most} has most of it, {gathering.offers[most]} bytes"
-    )
 
 
 def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:

@@ -14,9 +14,11 @@ import trio
 from ..errors import OverlapError, UsageError
 from .clocks import ClockOffset, ClockSample, HubClock
 from .frames import check_body
+from .gathering import Gathering, Take
 from .inbox import Inbox, Lost, News
 from .messages import (
     BLOB_LIMIT_BYTES,
+    Brought,
     Bye,
     Gathered,
     Give,
@@ -26,13 +28,12 @@ from .messages import (
     MemberLost,
     Message,
     MessageError,
-    Offer,
-    Piece,
+    Offered,
     Pong,
+    Pull,
     Ready,
     Tell,
     Told,
-    Verdict,
     Waiting,
 )
 
@@ -87,7 +88,6 @@ class Membership:
         post: Callable[[Message], None],
         room: Callable[[], Awaitable[None]],
         hang_up: Callable[[], Awaitable[None]],
-        gathered: Callable[[tuple[str, int]], list[bytes]] | None,
     ) -> None:
         """Made by `join`.
 
@@ -98,13 +98,13 @@ class Membership:
             post: Sends a message to the hub.
             room: Waits until bulk may be posted.
             hang_up: Waits until everything posted has arrived, and ends the connections.
-            gathered: Takes the result of a gather out of the hub; None where the hub is not.
         """
         self.member, self.members = member, members
-        self._clock, self._post, self._room, self._take_gathered = clock, post, room, gathered
+        self._clock, self._post, self._room = clock, post, room
         self._hang_up = hang_up
         self._turns: Counter[tuple[str, str]] = Counter()
         self._answers: dict[_Key, _Answer] = {}
+        self._gathers: dict[tuple[str, int], Gathering] = {}
         self._inbox = Inbox()
         self._gone: dict[int, str] = {}  # how, by member
         self._over = trio.Event()  # left, or the hub is lost
@@ -144,31 +144,26 @@ class Membership:
         """
         await self._exchange(f"barrier {name}", b"", f"barrier '{name}'")
 
-    async def gather(self, name: str, mine: bytes) -> list[bytes] | None:
-        """Collect bytes of any size at member 0; there must be at most 1 GiB in all.
+    async def gather(self, name: str, mine: bytes, take: Take) -> None:
+        """Bring bytes of any size to member 0, a piece at a time.
 
-        Returns when member 0 has everything. A member that cancels it half-way keeps the others waiting.
+        Returns when member 0 has taken everything, or wants no more. A member that cancels it half-way keeps the
+        others waiting.
 
         Args:
             name: The same on all members.
             mine: Must not change until this returns.
-
-        Returns:
-            What each member gave, in member order, on member 0; None on the others.
+            take: On member 0, takes what each member gave, in member order. What it raises ends the gather: the
+                others return.
 
         Raises:
-            UsageError: On every member: there is more than the limit.
             MemberLostError: A member is lost or has left, before it came to this gather or was done with it.
         """
-        doing = f"gather '{name}'"
-        with self._ask("offer", name, doing) as (turn, accepted), self._ask("gather", name, doing) as (_, answer):
-            self._post(Offer(name=name, turn=turn, nbytes=len(mine)))
-            await accepted.wait()
-            for at in range(0, len(mine), BLOB_LIMIT_BYTES):
-                await self._room()
-                self._post(Piece(name=name, turn=turn, blob=mine[at : at + BLOB_LIMIT_BYTES]))
-            await answer.wait()
-        return [answer.parts[member] for member in range(self.members)] if self.member == 0 else None
+        with self._gathering(name) as gathering:
+            if self.member == 0:
+                await gathering.collect(mine, self.members, take)
+            else:
+                await gathering.send(mine, self._room)
 
     def tell(self, message: Mapping[str, object]) -> None:
         """Let all other members know something; they find it in `messages`, in the order in which it was told.
@@ -226,11 +221,11 @@ class Membership:
                 self._inbox.put((message.member, message.body))
             case Given():
                 self._given(message)
-            case Verdict():
-                error = UsageError(message.refusal) if message.refusal else None
-                self._settle(("offer", message.name, message.turn), error)
+            case Pull() | Offered() | Brought():
+                self._gather(message.name, message.turn).hear(message)
             case Gathered():
-                self._gathered(message)
+                if (message.name, message.turn) in self._gathers:
+                    self._gathers[message.name, message.turn].end()
             case MemberLost():
                 self.lose(message.member, message.reason)
             case MemberLeft():
@@ -255,6 +250,8 @@ class Membership:
         self._gone[member] = how
         for key, answer in self._answers.items():
             self._settle(key, MemberLostError(member=member, how=how, doing=answer.doing))
+        for (name, _), gathering in self._gathers.items():
+            gathering.end(MemberLostError(member=member, how=how, doing=f"gather '{name}'"))
 
     def _end(self) -> None:
         self._inbox.close()
@@ -289,13 +286,20 @@ class Membership:
             if len(answer.parts) == self.members:
                 self._settle(key)
 
-    def _gathered(self, message: Gathered) -> None:
-        key = "gather", message.name, message.turn
-        answer = self._answers.get(key)
-        found = self._take_gathered((message.name, message.turn)) if self._take_gathered is not None else []
-        if answer is not None:
-            answer.parts.update(enumerate(found))
-            self._settle(key)
+    @contextmanager
+    def _gathering(self, name: str) -> Iterator[Gathering]:
+        with self._ask("gather", name, f"gather '{name}'") as (turn, _):
+            try:
+                yield self._gather(name, turn)
+            finally:
+                del self._gathers[name, turn]
+
+    def _gather(self, name: str, turn: int) -> Gathering:
+        """Return the gather, which may not have begun here."""
+        key = name, turn
+        if key not in self._gathers:
+            self._gathers[key] = Gathering(name, turn, self._post)
+        return self._gathers[key]
 
     def _settle(self, key: _Key, error: OverlapError | None = None) -> None:
         answer = self._answers.get(key)

@@ -10,7 +10,10 @@ from ..errors import OverlapError
 __all__ = [
     "BLOB_LIMIT_BYTES",
     "Body",
+    "Brought",
     "Bye",
+    "Done",
+    "Fetch",
     "Gathered",
     "Give",
     "Given",
@@ -22,15 +25,16 @@ __all__ = [
     "Message",
     "MessageError",
     "Offer",
+    "Offered",
     "Parts",
     "Piece",
     "Ping",
     "Pong",
+    "Pull",
     "Ready",
     "Refused",
     "Tell",
     "Told",
-    "Verdict",
     "Waiting",
 ]
 
@@ -102,12 +106,32 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """From the hub, once all have offered: send your pieces, or why not."""
+class Offered:
+    """From the hub to member 0: how much a member has for a gather."""
+
+    member: int
+    name: str
+    turn: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """From member 0 to the hub: let a member send the next bytes of what it offered."""
+
+    member: int
+    name: str
+    turn: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """From the hub: send the next bytes of what you offered, and no more."""
 
     name: str
     turn: int
-    refusal: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +144,26 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """From the hub to member 0: what a member has sent for a gather."""
+
+    member: int
+    name: str
+    turn: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """From member 0 to the hub: nothing more is wanted for a gather."""
+
+    name: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """From the hub: everybody's bytes are there."""
+    """From the hub: member 0 has what it wants."""
 
     name: str
     turn: int
@@ -190,8 +232,12 @@ Message: TypeAlias = (
     | Give
     | Given
     | Offer
-    | Verdict
+    | Offered
+    | Fetch
+    | Pull
     | Piece
+    | Brought
+    | Done
     | Gathered
     | Tell
     | Told

@@ -70,7 +70,6 @@ class _Visitor:
             post=self._link.send,
             room=self._link.room,
             hang_up=self._link.hang_up,
-            gathered=None,
         )
         for task in (self._link.write, self._listen, self._beat, self._watch):
             nursery.start_soon(task)

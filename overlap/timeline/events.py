@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from .ranklist import listed
-from .spans import CollectiveInfo, Span, Timeline, span_order
+from .spans import CollectiveInfo, Span, span_order
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Event: TypeAlias = dict[str, Json]
@@ -25,12 +26,17 @@ _SAME_SIZE = frozenset({"all_reduce", "all_to_all", "broadcast", "reduce", "perm
 """Operations with as many elements going in as coming out."""
 
 
-def to_events(timeline: Timeline) -> list[Event]:
-    """Return the events of a timeline, in an order that depends on nothing but its spans."""
-    events: list[Event] = []
-    for rank in timeline.ranks():
-        events += _rank_events(rank, timeline.for_rank(rank))
-    return _numbered(events)
+def to_events(ranks: Iterable[Sequence[Span]]) -> Iterator[list[Event]]:
+    """Yield the events of each rank, in an order that depends on nothing but its spans.
+
+    Args:
+        ranks: The spans of each rank, in their order; what is empty is left out.
+    """
+    arrows = count(1)
+    for spans in filter(None, ranks):
+        events = list(_rank_events(spans[0].rank, spans))
+        _number(events, arrows)
+        yield events
 
 
 def colour(spans: Iterable[Span]) -> list[list[Span]]:
@@ -45,7 +51,7 @@ def colour(spans: Iterable[Span]) -> list[list[Span]]:
     return rows
 
 
-def _rank_events(rank: int, spans: list[Span]) -> Iterator[Event]:
+def _rank_events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
     yield _meta(rank, "process_name", name=f"rank {rank}")
     yield _meta(rank, "process_sort_index", sort_index=rank)
     rows = _rows(spans)
@@ -62,7 +68,7 @@ def _rank_events(rank: int, spans: list[Span]) -> Iterator[Event]:
             yield _event(rank, issues, "X", at_ns, name="issue", cat="issue", dur=ISSUE_NS / 1000)
 
 
-def _rows(spans: list[Span]) -> list[tuple[str, list[Span]]]:
+def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
     """Name and spans of each tid from 1 on: compute, communication streams, steps."""
     lanes: dict[tuple[int, str, str], list[Span]] = {(0, "compute", "compute"): []}
     order = {"compute": 0, "comm": 1, "step": 2}
@@ -136,11 +142,10 @@ def _itemsize_bytes(dtype: str) -> int:
     return int(digits[1]) // 8 if digits else 0
 
 
-def _numbered(events: list[Event]) -> list[Event]:
+def _number(events: list[Event], arrows: Iterator[int]) -> None:
     """Give both ends of each arrow one id; they follow each other."""
-    arrows = 0
     for event in events:
-        arrows += event["ph"] == "s"
+        if event["ph"] == "s":
+            number = next(arrows)
         if event["ph"] in ("s", "f"):
-            event["id"] = arrows
-    return events
+            event["id"] = number

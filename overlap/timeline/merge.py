@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..errors import UsageError
+from .parts import Header, Part
 from .spans import Span, Timeline, span_order
 
-__all__ = ["merged", "shifted"]
+__all__ = ["merged", "merged_header", "merged_spans", "on_clock"]
 
 _ERROR = "clock_error_ns"
-"""In `Timeline.meta`: how far, at most, any instant of it may be from the common clock."""
+"""In `meta`: how far, at most, any instant may be from the common clock."""
 
 
-def shifted(timeline: Timeline, *, offset_ns: int, error_ns: int) -> Timeline:
-    """Return the timeline on another clock.
-
-    Args:
-        timeline: As a process recorded it.
-        offset_ns: What the other clock showed when that of the process showed 0.
-        error_ns: How far off that may be, at most; noted in `meta`.
-    """
-    spans = [_moved(span, offset_ns) for span in timeline.spans]
-    return replace(timeline, spans=spans, meta=timeline.meta | {_ERROR: str(error_ns)})
+def on_clock(timeline: Timeline, *, error_ns: int) -> Timeline:
+    """Note how far off, at most, the common clock may be to which the timeline will be taken."""
+    return replace(timeline, meta=timeline.meta | {_ERROR: str(error_ns)})
 
 
-def merged(parts: Sequence[Timeline]) -> Timeline:
+def merged(timelines: Sequence[Timeline]) -> Timeline:
     """Join the timelines of the processes of one run, all on one clock already.
 
     Each process knows only when its own ranks came to a collective; here it is known when the last of all did.
@@ -35,63 +29,98 @@ def merged(parts: Sequence[Timeline]) -> Timeline:
     Raises:
         UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
     """
-    first, *rest = parts
-    for part in rest:
-        if (part.world_size, part.clock) != (first.world_size, first.clock):
-            raise UsageError(
-                f"not of one run: {first.world_size} ranks on the {first.clock} clock, "
-                f"and {part.world_size} on the {part.clock} clock"
-            )
-    twice = [rank for part in parts for rank in part.ranks()]
-    if len(set(twice)) < len(twice):
-        again = next(rank for rank in twice if twice.count(rank) > 1)
-        raise UsageError(f"not parts of one run: rank {again} is in two of them")
-    errors = [int(part.meta[_ERROR]) for part in parts if _ERROR in part.meta]
-    meta = first.meta | ({_ERROR: str(max(errors))} if errors else {})
-    spans = _met([span for part in parts for span in part.spans])
+    header = merged_header([_header(timeline) for timeline in timelines])
+    meetings = _Meetings()
+    for timeline in timelines:
+        meetings.note(timeline.spans)
+    spans = [span for timeline in timelines for span in meetings.settled(timeline.spans)]
     return Timeline(
         spans=sorted(spans, key=span_order),
-        world_size=first.world_size,
-        clock=first.clock,
-        dropped=sum(part.dropped for part in parts),
-        meta=meta,
+        world_size=header.world_size,
+        clock=header.clock,
+        dropped=header.dropped,
+        meta=header.meta,
     )
 
 
-def _moved(span: Span, offset_ns: int) -> Span:
-    info = span.info
-    if info is not None:
-        info = replace(
-            info,
-            issued_ns=info.issued_ns + offset_ns,
-            met_ns=info.met_ns + offset_ns,
-            start_ns=info.start_ns + offset_ns,
-            end_ns=info.end_ns + offset_ns,
-        )
-    return replace(span, start_ns=span.start_ns + offset_ns, end_ns=span.end_ns + offset_ns, info=info)
+def merged_spans(parts: Sequence[Part]) -> Iterator[list[Span]]:
+    """Yield what `merged` would give, rank by rank; each part is read twice, and memory holds one rank at a time.
+
+    Raises:
+        UsageError: If they cannot be of one run, or one is damaged.
+    """
+    merged_header([part.header for part in parts])
+    meetings = _Meetings()
+    for part in parts:
+        for spans in part.spans():
+            meetings.note(spans)
+    for part in sorted(parts, key=lambda part: list(part.header.ranks)):
+        for spans in part.spans():
+            yield list(meetings.settled(spans))
 
 
-def _met(spans: list[Span]) -> list[Span]:
-    """Say of each collective when its last rank came, as far as all its ranks are here."""
-    meetings: dict[tuple[object, ...], list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.info is not None:
-            meetings[_meeting(span)].append(span)
-    last_ns = {
-        key: max(span.start_ns for span in ends)
-        for key, ends in meetings.items()
-        if ends[0].info is not None and len(ends) == len(ends[0].info.ranks)
-    }
-    return [_met_at(span, last_ns.get(_meeting(span)) if span.info is not None else None) for span in spans]
+def merged_header(headers: Sequence[Header]) -> Header:
+    """Return what can be said of all of them together.
+
+    Raises:
+        UsageError: If they cannot be of one run.
+    """
+    first, *rest = headers
+    for other in rest:
+        if (other.world_size, other.clock) != (first.world_size, first.clock):
+            raise UsageError(
+                f"not of one run: {first.world_size} ranks on the {first.clock} clock, "
+                f"and {other.world_size} on the {other.clock} clock"
+            )
+    ranks = sorted(rank for header in headers for rank in header.ranks)
+    for rank, following in pairwise(ranks):
+        if rank == following:
+            raise UsageError(f"not parts of one run: rank {rank} is in two of them")
+    errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
+    return Header(
+        world_size=first.world_size,
+        clock=first.clock,
+        ranks=ranks,
+        dropped=sum(header.dropped for header in headers),
+        meta=first.meta | ({_ERROR: str(max(errors))} if errors else {}),
+    )
 
 
-def _meeting(span: Span) -> tuple[object, ...]:
+def _header(timeline: Timeline) -> Header:
+    return Header(
+        world_size=timeline.world_size,
+        clock=timeline.clock,
+        ranks=timeline.ranks(),
+        dropped=timeline.dropped,
+        meta=timeline.meta,
+    )
+
+
+class _Meetings:
+    """When the last rank came to each collective, as far as all its ranks are known."""
+
+    def __init__(self) -> None:
+        self._came: dict[tuple[object, ...], tuple[int, int]] = {}  # how many, and when the last of them
+
+    def note(self, spans: Iterable[Span]) -> None:
+        """Take note of who came when."""
+        for span in spans:
+            if span.info is not None:
+                key = _key(span)
+                came, last_ns = self._came.get(key, (0, span.start_ns))
+                self._came[key] = came + 1, max(last_ns, span.start_ns)
+
+    def settled(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """Yield the spans with what is known now."""
+        for span in spans:
+            info = span.info
+            came, last_ns = (0, 0) if info is None else self._came[_key(span)]
+            if info is None or came != len(info.ranks):
+                yield span
+            else:  # nobody ends before the last has come; where clocks say so, they are off by less than their error
+                yield replace(span, info=replace(info, met_ns=min(last_ns, span.end_ns)))
+
+
+def _key(span: Span) -> tuple[object, ...]:
     info = span.info
     return () if info is None else (info.group, info.ranks, span.lane, info.op, info.seq)
-
-
-def _met_at(span: Span, met_ns: int | None) -> Span:
-    if span.info is None or met_ns is None:
-        return span
-    # Nobody ends before the last has come; where clocks say so, they are off by less than their error.
-    return replace(span, info=replace(span.info, met_ns=min(met_ns, span.end_ns)))

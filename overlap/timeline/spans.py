@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import CodeType
 from typing import Literal, TypeAlias, cast
@@ -89,6 +89,19 @@ class Span:
         """Length of the span."""
         return self.end_ns - self.start_ns
 
+    def shifted(self, offset_ns: int) -> Span:
+        """The same on another clock."""
+        info = self.info
+        if info is not None:
+            info = replace(
+                info,
+                issued_ns=info.issued_ns + offset_ns,
+                met_ns=info.met_ns + offset_ns,
+                start_ns=info.start_ns + offset_ns,
+                end_ns=info.end_ns + offset_ns,
+            )
+        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns, info=info)
+
 
 def span_order(span: Span) -> tuple[int, int, str, str, int, str, int]:
     """Sort key of a timeline: by start, then by everything that tells spans apart, so that equal runs sort equally."""
@@ -123,7 +136,8 @@ class Recorder:
 
     def spans(self) -> list[Span]:
         """The spans still in the ring, in the order they were appended (an operation is appended when it ends)."""
-        return [_span(self.rank, raw) for raw in self._ring.copy()]
+        places: dict[tuple[int, int], str] = {}  # a program has few, and finding a line is slow
+        return [_span(self.rank, raw, places) for raw in self._ring.copy()]
 
     def __repr__(self) -> str:
         return f"<Recorder rank {self.rank}: {len(self._ring)} of {self._ring.maxlen} spans>"
@@ -140,11 +154,11 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
     return append
 
 
-def _span(rank: int, raw: RawSpan) -> Span:
+def _span(rank: int, raw: RawSpan, places: dict[tuple[int, int], str]) -> Span:
     kind, lane, name, start_ns, end_ns, info = raw
     if kind == "step":
         return Span(rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, step=cast(int, info))
-    collective = _collective(info, start_ns, end_ns) if isinstance(info, tuple) else None
+    collective = _collective(info, start_ns, end_ns, places) if isinstance(info, tuple) else None
     return Span(rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, info=collective)
 
 
@@ -159,13 +173,16 @@ def call_site(code: CodeType, instruction: int) -> str:
     return f"{path[len(here) :] if path.startswith(here) else os.path.basename(path)}:{line}"
 
 
-def _collective(raw: RawCollective, start_ns: int, end_ns: int) -> CollectiveInfo:
+def _collective(raw: RawCollective, start_ns: int, end_ns: int, places: dict[tuple[int, int], str]) -> CollectiveInfo:
     (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, place, instruction = raw
+    if not isinstance(place, str):  # the code of the program, which the ring keeps alive
+        key = id(place), instruction
+        place = places[key] if key in places else places.setdefault(key, call_site(place, instruction))
     name, ranks = (group, ()) if isinstance(group, str) else group
     return CollectiveInfo(
         op=op, algorithm=algorithm, group=name, ranks=ranks, seq=seq, nbytes=nbytes,
         dtype="" if dtype is None else str(dtype), issued_ns=issued_ns, met_ns=met_ns, priority=priority,
-        call_site=place if isinstance(place, str) else call_site(place, instruction), start_ns=start_ns, end_ns=end_ns,
+        call_site=place, start_ns=start_ns, end_ns=end_ns,
     )  # fmt: skip
 
 
@@ -209,6 +226,17 @@ class Timeline:
     def for_rank(self, rank: int) -> list[Span]:
         """The spans of one rank, in order of start."""
         return [span for span in self.spans if span.rank == rank]
+
+    def shifted(self, offset_ns: int) -> Timeline:
+        """The same on another clock: what that showed when this one showed 0 is `offset_ns`."""
+        return replace(self, spans=[span.shifted(offset_ns) for span in self.spans])
+
+    def by_rank(self) -> dict[int, list[Span]]:
+        """The spans of each rank that has any, ranks ascending, each in order of start."""
+        found: dict[int, list[Span]] = {rank: [] for rank in self.ranks()}
+        for span in self.spans:
+            found[span.rank].append(span)
+        return found
 
     def steps(self) -> list[int]:
         """The step indices that any rank recorded, ascending."""

@@ -7,18 +7,23 @@ import io
 import json
 import os
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from ..errors import UsageError
 from .events import Event, Json, to_events
 from .foreign import from_foreign
+from .merge import merged_header, merged_spans
+from .parts import Part
 from .ranklist import unlisted
 from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
 
 VERSION = 1
 """Version of our fields; a file with a higher one is refused."""
+
+_LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 
 UNPACKED_BYTES = 64 << 20
 UNPACKED_RATIO = 100
@@ -35,21 +40,47 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: If it cannot be written there.
     """
-    data = _encode(timeline)
-    if Path(path).suffix == ".gz":
-        data = _compressed(data)
+    header = _header(timeline.world_size, timeline.clock, timeline.dropped, timeline.meta)
+    _write(header, timeline.by_rank().values(), path)
+
+
+def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
+    """Write the trace file of several parts of one run, a rank at a time; otherwise as `write_trace` does.
+
+    Raises:
+        UsageError: If it cannot be written there, or they are not parts of one run.
+    """
+    found = merged_header([part.header for part in parts])
+    _write(_header(found.world_size, found.clock, found.dropped, found.meta), merged_spans(parts), path)
+
+
+def _write(header: Json, spans: Iterable[Sequence[Span]], path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    pieces = _encoded(header, spans)
     try:
         if target.exists() and not target.is_file():
-            target.write_bytes(data)
+            with open(target, "wb") as file:
+                _put(pieces, file, packed=Path(path).suffix == ".gz")
             return
-        beside.write_bytes(data)
-        beside.replace(target)
+        try:
+            with open(beside, "wb") as file:
+                _put(pieces, file, packed=Path(path).suffix == ".gz")
+            beside.replace(target)
+        finally:  # when it could not be, or was interrupted
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
+
+
+def _put(pieces: Iterable[str], file: BinaryIO, *, packed: bool) -> None:
+    if not packed:
+        file.writelines(piece.encode() for piece in pieces)
+        return
+    # The header of a gzip file holds a name and a time; without them equal timelines give equal files.
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=_LEVEL) as gz:
+        gz.writelines(piece.encode() for piece in pieces)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
@@ -69,33 +100,6 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
 
 
-def pack_trace(timeline: Timeline) -> bytes:
-    """Return the bytes of a compressed trace file, to be sent to another process."""
-    return _compressed(_encode(timeline))
-
-
-def unpack_trace(data: bytes, *, limit_bytes: int = 1 << 30) -> Timeline:
-    """Return the timeline in the bytes of a compressed trace file.
-
-    Args:
-        data: From `pack_trace`.
-        limit_bytes: What it may take when it is unpacked.
-
-    Raises:
-        UsageError: If it is none, or takes more.
-    """
-    try:
-        unpacker = zlib.decompressobj(wbits=31)  # gzip
-        text = unpacker.decompress(data, limit_bytes)
-        if unpacker.unconsumed_tail:
-            raise UsageError(f"a trace of more than {limit_bytes} bytes")
-        if not unpacker.eof:
-            raise UsageError("damaged trace: cut off")
-        return _timeline(json.loads(text))
-    except (ValueError, OverflowError, RecursionError, zlib.error) as error:
-        raise UsageError(f"damaged trace: {error}") from error
-
-
 def _timeline(document: Json) -> Timeline:
     if isinstance(document, list):
         document = {"traceEvents": document}
@@ -106,28 +110,22 @@ def _timeline(document: Json) -> Timeline:
     return _decode(slices, document["overlap"]) if "overlap" in document else from_foreign(slices, document)
 
 
-def _encode(timeline: Timeline) -> bytes:
-    header = {
-        "version": VERSION,
-        "world_size": timeline.world_size,
-        "clock": timeline.clock,
-        "dropped": timeline.dropped,
-        "meta": timeline.meta,
-    }
-    lines = ",\n".join(_dumps(event) for event in to_events(timeline))
-    return f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n{lines}\n]}}\n'.encode()
+def _header(world_size: int, clock: Clock, dropped: int, meta: Mapping[str, str]) -> Json:
+    return {"version": VERSION, "world_size": world_size, "clock": clock, "dropped": dropped, "meta": meta}
 
 
-def _dumps(value: Json) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _encoded(header: Json, spans: Iterable[Sequence[Span]]) -> Iterator[str]:
+    """Yield the text of a trace file, in pieces of one rank."""
+    yield f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n'
+    between = ""
+    for events in to_events(spans):
+        yield between + ",\n".join(map(_dumps, events))
+        between = ",\n"
+    yield "\n]}\n"
 
 
-def _compressed(data: bytes) -> bytes:
-    out = io.BytesIO()
-    # The header of a gzip file holds a name and a time; without them equal timelines give equal files.
-    with gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=0) as packed:
-        packed.write(data)
-    return out.getvalue()
+# One encoder, and not `json.dumps`, which makes a new one for each of a hundred thousand events.
+_dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def _load(path: Path) -> Json:

@@ -17,7 +17,6 @@ from overlap.launch import (
     Membership,
     News,
     OutboxFullError,
-    hub,
     inbox,
     join,
     visitor,
@@ -47,6 +46,10 @@ def test_parts_of_every_size_come_whole(sizes: tuple[int, ...]) -> None:
 
     meet(3, main)
     assert results == [parts] * 3
+
+
+async def nobody(member: int, data: bytes) -> None:
+    """Takes what a gather brings."""
 
 
 def test_a_part_that_is_too_long_is_refused_at_the_call() -> None:
@@ -103,28 +106,35 @@ def test_nobody_passes_a_barrier_before_the_last_has_come() -> None:
 @pytest.mark.parametrize("sizes", [(0, 0, 0), (5, 0, 1), (10, 3_000_000, 48 * 1024), (200_000, 1, 0)])
 def test_a_gather_brings_bytes_of_any_size_to_member_0(sizes: tuple[int, ...]) -> None:
     given = [bytes(range(65, 91)) * (size // 26) + b"." * (size % 26) for size in sizes]
-    results = {}
+    taken: list[tuple[int, bytes]] = []
+
+    async def take(member: int, data: bytes) -> None:
+        taken.append((member, data))
 
     async def main(membership: Membership) -> None:
-        results[membership.member] = await membership.gather("trace", given[membership.member])
+        await membership.gather("trace", given[membership.member], take)
 
     meet(3, main)
-    assert results == {0: given, 1: None, 2: None}
+    assert [member for member, _ in taken] == sorted(member for member, _ in taken)
+    assert [b"".join(data for who, data in taken if who == member) for member in range(3)] == given
 
 
-def test_a_gather_that_is_too_large_fails_everywhere_and_the_world_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "GATHER_LIMIT_BYTES", 1000)
-    results = []
+def test_a_gather_that_member_0_breaks_off_ends_for_all_and_the_world_goes_on() -> None:
+    failed, done = [], []
+
+    async def take(member: int, data: bytes) -> None:
+        if member == 1:
+            raise OSError("no room")
 
     async def main(membership: Membership) -> None:
-        with pytest.raises(UsageError) as caught:
-            await membership.gather("trace", bytes(400 + membership.member))
-        results.append(str(caught.value))
-        await membership.gather("less", b"x")
+        try:
+            await membership.gather("trace", bytes(3_000_000), take)
+        except OSError as error:
+            failed.append((membership.member, str(error)))
+        done.append(await membership.exchange("go on", b"x"))
 
-    meet(3, main)
-    line = "gather 'trace': 1203 bytes in all, the limit is 1000; process 2 has most of it, 402 bytes"
-    assert results == [line] * 3
+    assert meet(3, main) == []
+    assert (failed, done) == ([(0, "no room")], [[b"x"] * 3] * 3)
 
 
 def test_what_is_told_comes_to_all_others_in_order() -> None:
@@ -232,7 +242,7 @@ def test_a_member_that_goes_without_a_goodbye_is_lost_once(gone: int, how: Calla
         assert caught.value.member == gone
         assert str(caught.value) == f"exchange 'results': process {gone} is lost: {reason}"
         with pytest.raises(MemberLostError, match=rf"^gather 'trace': process {gone} is lost"):
-            await membership.gather("trace", b"")
+            await membership.gather("trace", b"", nobody)
         membership.tell({"still": "here"})
         news = membership.messages()
         seen[membership.member] = [await anext(news) for _ in range(3)]

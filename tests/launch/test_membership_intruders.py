@@ -11,11 +11,13 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from overlap.launch import Lost, Membership, Patience, door
+from overlap.launch import Lost, MemberLostError, Membership, Patience, door
 from overlap.launch.frames import encode
 from overlap.launch.links import Link, watch
 from overlap.launch.messages import (
     Bye,
+    Done,
+    Fetch,
     Give,
     Goodbye,
     Join,
@@ -25,9 +27,9 @@ from overlap.launch.messages import (
     Piece,
     Ping,
     Pong,
+    Pull,
     Ready,
     Refused,
-    Verdict,
 )
 from transports.handshake import welcome
 
@@ -107,7 +109,12 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
         (encode(Join(detail="overlap 0.1.0, local")), "a Join, which is not its turn"),
         (encode(Pong(sent_ns=0, hub_ns=0)), "a Pong, which is not its turn"),
         (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
-        (encode(Piece(name="x", turn=0, blob=b"")), "a piece for gather 'x', which nobody asked for"),
+        (
+            encode(Offer(name="x", turn=0, nbytes=9)) + encode(Piece(name="x", turn=0, blob=b"y")),
+            "1 bytes for gather 'x' that nobody asked for",
+        ),
+        (encode(Fetch(member=1, name="x", turn=0, nbytes=1)), "a Fetch, which is not its turn"),
+        (encode(Done(name="x", turn=0)), "a Done, which is not its turn"),
         (encode(Offer(name="x", turn=0, nbytes=-1)), "an offer for gather 'x' which is negative, or its second one"),
         (encode(Give(name="x", turn=0, blob=b"")) * 2, "a part of exchange 'x' which is too long, or its second one"),
     ],
@@ -138,22 +145,32 @@ def test_a_member_that_breaks_the_protocol_is_lost_and_nobody_else(data: bytes, 
     assert seen == {0: [lost, (1, {"I": "go on"})], 1: [lost, (0, {"I": "go on"})]}
 
 
-def test_a_gather_takes_no_more_than_was_offered() -> None:
+def test_a_gather_takes_no_more_than_it_asks_for_and_asks_for_little_at_once() -> None:
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(company.attend, 0, gather)
             puppet = await Puppet.enter(company, 1)
             await puppet.hear(Ready)
-            await puppet.say(encode(Offer(name="trace", turn=0, nbytes=10)))
-            assert await puppet.hear(Verdict) == Verdict(name="trace", turn=0, refusal="")
-            await puppet.say(encode(Piece(name="trace", turn=0, blob=bytes(6))) * 2)
+            await puppet.say(encode(Offer(name="trace", turn=0, nbytes=10**12)))
+            assert await puppet.hear(Pull) == Pull(name="trace", turn=0, nbytes=2**20)
+            await puppet.say(encode(Piece(name="trace", turn=0, blob=bytes(2**15))) * 33)
             refused = await puppet.hear(Refused)
-            assert refused == Refused(reason="it sent more for gather 'trace' than the 10 bytes it offered")
+            assert refused == Refused(reason="it sent 32768 bytes for gather 'trace' that nobody asked for")
             await puppet.stream.aclose()
 
     async def gather(membership: Membership) -> None:
-        with pytest.raises(Exception, match=r"^gather 'trace': process 1 is lost: it sent more"):
-            await membership.gather("trace", b"mine")
+        taking = trio.Event()  # never set: who takes may be slow
+
+        async def take(member: int, data: bytes) -> None:
+            if member == 1:
+                await taking.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(membership.gather, "trace", b"mine", take)
+            assert isinstance(await anext(membership.messages()), Lost)
+            nursery.cancel_scope.cancel()
+        with pytest.raises(MemberLostError, match=r"^gather 'later': process 1 is lost: it sent 32768 bytes"):
+            await membership.gather("later", b"mine", take)
         await membership.leave()
 
     with_company(2, main)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap import UsageError
-from overlap.timeline import CollectiveInfo, Span, Timeline, merged
-from overlap.timeline.merge import shifted
-from overlap.timeline.tracefile import pack_trace, unpack_trace
+from overlap.cli import main
+from overlap.timeline import CollectiveInfo, Span, Timeline, merged, parts, read_trace, write_trace
+from overlap.timeline.merge import merged_header, merged_spans, on_clock
+from overlap.timeline.parts import Part, pack_part
+from overlap.timeline.spans import span_order
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:
@@ -20,21 +29,21 @@ def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, se
 
 
 def part(*spans: Span, world_size: int = 2, **meta: str) -> Timeline:
-    return Timeline(spans=list(spans), world_size=world_size, meta=meta)
+    return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta=meta)
 
 
 def test_shifting_moves_every_instant_and_notes_the_error() -> None:
     step = Span(rank=1, kind="step", lane="step", name="step 0", start_ns=5, end_ns=50, step=0)
-    moved = shifted(part(comm(1, 10, 40), step), offset_ns=1000, error_ns=7)
+    moved = on_clock(part(comm(1, 10, 40), step), error_ns=7).shifted(1000)
     assert moved.spans == [
-        comm(1, 1010, 1040),
         Span(rank=1, kind="step", lane="step", name="step 0", start_ns=1005, end_ns=1050, step=0),
+        comm(1, 1010, 1040),
     ]
     assert moved.meta == {"clock_error_ns": "7"}
 
 
 def test_the_last_rank_of_all_processes_is_known_only_afterwards() -> None:
-    one = merged([part(comm(0, 10, 40), script="a"), shifted(part(comm(1, 25, 41)), offset_ns=0, error_ns=3)])
+    one = merged([part(comm(0, 10, 40), script="a"), on_clock(part(comm(1, 25, 41)), error_ns=3)])
     assert one.spans == [comm(0, 10, 40, met_ns=25), comm(1, 25, 41, met_ns=25)]
     assert one.meta == {"script": "a", "clock_error_ns": "3"}
     assert one.spans[0].info is not None
@@ -57,12 +66,85 @@ def test_what_is_not_of_one_run_is_refused() -> None:
         merged([part(comm(0, 1, 2)), part(comm(0, 1, 2))])
 
 
-def test_a_timeline_travels_as_bytes() -> None:
-    timeline = part(comm(0, 10, 20), script="a")
-    data = pack_trace(timeline)
-    assert unpack_trace(data) == timeline
-    with pytest.raises(UsageError, match=r"^a trace of more than 10 bytes$"):
-        unpack_trace(data, limit_bytes=10)
-    for damaged in (b"", data[:40], b"not gzip", data[:-9] + b"\0"):
-        with pytest.raises(UsageError, match=r"^damaged trace: "):
-            unpack_trace(damaged)
+# -- parts, as bytes -----------------------------------------------------------------------------------------------
+
+
+def unpacked(data: bytes) -> Part:
+    return Part(io.BytesIO(data))
+
+
+def spans_of(data: bytes) -> list[Span]:
+    return [span for spans in unpacked(data).spans() for span in spans]
+
+
+STEP = Span(rank=1, kind="step", lane="step", name="step 0", start_ns=-5, end_ns=2**62, step=0)
+LONE = Span(rank=0, kind="comm", lane="tp", name="send", start_ns=5, end_ns=50)
+
+
+def test_a_part_travels_as_bytes() -> None:
+    timeline = part(LONE, comm(0, 10, 20), STEP, script="a")
+    data = pack_part(timeline)
+    assert spans_of(data) == [LONE, comm(0, 10, 20), STEP]
+    header = unpacked(data).header
+    assert (header.world_size, header.clock, header.ranks, header.meta) == (2, "real", [0, 1], {"script": "a"})
+    assert spans_of(pack_part(part())) == []
+
+
+def test_it_is_read_on_the_common_clock() -> None:
+    timeline = part(LONE, comm(0, 10, 20), comm(1, 11, 21))
+    assert spans_of(pack_part(timeline, offset_ns=-7)) == timeline.shifted(-7).spans
+
+
+def test_parts_are_merged_a_rank_at_a_time_into_what_timelines_are() -> None:
+    one, other = part(comm(0, 10, 40), LONE), on_clock(part(comm(1, 25, 41), STEP), error_ns=3)
+    parts = [unpacked(pack_part(other)), unpacked(pack_part(one))]
+    whole = merged([one, other])
+    assert list(merged_spans(parts)) == list(whole.by_rank().values())
+    assert merged_header([parts[1].header, parts[0].header]).meta == whole.meta
+    with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
+        list(merged_spans([parts[1], parts[1]]))
+
+
+def test_what_is_damaged_is_refused() -> None:
+    data = pack_part(part(comm(0, 10, 20), comm(1, 11, 21)))
+    for damaged in (b"", data[:30], data[:-9], b"\0\0\0\7garbage", data[:-2] + b"??", b"\xff" * 99):
+        with pytest.raises(UsageError, match=r"^damaged part of a trace: "):
+            spans_of(damaged)
+
+
+@given(st.data())
+def test_bytes_from_anybody_give_spans_or_are_refused(data: st.DataObject) -> None:
+    """Whatever the blocks hold: no other error, and no span that is not one."""
+    good = pack_part(part(comm(0, 10, 20), LONE, comm(1, 11, 21)))
+    blocks = []
+    while good:
+        end = 4 + int.from_bytes(good[:4], "big")
+        blocks.append(bytearray(zlib.decompress(good[4:end])))
+        good = good[end:]
+    block = data.draw(st.sampled_from(blocks))
+    block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
+    packed = b"".join(len(z).to_bytes(4, "big") + z for z in map(zlib.compress, blocks))
+    with suppress(UsageError):
+        for span in spans_of(packed):
+            assert span.start_ns <= span.end_ns
+            assert span.kind in ("compute", "comm", "step")
+
+
+def test_a_block_that_unpacks_to_more_than_a_rank_may_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pack_part(part(comm(0, 10, 20)))
+    monkeypatch.setattr(parts, "BLOCK_BYTES", 100)
+    with pytest.raises(UsageError, match=r"^damaged part of a trace: "):
+        spans_of(data)
+
+
+def test_files_of_parts_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = part(comm(0, 10, 40), LONE, script="a"), on_clock(part(comm(1, 25, 41), STEP), error_ns=3)
+    names = [str(tmp_path / name) for name in ("a.json", "b.json.gz", "c.json")]
+    write_trace(one, names[0])
+    write_trace(other, names[1])
+    assert main(["timeline", *names[:2], "-o", names[2]]) == 0
+    assert read_trace(names[2]) == merged([one, other])
+    write_trace(merged([one, other]), names[0])
+    assert Path(names[0]).read_bytes() == Path(names[2]).read_bytes()
+    assert main(["timeline", names[0], names[1], "-o", names[2]]) == 2
+    assert capsys.readouterr().err == "overlap: not parts of one run: rank 1 is in two of them\n"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
-from overlap.timeline.events import colour, to_events
+from overlap.timeline.events import colour
+from overlap.timeline.events import to_events as events_of_ranks
 
 times_ns = st.integers(0, 2**62)
 texts = st.text(alphabet='ab"\n\u00b5\ud800', max_size=3)
@@ -68,6 +69,10 @@ def slices_by_thread(events):
         if event["ph"] == "X":
             threads.setdefault((event["pid"], event["tid"]), []).append(event)
     return threads
+
+
+def to_events(timeline):
+    return [event for events in events_of_ranks(timeline.by_rank().values()) for event in events]
 
 
 def check_viewable(events):
