@@ -8,9 +8,9 @@
     |   `-- legality    check_group and the nearest legal groups
     |-- rankmap     where each rank sits and what its wires carry: what those three and Cluster stand on
     |-- wiring      the devices of one node as a graph;  grid: coordinates;  cycles: Hamiltonian cycles
-    |-- machine     what a file says, as records;  rules: what it says about groups
+    |-- machine     what a file says, as records;  grouprules: what it says about groups
     |-- machinefile TOML to machine;  document: the keys of a file;  complaint: what is wrong with one;  data/: files
-    |-- draw        the machine as text (not imported here: only the command line draws)
+    |-- picture     the machine as text (not imported here: only the command line draws)
     `-- errors      TopologyError, TopologyWarning
 
 Pure: no I/O but reading a machine file, nothing asynchronous, nothing imported from the rest of the project.
@@ -21,12 +21,12 @@ from __future__ import annotations
 from .cluster import Cluster
 from .errors import TopologyError, TopologyWarning, format_ranks, parse_ranks
 from .grid import Grid
+from .grouprules import Finding, Rule
 from .groups import Axis
 from .instances import cluster, names
 from .machine import Figure, LinkKind, Machine
 from .rankmap import Place
 from .routes import Link, Port
-from .rules import Finding, Rule
 
 __all__ = [
     "Axis",

@@ -10,11 +10,11 @@ from pathlib import Path
 from . import groups, legality, routes
 from .errors import TopologyError, unknown
 from .grid import Grid
+from .grouprules import LATEST, LOCAL_KINDS, Finding
 from .groups import Axis
 from .machine import Figure, Machine
 from .rankmap import RankMap
 from .routes import Link
-from .rules import LATEST, LOCAL_KINDS, Finding
 from .wiring import Wiring
 
 

@@ -13,8 +13,8 @@ from typing import Annotated, Literal, cast
 from msgspec import Meta, Struct
 
 from .errors import TopologyError, parse_ranks
+from .grouprules import LATEST, Confidence, Kind, Local, Severity
 from .machine import LinkKind, Shape, WiringSpec
-from .rules import LATEST, Confidence, Kind, Local, Severity
 from .wiring import Wiring
 
 MAX_DEVICES = 4096
@@ -38,11 +38,11 @@ Flag = Annotated[bool, Meta(description="true or false")]
 Link = Annotated[str, Meta(description=_LINKED)]
 
 
-class Table(Struct, kw_only=True, forbid_unknown_fields=True):
+class TomlTable(Struct, kw_only=True, forbid_unknown_fields=True):
     """One table of a file; a key that is not there is None."""
 
 
-class Amount(Table):
+class Amount(TomlTable):
     """A number with its origin; zero is none."""
 
     value: Positive
@@ -50,7 +50,7 @@ class Amount(Table):
     confidence: Confidence = "E"
 
 
-class Duration(Table):
+class Duration(TomlTable):
     """The same of something that may take no time."""
 
     value: NotNegative
@@ -64,7 +64,7 @@ DurationKey = Annotated[
 ]
 
 
-class ChipTable(Table):
+class ChipTable(TomlTable):
     """`[chip]`."""
 
     name: Text
@@ -81,7 +81,7 @@ class ChipTable(Table):
             raise wrong("lnc", f"divisors of the {self.cores} cores", self.lnc)
 
 
-class LinkTable(Table):
+class LinkTable(TomlTable):
     """`[links.KIND]`."""
 
     latency_s: DurationKey
@@ -92,7 +92,7 @@ class LinkTable(Table):
 LinkTableKey = Annotated[LinkTable | None, Meta(description="a table")]
 
 
-class LinksTable(Table):
+class LinksTable(TomlTable):
     """`[links]`: the kinds of wires, but for "self" and "none", which have no figures."""
 
     chip: LinkTableKey = None
@@ -109,7 +109,7 @@ class LinksTable(Table):
         return {kind: table for kind, table in found.items() if table is not None}
 
 
-class WiresTable(Table):
+class WiresTable(TomlTable):
     """`[wires]`."""
 
     shape: Shape
@@ -155,7 +155,7 @@ class WiresTable(Table):
             raise ValueError(f"wires.{key}: expected a connected graph, found no way from device 0 to {lost[0]}")
 
 
-class NetworkTable(Table):
+class NetworkTable(TomlTable):
     """`[network]`."""
 
     nics: AmountKey
@@ -167,7 +167,7 @@ class NetworkTable(Table):
             raise wrong("nics", "a whole number", nics)
 
 
-class UltraServerTable(Table):
+class UltraServerTable(TomlTable):
     """`[ultraserver]`."""
 
     servers: Counts
@@ -179,7 +179,7 @@ class UltraServerTable(Table):
             raise wrong("servers", "ascending numbers of servers", self.servers)
 
 
-class RuleTable(Table):
+class RuleTable(TomlTable):
     """One of `[[rules]]`."""
 
     id: Text
@@ -214,7 +214,7 @@ class RuleTable(Table):
             raise ValueError(f"sets: {error}") from None
 
 
-class Document(Table):
+class Document(TomlTable):
     """A whole file, with what it extends."""
 
     name: Text

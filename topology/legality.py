@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from .errors import TopologyError, format_ranks
+from .grouprules import SHOWN_RANGES, Finding, GroupView, Local, violations
 from .rankmap import RankMap
-from .rules import SHOWN_RANGES, Finding, GroupView, Local, violations
 
 _SUGGESTIONS = 3
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .rules import Confidence, Rule
+from .grouprules import Confidence, Rule
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
 

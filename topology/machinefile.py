@@ -18,8 +18,8 @@ from msgspec.structs import asdict
 
 from .document import Amount, ChipTable, Document, Duration, LinkTable, RuleTable
 from .errors import TopologyError, unknown
+from .grouprules import Rule
 from .machine import Chip, Figure, LinkKind, LinkSpec, Machine, Network, UltraServer, WiringSpec
-from .rules import Rule
 
 Table = dict[str, object]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .errors import TopologyError, unknown
+from .grouprules import Rule
 from .machine import LinkKind, LinkSpec, Machine
-from .rules import Rule
 from .wiring import Wiring
 
 

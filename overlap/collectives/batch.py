@@ -71,7 +71,7 @@ class Batch:
             return [[]] * phases
         cells = np.diff(at, append=self.ends[-1])
         columns = (self.read[at], self.write[at], cells, self.sbuf[at], self.dbuf[at], self.add[at], self.lower[at])
-        runs = list(map(Run._make, zip(*(column.tolist() for column in columns), strict=True)))
+        runs = [Run(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         return [runs[start:stop] for start, stop in pairwise(np.searchsorted(at, self.ends).tolist())]
 
 

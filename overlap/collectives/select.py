@@ -16,10 +16,10 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from .cost.maxplus import Breakdown
+    from .cost.maxplus import CostBreakdown
     from .cost.option import Option, Price, Rejected
 
-__all__ = ["DIRECT", "Alternative", "Busiest", "Plan", "algorithms", "check_algorithm", "plan", "size_class"]
+__all__ = ["DIRECT", "Alternative", "BusiestWire", "Plan", "algorithms", "check_algorithm", "plan", "size_class"]
 
 DIRECT = "direct"
 
@@ -60,7 +60,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busiest:
+class BusiestWire:
     """The wire that is busy longest.
 
     Attributes:
@@ -109,11 +109,11 @@ class Plan:
     slices: int
     predicted_s: float
     extrapolated: bool
-    breakdown: Breakdown
+    breakdown: CostBreakdown
     steps: int
     bytes_per_rank: int
     hops: tuple[tuple[str, int], ...]
-    busiest: Busiest | None
+    busiest: BusiestWire | None
     alternatives: tuple[Alternative, ...]
     reason: str
     option: Option = field(repr=False, compare=False)
@@ -240,7 +240,7 @@ def _priced(options: Sequence[Option], nbytes: int) -> list[tuple[Price, Option]
     return sorted(priced, key=lambda each: each[0].total_s)
 
 
-def _reason(winner: Breakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
+def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
     from .cost.reason import reason
 
     if not others:
@@ -249,13 +249,13 @@ def _reason(winner: Breakdown, others: Sequence[tuple[Price, Option]], nbytes: i
     return reason(winner, option.breakdown(nbytes, price.slices), option.label)
 
 
-def _busiest(option: Option, nbytes: int) -> Busiest | None:
+def _busiest(option: Option, nbytes: int) -> BusiestWire | None:
     found = option.busiest_wire()
     if found is None:
         return None
     placed, wire, s_per_byte = found
     kind, name = str(placed.placement.wires().kind[wire]), placed.placement.describe(wire)
-    return Busiest(kind=kind, name=name, busy_s=s_per_byte * nbytes)
+    return BusiestWire(kind=kind, name=name, busy_s=s_per_byte * nbytes)
 
 
 def _alternatives(priced: Sequence[tuple[Price, Option]], rejected: Sequence[Rejected]) -> tuple[Alternative, ...]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 
+from ..collectives.congruence import congruence
 from ..collectives.cost import on, parameters, rounds
 from ..collectives.cost.option import Flat
 from ..collectives.cost.startup import Startup
 from ..collectives.generators import GENERATORS, fits, generate
 from ..collectives.kinds import Collective
-from ..collectives.likeness import likeness
 from ..collectives.placement import place
 from ..collectives.select import DIRECT, plan, size_class
 from ..errors import ScheduleError
@@ -165,7 +165,7 @@ class ModelledEngine(BaseEngine):
 
     def _cheapest(self, choose: Callable[..., Plan], members: tuple[int, ...], pattern: Call) -> Option:
         """Choose for the first of groups that sit alike, and the same for the others: a tenth of the time."""
-        alike = likeness(self._cluster, members)
+        alike = congruence(self._cluster, members)
         key = (pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, alike)
         known = None if alike is None else self._best.get(key)
         if known is not None:

@@ -7,7 +7,7 @@ import pytest
 
 import topology
 from overlap.collectives.cost import on, parameters, rounds
-from overlap.collectives.cost.flat import Request, flat_options
+from overlap.collectives.cost.flat import PlanRequest, flat_options
 from overlap.collectives.cost.geometry import Geometry
 from overlap.collectives.cost.hierarchy import two_level_options
 from overlap.collectives.cost.maxplus import cost
@@ -39,7 +39,7 @@ def priced_s(row, change=None):
     known = parameters(machine, dtype=row.dtype, peer_direct=row.peer_direct)
     known = replace(known, **change(known)) if change else known
     ranks = tuple(range(row.ranks))
-    request = Request(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
+    request = PlanRequest(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
     placement = place(machine, ranks)
     options = flat_options(request, placement, known)[0] + two_level_options(request, placement, known)[0]
     return min(option.price(row.nbytes).total_s for option in options)

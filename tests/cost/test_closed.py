@@ -5,8 +5,9 @@ import pytest
 
 from overlap.collectives import generate
 from overlap.collectives.cost import Parameters, Resolution, Star, cost, on, rounds
-from overlap.collectives.cost.closed import best_slices, closed_form
 from overlap.errors import UsageError
+
+from .closed_forms import best_slices, closed_form
 
 ANY = [2, 3, 4, 5, 7, 8, 12, 16]
 POWERS = [2, 4, 8, 16, 32]

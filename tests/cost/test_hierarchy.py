@@ -5,11 +5,11 @@ import pytest
 
 import topology
 from overlap.collectives.cost import IDEAL, Parameters, cost, on, rounds
-from overlap.collectives.cost.flat import Request
+from overlap.collectives.cost.flat import PlanRequest
 from overlap.collectives.cost.geometry import Geometry
-from overlap.collectives.cost.handed import handed_options
 from overlap.collectives.cost.hierarchy import two_level_options
 from overlap.collectives.cost.phased import pipeline_s
+from overlap.collectives.cost.rooted import rooted_options
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 
@@ -17,7 +17,7 @@ from overlap.collectives.proof import verify
 def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_level_options):
     cluster = topology.cluster(name)
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    request = Request(collective=collective, geometry=Geometry(cluster=cluster, ranks=group), root=root)
+    request = PlanRequest(collective=collective, geometry=Geometry(cluster=cluster, ranks=group), root=root)
     placement = place(cluster, group)
     return placement, *make(request, placement, parameters)
 
@@ -133,7 +133,7 @@ def test_blocks_and_roots_have_levels_too(collective, root):
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_handing_out_and_gathering(collective):
     """A rank that has handed something on need not get it again, so tables are at most as dear as their phases."""
-    placement, found, _ = options("trn1.32xlarge", collective, tuple(range(8)), root=3, make=handed_options)
+    placement, found, _ = options("trn1.32xlarge", collective, tuple(range(8)), root=3, make=rooted_options)
     assert len(found) == 10
     same = 0
     for option in found:

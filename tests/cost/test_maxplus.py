@@ -1,8 +1,6 @@
 """Finish times of every rank: against plain Python, and what the terms add up to."""
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,7 @@ from overlap.collectives import generate
 from overlap.collectives.cost import Parameters, Star, cost, on, parameters, rounds
 from overlap.collectives.placement import place
 
-sys.path.insert(0, str(Path(__file__).parent))
-from reference import slow_cost
+from .reference import slow_cost
 
 TABLES = [
     ("all_reduce", "ring"),

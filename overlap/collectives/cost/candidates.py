@@ -9,12 +9,12 @@ from topology import Cluster
 from ...errors import UsageError
 from ..placement import place
 from ..schedule import ROOTED
-from .flat import Request, flat_options
+from .flat import PlanRequest, flat_options
 from .geometry import Geometry
-from .handed import handed_options
 from .hierarchy import two_level_options
 from .option import Option, Rejected
 from .parameters import parameters
+from .rooted import rooted_options
 from .shortcut import short_cut_options
 from .sliced import Sliced
 
@@ -43,7 +43,7 @@ def candidates(
         raise UsageError(f"root: {root} is not one of the group's ranks 0..{size - 1}")
     if pairs is None:
         pairs = tuple((rank, (rank + 1) % size) for rank in range(size)) if size > 1 else ()
-    request = Request(
+    request = PlanRequest(
         collective=op,
         geometry=Geometry(cluster=cluster, ranks=ranks),
         root=root if op in ROOTED else 0,
@@ -55,7 +55,7 @@ def candidates(
     placement = place(cluster, ranks)
     found = (
         flat_options(request, placement, figures),
-        handed_options(request, placement, figures),
+        rooted_options(request, placement, figures),
         two_level_options(request, placement, figures),
         short_cut_options(request),
     )

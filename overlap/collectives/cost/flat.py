@@ -18,7 +18,7 @@ from .rings import ring_rounds
 from .rounds import Rounds, rounds
 from .sliced import Sliced
 
-__all__ = ["ELSEWHERE", "Expansion", "Request", "expanded", "fitted", "flat_options"]
+__all__ = ["ELSEWHERE", "Expansion", "PlanRequest", "expanded", "fitted", "flat_options"]
 
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
@@ -29,7 +29,7 @@ _DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PlanRequest:
     """What is to be planned, but for the number of bytes.
 
     Attributes:
@@ -66,7 +66,9 @@ class Expansion:
     make: Callable[..., Schedule]
 
 
-def flat_options(request: Request, placement: Placement, parameters: Parameters) -> tuple[list[Option], list[Rejected]]:
+def flat_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
+) -> tuple[list[Option], list[Rejected]]:
     """Fit every algorithm of a collective to a group.
 
     Returns:
@@ -96,7 +98,7 @@ def _option(algorithm: str, found: Expansion, placement: Placement, parameters: 
     return Sliced(algorithm, whole, placed, lambda slices: found.make(slices=slices))
 
 
-def expanded(request: Request, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
+def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
     """Fit one algorithm to a group; one that sends slices, with so many of them, or with its default."""
     g, collective = request.geometry, request.collective
     why = why_not(algorithm, g)

@@ -12,7 +12,7 @@ from ..generators.families import READINGS, SPREADING
 from ..generators.scattered import SCATTERS
 from ..placement import Placement
 from ..schedule import ROOTED, Schedule
-from .flat import Request, expanded, fitted
+from .flat import PlanRequest, expanded, fitted
 from .geometry import Geometry
 from .option import Part, Rejected
 from .parameters import Parameters
@@ -40,7 +40,7 @@ _FITTED_INSIDE = (*READINGS, "broadcast", "reduce")
 class _Levels:
     """A group of equal nodes on a machine."""
 
-    request: Request
+    request: PlanRequest
     placement: Placement
     parameters: Parameters
 
@@ -98,7 +98,7 @@ class _Levels:
         copies: int | None = None,
     ) -> dict[str, Part]:
         phases = {}
-        request = Request(collective=collective, geometry=geometry, root=root if collective in ROOTED else 0)
+        request = PlanRequest(collective=collective, geometry=geometry, root=root if collective in ROOTED else 0)
         for algorithm in algorithms:
             found = expanded(request, algorithm)
             if not isinstance(found, Rejected):
@@ -122,7 +122,7 @@ class _Levels:
 
 
 def two_level_options(
-    request: Request, placement: Placement, parameters: Parameters
+    request: PlanRequest, placement: Placement, parameters: Parameters
 ) -> tuple[list[Phased], list[Rejected]]:
     """Compose every algorithm inside nodes with every one between them.
 

@@ -18,7 +18,7 @@ import numpy as np
 from ..placement import Floats, Ints
 from .placed import Placed, PlacedRound
 
-__all__ = ["PICOSECONDS", "Breakdown", "Cost", "Resolution", "cost"]
+__all__ = ["PICOSECONDS", "Cost", "CostBreakdown", "Resolution", "cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ PICOSECONDS = Resolution()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class CostBreakdown:
     """Where the time of the last rank to finish goes, along the chain of messages that it waited for.
 
     Attributes:
@@ -75,7 +75,7 @@ class Cost:
     """
 
     finish_s: Floats
-    breakdown: Breakdown | None = None
+    breakdown: CostBreakdown | None = None
 
     @property
     def total_s(self) -> float:
@@ -238,8 +238,8 @@ class _Clocks:
         new_free[:, step.src[first]] = busy[:, first]
         self._terms = new_ready, new_free
 
-    def breakdown(self, rank: int, ticks_per_s: int) -> Breakdown:
+    def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
         """Return what the later clock of a rank is made of."""
         assert self._terms is not None
         terms = self._terms[1 if self.free[rank] > self.ready[rank] else 0]
-        return Breakdown(**dict(zip(Breakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))
+        return CostBreakdown(**dict(zip(CostBreakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))

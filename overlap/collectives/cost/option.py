@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 
 from ..schedule import Schedule
-from .maxplus import Breakdown, cost
+from .maxplus import CostBreakdown, cost
 from .placed import Placed
 
 __all__ = ["Flat", "Option", "Part", "Price", "Rejected"]
@@ -67,7 +67,7 @@ class Part:
     def _least_s(self, nbytes: float) -> float:
         return self.placed.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
 
-    def breakdown(self, nbytes: float) -> Breakdown:
+    def breakdown(self, nbytes: float) -> CostBreakdown:
         """Return where that time goes."""
         found = cost(self.placed, self.share * nbytes, explain=True).breakdown
         assert found is not None
@@ -98,7 +98,7 @@ class Option(ABC):
         """
 
     @abstractmethod
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
 
     @abstractmethod
@@ -150,7 +150,7 @@ class Flat(Option):
         """Return the cost for a vector of `nbytes`."""
         return Price(total_s=self.parts[0].total_s(nbytes))
 
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
         return self.parts[0].breakdown(nbytes)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from math import inf
 
 from ..schedule import Schedule
-from .maxplus import Breakdown
+from .maxplus import CostBreakdown
 from .option import Option, Part, Price
 from .parameters import Parameters
 
@@ -56,15 +56,15 @@ class Phased(Option):
         phases_s = [part.total_s(nbytes / slices) for part in self.parts]
         return Price(total_s=self._parameters.launch_s + pipeline_s(phases_s, slices), slices=slices)
 
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes: the slowest phase counts once for each slice, the others once."""
         slowest = max(self.parts, key=lambda part: part.total_s(nbytes / slices))
-        total = dict.fromkeys((each.name for each in fields(Breakdown)), 0.0)
+        total = dict.fromkeys((each.name for each in fields(CostBreakdown)), 0.0)
         for part in self.parts:
             for name, duration_s in asdict(part.breakdown(nbytes / slices)).items():
                 total[name] += duration_s * (slices if part is slowest else 1)
         total["launch_s"] += self._parameters.launch_s
-        return Breakdown(**total)
+        return CostBreakdown(**total)
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Return the table on data in so many slices, not yet proved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ...units import format_ns
-from .maxplus import Breakdown
+from .maxplus import CostBreakdown
 
 __all__ = ["NAMES", "reason"]
 
@@ -21,7 +21,7 @@ NAMES = {
 """What the terms of a breakdown are called."""
 
 
-def reason(winner: Breakdown, second: Breakdown, name: str) -> str:
+def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
     """Tell what the winner gains over the next best, and what it pays for that.
 
     Args:

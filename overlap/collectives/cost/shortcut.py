@@ -8,8 +8,8 @@ from math import inf
 from ...errors import ScheduleError
 from .. import host
 from ..schedule import Schedule
-from .flat import Request
-from .maxplus import Breakdown
+from .flat import PlanRequest
+from .maxplus import CostBreakdown
 from .option import Option, Price, Rejected
 
 __all__ = ["ShortCut", "short_cut_options"]
@@ -33,7 +33,7 @@ class ShortCut(Option):
 
     algorithm, detail, parts = "direct", "", ()
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: PlanRequest) -> None:
         self._ranks = request.geometry.size
         self._touches = _TOUCHES[request.collective](self._ranks, len(request.pairs))
 
@@ -41,9 +41,9 @@ class ShortCut(Option):
         """Return the cost for a vector of `nbytes`."""
         return Price(total_s=host.meeting_s(self._ranks) + self._memory_s(nbytes))
 
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
-        return Breakdown(
+        return CostBreakdown(
             waiting_s=0.0,
             launch_s=host.meeting_s(self._ranks),
             start_s=0.0,
@@ -65,7 +65,7 @@ class ShortCut(Option):
         raise ScheduleError("the short cut through shared memory has no table of transfers")
 
 
-def short_cut_options(request: Request) -> tuple[list[ShortCut], list[Rejected]]:
+def short_cut_options(request: PlanRequest) -> tuple[list[ShortCut], list[Rejected]]:
     """Return the short cut where all ranks of a group share memory, or why it does not apply."""
     g, why = request.geometry, None
     if not request.considers("direct"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from ..schedule import Schedule
-from .maxplus import Breakdown
+from .maxplus import CostBreakdown
 from .option import Option, Part, Price
 from .placed import Placed
 
@@ -59,7 +59,7 @@ class Sliced(Option):
         """Return the one phase that it has, cut in so many slices."""
         return (self._part(slices),)
 
-    def breakdown(self, nbytes: float, slices: int) -> Breakdown:
+    def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
         return self._part(slices).breakdown(nbytes)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
-from ...errors import UsageError
+from overlap.errors import UsageError
 
 __all__ = ["ClosedForm", "best_slices", "closed_form"]
 

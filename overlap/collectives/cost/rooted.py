@@ -1,4 +1,4 @@
-"""Broadcasts that hand out and then gather, and reduces that go the other way, over all ranks of a group."""
+"""Rooted collectives in two phases: a broadcast scatters and gathers, a reduce goes the other way; over all ranks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..generators import generate
 from ..generators.scattered import SCATTERS
 from ..placement import Placement
 from ..schedule import Schedule
-from .flat import Request, expanded, fitted
+from .flat import PlanRequest, expanded, fitted
 from .option import Part, Rejected
 from .parameters import Parameters
 from .phased import Phased
 from .placed import on
 from .rounds import Rounds
 
-__all__ = ["handed_options"]
+__all__ = ["rooted_options"]
 
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring", "swing", "bucket")
 _NAMES = {"broadcast": "scatter_all_gather", "reduce": "reduce_scatter_gather"}
 
 
-def handed_options(
-    request: Request, placement: Placement, parameters: Parameters
+def rooted_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
 ) -> tuple[list[Phased], list[Rejected]]:
     """Compose every way to hand out with every way to gather.
 
@@ -54,7 +54,7 @@ def handed_options(
 
 
 def _parts(
-    collective: str, algorithms: Sequence[str], request: Request, placement: Placement, parameters: Parameters
+    collective: str, algorithms: Sequence[str], request: PlanRequest, placement: Placement, parameters: Parameters
 ) -> dict[str, Part]:
     """Put a phase on the machine, with each algorithm that applies."""
     found = {}
@@ -73,7 +73,7 @@ def _begun(asked: Rounds, collective: str, root: int) -> Rounds:
     return asked if collective == "reduce_scatter" else asked.continued()
 
 
-def _make(request: Request, algorithm: str, gather: str, scatter: str, slices: int) -> Schedule:
+def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slices: int) -> Schedule:
     assert slices == 1, "phases that share their wires are not pipelined"
     g = request.geometry
     return generate(

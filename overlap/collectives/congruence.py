@@ -1,4 +1,4 @@
-"""Which groups of ranks sit alike on a machine, so that what is best for one is best for the other."""
+"""Congruent groups: which sit alike on a machine, so that what is best for one is best for the other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from topology import Cluster
 
 from .placement import Ints, place
 
-__all__ = ["likeness"]
+__all__ = ["congruence"]
 
 # Ranks of the largest group that is looked at: all its pairs are, and there are few groups of more.
 _MOST = 64
 
 
-def likeness(cluster: Cluster, ranks: Sequence[int]) -> bytes | None:
+def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes | None:
     """Return what two groups have in common exactly if they sit alike; None for groups that are too large to say.
 
     Alike means: from any rank to any other, in group order, messages of both groups cross as many wires, of the same

@@ -3,7 +3,7 @@
 import pytest
 
 import topology
-from topology.draw import draw
+from topology.picture import draw
 
 TRN1_CORNER = """\
           │                 │                 │                 │

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.likeness import likeness
+from overlap.collectives.congruence import congruence
 from overlap.collectives.select import plan
 
 from .worlds import now_ns, simulate
@@ -31,7 +31,7 @@ TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
     ids=["blocks of a node", "one of every node", "nodes"],
 )
 def test_groups_alike_cost_the_same(groups):
-    assert len({likeness(TRN2, group) for group in groups}) == 1
+    assert len({congruence(TRN2, group) for group in groups}) == 1
     some = groups[:: max(1, len(groups) // 3)]
     plans = [plan("all_reduce", 1 << 20, TRN2, group) for group in some]
     assert len({(each.algorithm, each.predicted_s) for each in plans}) == 1
@@ -47,23 +47,23 @@ def test_groups_alike_cost_the_same(groups):
     ],
 )
 def test_what_is_not_alike_is_told_apart(other):
-    assert likeness(TRN2, tuple(range(8))) != likeness(TRN2, other)
+    assert congruence(TRN2, tuple(range(8))) != congruence(TRN2, other)
 
 
 def test_wires_that_are_shared_are_told_apart():
     """Both go from the first device over the third to the second in as many hops; one passes it on the way."""
-    assert likeness(TRN2, (0, 8, 4)) != likeness(TRN2, (0, 8, 12))
+    assert congruence(TRN2, (0, 8, 4)) != congruence(TRN2, (0, 8, 12))
 
 
 def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
     file = tmp_path / "switched.toml"
     file.write_text(SWITCHED)
     cluster = topology.Cluster.load(file, nodes=2)
-    assert likeness(cluster, (0, 1)) == likeness(cluster, (2, 3)) != likeness(cluster, (0, 2))
+    assert congruence(cluster, (0, 1)) == congruence(cluster, (2, 3)) != congruence(cluster, (0, 2))
 
 
 def test_large_groups_are_not_compared():
-    assert likeness(TRN2, tuple(range(65))) is None
+    assert congruence(TRN2, tuple(range(65))) is None
 
 
 def test_a_world_of_many_groups_takes_one_choice():
