@@ -40,6 +40,7 @@ def test_gradients_are_those_of_the_loss(small):
     model = Perceptron()
     model.weights = [weights.astype(np.float64) for weights in model.weights]
     model.gradients = [np.zeros_like(weights) for weights in model.weights]
+    model._dy = model._dy.astype(np.float64)
     x, y = (part.astype(np.float64) for part in batch(0))
     dy = model.forward(x, y)
     for layer in reversed(range(perceptron.LAYERS)):
@@ -52,7 +53,7 @@ def test_gradients_are_those_of_the_loss(small):
             below = loss(model, x, y)
             model.weights[layer][place] = before
             assert gradient[place] == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-9)
-        dy = model.propagate(layer, dy)
+        dy = model.propagate(layer)
 
 
 def test_every_measure_is_told_for_all_ranks_and_the_weights_agree(small):

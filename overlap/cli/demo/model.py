@@ -83,14 +83,14 @@ class Block:
         return self._seen[-1]
 
     def backward(self, dy: Floats) -> tuple[Floats, Floats]:
-        """Return the gradient of the input and of the parameters; the output's is overwritten."""
+        """Return the gradient of the input and of the parameters, given that of the output of the latest `forward`."""
         bucket = np.empty_like(self.parameters)
         gradients = self._views(bucket)
         dy = dy.reshape(self._seen[-1].shape)
         for index in reversed(range(len(self._layers))):
             x, y = self._seen[index], self._seen.pop()  # no longer needed: eight ranks' activations fill a laptop
             if index != self._linear:
-                dy *= y > 0
+                dy = dy * (y > 0)
             np.matmul(x.T, dy, out=gradients[index][0])
             np.sum(dy, axis=0, out=gradients[index][1])
             dy = dy @ self._layers[index][0].T

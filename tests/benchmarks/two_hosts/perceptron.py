@@ -38,6 +38,7 @@ class Perceptron:
         self.weights = [random.standard_normal((WIDTH, WIDTH), np.float32) * scale for _ in range(LAYERS)]
         self.gradients, self.means = ([np.zeros((WIDTH, WIDTH), np.float32) for _ in range(LAYERS)] for _ in range(2))
         self._seen: list[Floats] = []
+        self._dy = np.zeros((BATCH, WIDTH), np.float32)  # gradient of what the latest rectifier was given
 
     def forward(self, x: Floats, y: Floats) -> Floats:
         """Return the gradient, by what comes out for `x`, of the mean square of its difference from `y`."""
@@ -51,18 +52,13 @@ class Perceptron:
         return gradient
 
     def backward(self, layer: int, dy: Floats) -> Floats:
-        """Return the gradient of a layer's weights.
+        """Return the gradient of a layer's weights, given that of its output."""
+        np.multiply(dy, self._seen[layer + 1] > 0, out=self._dy)
+        return np.matmul(self._seen[layer].T, self._dy, out=self.gradients[layer])
 
-        Args:
-            layer: Which.
-            dy: Gradient of its output; becomes that of what its rectifier is given.
-        """
-        dy *= self._seen[layer + 1] > 0
-        return np.matmul(self._seen[layer].T, dy, out=self.gradients[layer])
-
-    def propagate(self, layer: int, dy: Floats) -> Floats:
-        """Return the gradient of a layer's input, after `backward` of that layer."""
-        back: Floats = dy @ self.weights[layer].T
+    def propagate(self, layer: int) -> Floats:
+        """Return the gradient of a layer's input, right after `backward` of that layer."""
+        back: Floats = self._dy @ self.weights[layer].T
         return back
 
     def update(self, layer: int, gradient: Floats) -> None:

@@ -31,7 +31,7 @@ def _backward(rank: Rank, model: Perceptron, data: Data) -> Iterator[tuple[int, 
     for layer in reversed(range(LAYERS)):
         yield layer, rank.compute(model.backward, layer, grad)
         if layer:  # nobody wants the gradient of data
-            grad = rank.compute(model.propagate, layer, grad)
+            grad = rank.compute(model.propagate, layer)
 
 
 def _reduced(rank: Rank, model: Perceptron, layer: int, gradient: Floats | Future[Floats]) -> Future[object]:
@@ -48,7 +48,7 @@ async def head(rank: Rank, model: Perceptron, data: Data) -> None:
     """Compute forward, and backward through the last layer."""
     grad = rank.compute(model.forward, *data)
     rank.compute(model.backward, LAYERS - 1, grad)
-    await rank.compute(model.propagate, LAYERS - 1, grad)
+    await rank.compute(model.propagate, LAYERS - 1)
 
 
 async def compute(rank: Rank, model: Perceptron, data: Data) -> None:
