@@ -1,17 +1,96 @@
-"""What must hold around every test of every room: signals act as in a terminal, and nothing is left behind."""
+"""How every test runs: what is slow, what may be skipped, with which signals, and that nothing is left behind."""
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
-_DESCRIPTORS = Path("/proc/self/fd")
-# Trio keeps idle worker threads for ten seconds, to use them again.
-_CACHED = "Trio thread"
+# -- properties --------------------------------------------------------------------------------------------------
 
+settings.register_profile("everyday", derandomize=True, max_examples=40)  # the same cases in each run
+settings.register_profile("thorough", derandomize=True)
+settings.register_profile("fresh", print_blob=True)  # others in each run; --hypothesis-seed repeats them
+settings.load_profile("everyday")
+
+# -- what is slow ------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow, of each test marked with `pairs`, what its other cases imply."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("pairs"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        kept = covering(sorted(cases, key=lambda case: case.nodeid))
+        for case in cases:
+            if case not in kept:
+                case.add_marker("slow")
+
+
+def covering(cases: Sequence[pytest.Function]) -> set[pytest.Function]:
+    """Choose few cases in which each pair of values of two parameters occurs that occurs at all."""
+    values = {case: [(name, repr(value)) for name, value in sorted(case.callspec.params.items())] for case in cases}
+    pairs = {case: set(combinations(values[case], 2)) for case in cases}
+    missing, kept = set().union(*pairs.values()), set()
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        kept.add(best)
+        missing -= pairs[best]
+    return kept
+
+
+# -- what may be skipped -----------------------------------------------------------------------------------------
+
+# True on machines of users, CI's among them. Whatever else is skipped there, `--no-unexpected-skips` makes a failure.
+EXPECTED_SKIPS = (
+    "torch is not installed",  # 200 MB
+    "only what torch does with numpy's memory is tested here",
+    "no rights to make a network namespace",
+    "ip of iproute2 is not installed",
+    "tc of iproute2 is not installed",
+    "not installed: ",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of CI."""
+    parser.addoption("--no-unexpected-skips", action="store_true", help="fail if a test is skipped that should not be")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch, in the process that tells the result."""
+    if config.getoption("--no-unexpected-skips") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Skips())
+
+
+class _Skips:
+    def __init__(self) -> None:
+        self._unexpected: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            if not reason.startswith(EXPECTED_SKIPS):
+                self._unexpected.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._unexpected:
+            terminalreporter.write_line(f"should not be skipped: {line}", red=True)
+
+
+# -- signals -----------------------------------------------------------------------------------------------------
 
 _SIGNALS = {
     signal.SIGINT: signal.default_int_handler,
@@ -30,6 +109,13 @@ def _signals_act_as_in_a_terminal() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+# -- what is left ------------------------------------------------------------------------------------------------
+
+_DESCRIPTORS = Path("/proc/self/fd")
+# Trio keeps idle worker threads for ten seconds, to use them again.
+_CACHED = "Trio thread"
 
 
 def _threads() -> set[threading.Thread]:

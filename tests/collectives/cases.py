@@ -1,6 +1,6 @@
 """Every schedule that a group of some size can have: the axis along which the tests of this folder run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from overlap.collectives import GENERATORS, Schedule, fits, generate
 from overlap.collectives.schedule import ROOTED
@@ -8,10 +8,13 @@ from overlap.collectives.schedule import ROOTED
 NAMES = [(collective, name) for collective, names in GENERATORS.items() for name in names]
 
 
+def fitting(sizes: Iterable[int]) -> list[tuple[str, str, int]]:
+    """Return every collective and algorithm with each of some sizes that it takes; `test_fits` has them in full."""
+    return [(collective, name, size) for size in sizes for collective, name in NAMES if fits(name, size)]
+
+
 def schedules(collective: str, algorithm: str, size: int) -> Iterator[Schedule]:
     """Yield the algorithm for some roots or pairs."""
-    if not fits(algorithm, size):
-        return
     if collective in ROOTED:
         for root in sorted({0, size // 2, size - 1}):
             yield generate(collective, algorithm, size, root=root)

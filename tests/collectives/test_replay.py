@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-from overlap.collectives import generate, replay
+from overlap.collectives import fits, generate, replay
 from overlap.errors import ScheduleError
 
-from .cases import NAMES, schedules
+from .cases import NAMES, fitting, schedules
 from .reference import expected, random_inputs, same
 
 SIZES = range(1, 10)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), NAMES)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("collective", "algorithm", "size"), fitting(SIZES))
 def test_computes_what_numpy_says(collective: str, algorithm: str, size: int) -> None:
     for schedule in schedules(collective, algorithm, size):
         for block_elements in (0, 1, 13):
@@ -24,7 +23,7 @@ def test_computes_what_numpy_says(collective: str, algorithm: str, size: int) ->
 @pytest.mark.parametrize(("collective", "algorithm"), [n for n in NAMES if n[0] == "all_reduce"])
 def test_all_ranks_get_the_same_bits(collective: str, algorithm: str) -> None:
     rng = np.random.default_rng(1)
-    for size in (2, 3, 4, 7, 8):
+    for size in (size for size in (2, 3, 4, 7, 8) if fits(algorithm, size)):
         for schedule in schedules(collective, algorithm, size):
             inputs = [rng.standard_normal(31).astype(np.float32) for _ in range(size)]
             results = replay(schedule, inputs, "sum")

@@ -21,11 +21,25 @@ TORI = [sides for n in (1, 2, 3) for sides in itertools.product(range(1, 5), rep
 EVEN_TORI = [(6, 2), (2, 6), (6, 4), (4, 6), (6, 6), (10, 2), (1, 6), (6, 2, 2), (2, 6, 2)]
 SPREADING = ("all_reduce", "reduce_scatter", "all_gather")
 INSIDE = ("ring", "multi_ring", "mesh", "rdh", "kangaring", "swing", "bucket", "bruck")
+LEVELS = [
+    (nodes, local_size, intra)
+    for nodes, local_size in [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2)]
+    for intra in INSIDE
+    if fits(intra, local_size)
+]
 
 
+# Every size up to nine, and what lies around the next power of two.
+EVERYDAY = (*range(1, 10), 15, 16, 17)
+FURTHER = tuple(size for size in range(34) if size > max(EVERYDAY) or 9 < size < 15)
+
+
+@pytest.mark.parametrize(
+    "sizes", [EVERYDAY, pytest.param(FURTHER, marks=pytest.mark.slow)], ids=["everyday", "further"]
+)
 @pytest.mark.parametrize(("collective", "algorithm"), NAMES)
-def test_brute_force_agrees_for_every_size(collective: str, algorithm: str) -> None:
-    for size in range(1, 34):
+def test_brute_force_agrees_for_every_size(collective: str, algorithm: str, sizes: tuple[int, ...]) -> None:
+    for size in (size for size in sizes if fits(algorithm, size)):
         for schedule in schedules(collective, algorithm, size):
             verify(schedule)
             assert is_right(schedule), schedule
@@ -53,13 +67,13 @@ def test_swing_has_no_partners_on_odd_rings() -> None:
         generate("all_reduce", "swing", 12, dims=(4, 3))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("collective", SPREADING)
-@pytest.mark.parametrize("intra", INSIDE)
-@pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("nodes", "local_size", "intra"), LEVELS)
 def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_size: int) -> None:
     inters = GENERATORS["all_reduce"] if collective == "all_reduce" else INSIDE
     for inter in set(inters) - {"hierarchical"}:
-        if fits(intra, local_size) and fits(inter, nodes):
+        if fits(inter, nodes):
             for slices in (1, 3):
                 options = {"nodes": nodes, "intra": intra, "inter": inter, "slices": slices}
                 schedule = generate(collective, "hierarchical", nodes * local_size, **options)
