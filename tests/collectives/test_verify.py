@@ -17,7 +17,11 @@ from overlap.errors import ScheduleError
 from .cases import NAMES, schedules
 from .counting import is_right
 
-TORI = [sides for n in (1, 2, 3) for sides in itertools.product(range(1, 5), repeat=n)]
+TORI = [
+    pytest.param(sides, marks=[pytest.mark.slow] if math.prod(sides) > 24 else [])
+    for n in (1, 2, 3)
+    for sides in itertools.product(range(1, 5), repeat=n)
+]
 EVEN_TORI = [(6, 2), (2, 6), (6, 4), (4, 6), (6, 6), (10, 2), (1, 6), (6, 2, 2), (2, 6, 2)]
 SPREADING = ("all_reduce", "reduce_scatter", "all_gather")
 INSIDE = ("ring", "multi_ring", "mesh", "rdh", "kangaring", "swing", "bucket", "bruck")

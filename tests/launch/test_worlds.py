@@ -69,13 +69,18 @@ WAYS = (
 )
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["Unix", "TCP, two rails", "TCP, staged"])
+@pytest.mark.parametrize(
+    "way",
+    [WAYS[0], pytest.param(WAYS[1], marks=pytest.mark.slow), WAYS[2]],
+    ids=["Unix", "TCP, two rails", "TCP, staged"],
+)
 def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
     run = launched(tmp_path, program(tmp_path), "--nnodes", "2", "--nproc-per-node", "2", *way)
     assert (run.returncode, run.stderr) == (0, "")
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
 
+@pytest.mark.slow  # several worlds one after the other are run in one process elsewhere
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path, worlds=3), "--nnodes", "4", "--nproc-per-node", "1")
     assert (run.returncode, run.stderr) == (0, "")
@@ -95,6 +100,7 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
         assert len({min(info.met_ns, info.end_ns) for info in reduces if info.seq == seq}) == 1
 
 
+# Which of these ends how is shown in one process by tests/core/test_far.py and without a world by test_launcher.py.
 FAILURES = {
     "raises": ("raise ValueError('no such batch')", 1, "rank 3 failed at train.py:12: ValueError: no such batch"),
     "differs": (
@@ -107,9 +113,12 @@ FAILURES = {
     "exits with 0": ("os._exit(0)", 1, r"process 1 \(ranks 2-3\) is lost"),
     "exits with 3": ("os._exit(3)", 3, "node 1.* 3"),
 }
+EVERYDAY = ("raises", "is killed")
 
 
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize(
+    "how", [how if how in EVERYDAY else pytest.param(how, marks=pytest.mark.slow) for how in FAILURES]
+)
 def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> None:
     failure, code, told = FAILURES[how]
     script = program(tmp_path, failure=failure)
@@ -150,6 +159,7 @@ def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None
     assert [out for out, _ in told] == [f"{[(total, everybody)]}\n"] * 3
 
 
+@pytest.mark.slow  # silence and time-outs are shown on a clock of the test by test_membership*.py and tests/core/test_stall.py
 def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
     run = launched(tmp_path, script, "--nnodes", "2", "--timeout", "5", "--grace", "1")
@@ -186,7 +196,9 @@ def test_a_failed_run_leaves_one_trace_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
-@pytest.mark.parametrize(("nodes", "each"), [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "each"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.slow), pytest.param(4, 1, marks=pytest.mark.slow)]
+)
 def test_mpi_starts_the_processes_and_carries_the_bytes(tmp_path: Path, nodes: int, each: int) -> None:
     run = launched(
         tmp_path, program(tmp_path), "--transport", "mpi", "--nnodes", str(nodes), "--nproc-per-node", str(each)
