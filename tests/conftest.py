@@ -57,6 +57,7 @@ EXPECTED_SKIPS = (
     "ip of iproute2 is not installed",
     "tc of iproute2 is not installed",
     "not installed: ",
+    "needs memory for a GiB at both ends",
 )
 
 

@@ -166,6 +166,9 @@ def test_a_peer_that_is_not_installed_is_told_with_the_command(fake):
     assert str(caught.value) == "fake: no_such_module_x is not installed: pip install fake-package"
 
 
+EVERYDAY = ("all_reduce", "send_recv")  # of the operations of real peers, each of which is a start of processes
+
+
 @pytest.mark.parametrize(("op", "dtype"), [("mean", "float32"), ("sum", "bfloat16")])
 def test_what_a_peer_does_not_have_is_told(fake, op, dtype):
     case = replace(CASES[0], op=op, dtype=dtype_named(dtype))
@@ -189,7 +192,10 @@ def test_a_command_goes_on_without_a_missing_peer(overlap, fake, monkeypatch):
     assert [line.split()[0] for line in lines if line.endswith("x")] == ["8", "65536"]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(each, id=each.name, marks=[] if each.name in EVERYDAY else pytest.mark.slow) for each in OPERATIONS],
+)
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_real_peers_are_right(name, operation):
     """Needs torch, or mpi4py and mpich, which the tests do not install."""

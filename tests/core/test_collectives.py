@@ -30,6 +30,7 @@ async def issue_all(rank: overlap.Rank, todo: list[Case]) -> Results:
     return results
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +40,14 @@ def test_all_variants_and_shapes(kind: str, size: int, path: str) -> None:
 
 
 LARGE_BYTES = 3 << 20
-LARGE = (*((3, path) for path in PATHS), (2, "direct"), (4, "direct"), (4, "recursive_doubling"))
+LARGE = [
+    *((3, path) for path in ("direct", "ring", "wire")),
+    (4, "recursive_doubling"),
+    *(
+        pytest.param(size, path, marks=pytest.mark.slow)
+        for size, path in ((3, "mesh"), (3, "recursive_doubling"), (2, "direct"), (4, "direct"))
+    ),
+]
 
 
 def large_cases(size: int) -> list[Case]:

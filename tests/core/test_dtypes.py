@@ -42,7 +42,12 @@ def dtype_cases(size: int) -> list[Case]:
     return todo
 
 
-WORLDS = [(1, "direct"), (8, "direct"), *((size, path) for size in (2, 3) for path in PATHS)]
+WORLDS = [
+    (1, "direct"),
+    (8, "direct"),
+    *((2, path) for path in PATHS),
+    *(pytest.param(3, path, marks=[] if path == "mesh" else pytest.mark.slow) for path in PATHS),
+]
 
 
 @pytest.mark.parametrize(("size", "path"), WORLDS)

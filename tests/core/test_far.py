@@ -30,6 +30,7 @@ def failures(outcomes: list[object]) -> list[overlap.RankFailedError]:
     return outcomes  # type: ignore[return-value]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("kind", "layout"), MATRIX, ids=lambda value: str(value))
 @pytest.mark.parametrize("wires", WIRES)
 def test_every_collective(kind: str, layout: tuple[int, int], wires: str) -> None:

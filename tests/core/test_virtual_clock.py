@@ -13,6 +13,7 @@ MACHINES = ("local", "trn1.32xlarge", "dl1.24xlarge")
 SIZES = (1, 2, 8)  # legal on all of them
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("cluster", MACHINES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)

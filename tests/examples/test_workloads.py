@@ -56,7 +56,12 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+SHORT = ("07_transformer", "10_two_streams")
+
+
+@pytest.mark.parametrize(
+    "name", [*SHORT, *(pytest.param(n, marks=pytest.mark.slow) for n in EXPECTED if n not in SHORT)]
+)
 def test_printed_exactly(name):
     assert printed_by(f"examples/{name}.py") == EXPECTED[name]
 

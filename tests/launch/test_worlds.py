@@ -80,7 +80,6 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
 
-@pytest.mark.slow  # several worlds one after the other are run in one process elsewhere
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path, worlds=3), "--nnodes", "4", "--nproc-per-node", "1")
     assert (run.returncode, run.stderr) == (0, "")
@@ -159,7 +158,7 @@ def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None
     assert [out for out, _ in told] == [f"{[(total, everybody)]}\n"] * 3
 
 
-@pytest.mark.slow  # silence and time-outs are shown on a clock of the test by test_membership*.py and tests/core/test_stall.py
+@pytest.mark.slow  # test_membership*.py and tests/core/test_stall.py show silence and time-outs on a clock of the test
 def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
     script = program(tmp_path, failure="os.kill(os.getpid(), signal.SIGSTOP)")
     run = launched(tmp_path, script, "--nnodes", "2", "--timeout", "5", "--grace", "1")

@@ -268,7 +268,10 @@ def test_slices_follow_the_bytes():
     assert plan("broadcast", 1 << 28, TRN1, algorithm="chain").schedule().slots_per_block == 64
 
 
-@pytest.mark.parametrize("op", ["broadcast", "reduce", "all_to_all", "gather", "scatter"])
+@pytest.mark.parametrize(
+    "op",
+    ["all_to_all", "gather", "scatter", *(pytest.param(op, marks=pytest.mark.slow) for op in ("broadcast", "reduce"))],
+)
 def test_large_vectors_cross_nodes_by_place(op):
     found = plan(op, 32 << 20, topology.cluster("trn2.48xlarge x4"), root=70 if op != "all_to_all" else 0)
     assert found.algorithm == "hierarchical"

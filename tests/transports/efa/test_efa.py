@@ -512,6 +512,7 @@ def _available_bytes() -> int:
 HUGE_BYTES = (1 << 30) + 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     _available_bytes() < 4 * HUGE_BYTES, reason="needs memory for a GiB at both ends, and some to spare"
 )

@@ -49,7 +49,9 @@ def run_job(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.CompletedProcess(command, job.returncode, out, errors)
 
 
-@pytest.mark.parametrize(("processes", "ranks_each"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("processes", "ranks_each"), [(2, 2), *(pytest.param(processes, 1, marks=pytest.mark.slow) for processes in (2, 4))]
+)
 def test_every_byte_arrives_everywhere(processes: int, ranks_each: int) -> None:
     job = run_job(processes, "everything", str(ranks_each))
     assert (job.returncode, job.stdout, job.stderr) == (0, "OK\n", "")
