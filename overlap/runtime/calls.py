@@ -34,6 +34,9 @@ class Calls:
     * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
       the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
       objects are locked: what is written through other views of their memory meanwhile may or may not be sent.
+    * What exports its memory is used without a copy: CPU tensors (bfloat16 and float8 included), `array.array`,
+      `bytearray`, DLPack. As `out`, the result is that very object. Such objects cannot be locked: a tensor that is
+      changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.
     * `priority` (lower is more urgent) is added to that of the stream. `stream` is the communication stream, or None
       for the default one. `name` is what the timeline shows.
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.

@@ -15,7 +15,8 @@ from ..errors import UsageError
 from .calls import Calls, Input
 from .communicator import Port
 from .future import Future
-from .operation import CollectiveFuture, check_writable
+from .memory.foreign import as_output, changes
+from .operation import CollectiveFuture
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Group(Calls):
         stream: Stream | str | None,
         name: str | None,
         op: str | None = None,
-        out: Array | None = None,
+        out: object = None,
         root: int = 0,
         pairs: tuple[tuple[int, int], ...] = (),
         port: Port | None = None,
@@ -110,13 +111,19 @@ class Group(Calls):
         """Check, number and start an operation: at once if its stream has room, which short latencies need."""
         if port is None:
             port = self._ports.get(stream) or self._open_port(stream)
-        if out is not None and not self._world.clock.shapes_only:
-            check_writable(out, "out" if kind is not Collective.P2P else "like")
+        target = None
+        if out is not None:
+            target = self._target(kind, out)
+            if x is out:
+                x = target
         if self._world.failure is not None:
             raise self._world.peer_failed()
         if not isinstance(priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {priority!r}")
-        operation: CollectiveFuture[Array] = CollectiveFuture(kind, self, port, x, out, (op, root, pairs))
+        operation: CollectiveFuture[Array] = CollectiveFuture(kind, self, port, x, target, (op, root, pairs))
+        if out is not target:
+            operation.given = out
+            operation.changed = changes(out) if x is target else None
         if not isinstance(x, Future):
             operation.prepare()
         lane = port.stream
@@ -128,6 +135,12 @@ class Group(Calls):
         operation.issued_ns = operation.started_ns = self._now_ns()
         lane.enqueue(operation)
         return operation
+
+    def _target(self, kind: Collective, out: object) -> Array:
+        """Return the array that a result is written to."""
+        if self._world.clock.shapes_only and isinstance(out, np.ndarray):
+            return out  # there is nothing to write
+        return as_output(out, "out" if kind is not Collective.P2P else "like")
 
     def _open_port(self, stream: Stream | str | None) -> Port:
         known = self._owner._find_stream(stream)

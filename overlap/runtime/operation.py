@@ -21,6 +21,7 @@ from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError
 from ..timeline.spans import RawMeeting, call_site
 from .future import Failure, Future, resolve
+from .memory.foreign import as_input, as_output, changes
 
 if TYPE_CHECKING:
     from .communicator import Port
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["CollectiveFuture", "Like", "check_writable", "receive_like"]
+__all__ = ["CollectiveFuture", "Like", "receive_like"]
 
 Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
@@ -47,9 +48,9 @@ class CollectiveFuture(Future[T_co]):
     """
 
     __slots__ = (
-        "_asked", "_code", "_input_lent", "_instruction", "active", "algorithm", "call", "doom", "group", "input",
-        "issued_ns", "kind", "lent", "name", "out", "port", "priority", "running", "scope", "seq", "source",
-        "started_ns", "target",
+        "_asked", "_code", "_input_lent", "_instruction", "active", "algorithm", "call", "changed", "doom", "given",
+        "group", "input", "issued_ns", "kind", "lent", "name", "out", "port", "priority", "running", "scope", "seq",
+        "source", "started_ns", "target",
     )  # fmt: skip
 
     def __init__(
@@ -66,7 +67,9 @@ class CollectiveFuture(Future[T_co]):
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.group, self.port = kind, group, port
         self.input = x  # what the caller passed: an array, a future of one, or None
-        self.out = out  # the array the caller will get
+        self.out = out  # the array the result is written to
+        self.given: object = None  # whose memory that is, if it is no array; this is what the caller will get
+        self.changed: Callable[[], bool] | None = None  # whether the input was, if it is something that can tell
         self._asked = asked  # op, root, pairs
         self.call: Call  # what all ranks must agree on; known once the input is there
         self.source: Array | None = None  # the array the operation reads
@@ -130,7 +133,8 @@ class CollectiveFuture(Future[T_co]):
             self.call = call(kind._value_, None, None, None, self.port.channel.size, root, pairs)
         else:
             if type(x) is not np.ndarray:
-                x = _as_array(x)
+                self.changed = changes(x)
+                x = as_input(x)
             try:
                 self.call = call(kind._value_, op, x.dtype, x.shape, self.port.channel.size, root, pairs)
             except TypeError as error:  # not hashable
@@ -242,7 +246,11 @@ class CollectiveFuture(Future[T_co]):
             stream = self.port.stream
             info = (meeting, self.issued_ns, self.priority, self._code, self._instruction)
             stream.rank.record(("comm", stream.name, self.name, self.started_ns, end_ns, info))
-            self._value = self.out
+            if self.changed is not None and self.changed():
+                message = f"x: was changed while {self._label()} ({self.call_site}) was reading it; await that first"
+                self.fail(Failure(UsageError(message)))
+                return
+            self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
             self._conclude()
 
@@ -289,7 +297,7 @@ class CollectiveFuture(Future[T_co]):
             for array in self.lent:
                 self.group._world.locks.unlock(array)
             self.lent = ()
-        self.input = self.source = self.target = self.out = None
+        self.input = self.source = self.target = self.out = self.given = self.changed = None
 
     def _conclude(self) -> None:
         self._done = True
@@ -303,39 +311,13 @@ class CollectiveFuture(Future[T_co]):
 _ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 
 
-def check_writable(array: object, argument: str) -> None:
-    """Refuse what no result can be written to.
-
-    Raises:
-        UsageError: Naming `argument`.
-    """
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{argument}: expected a numpy array, got {type(array).__name__}")
-    if not array.flags.c_contiguous:
-        raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
-    if not array.flags.writeable:
-        raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
-
-
-def receive_like(like: Array | Like, empty: Callable[[Shape, np.dtype[np.generic]], Array]) -> Array:
-    """Return the array that a receive fills: the one given, or a new one of (shape, dtype)."""
+def receive_like(like: object, empty: Callable[[Shape, np.dtype[np.generic]], Array]) -> object:
+    """Return what a receive fills: the one given, or a new array of (shape, dtype)."""
     if isinstance(like, tuple):
         try:
             shape, dtype = like
             like = empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
-    if not isinstance(like, np.ndarray):
-        raise UsageError(f"like: expected an array or (shape, dtype), got {type(like).__name__}")
-    check_dtype(like.dtype, "like")
+    check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
     return like
-
-
-def _as_array(value: object) -> Array:
-    try:
-        x = np.asarray(value)
-    except Exception as error:
-        raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
-    if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
-        raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}")
-    return x

@@ -1,0 +1,139 @@
+"""Arrays behind other types: what exports its memory is read and written there, without a copy.
+
+A CPU tensor of torch in any dtype that collectives carry (bfloat16 and float8 too, which numpy knows from ml_dtypes),
+what has a buffer (`array.array`, `bytearray`, `memoryview`, `ctypes` arrays), and what speaks DLPack or numpy's array
+protocols.
+
+Such objects cannot be made read-only while they are in flight. A tensor counts its changes: one that was changed while
+an operation read it makes this operation fail. A `bytearray` or an `array.array` cannot be resized meanwhile. What is
+written to other objects meanwhile may or may not be sent, as through views of an array.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.generic]
+
+__all__ = ["as_input", "as_output", "changes"]
+
+
+def as_input(value: object) -> Array:
+    """Return the array that `value` is, exports or describes; a copy only where it has no memory of that kind.
+
+    Raises:
+        UsageError: If that cannot be an array of numbers.
+    """
+    tensor = _torch_of(value)
+    if tensor is not None:
+        return _tensor_array(value, tensor, "x")
+    try:
+        x = np.from_dlpack(value) if _speaks_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
+    except Exception as error:
+        raise UsageError(f"x: cannot make an array of {type(value).__name__}: {error}") from error
+    if x.dtype.kind in "OSUMm" or x.dtype.names is not None:
+        raise UsageError(f"x: expected an array of numbers, got {type(value).__name__} with dtype {x.dtype}")
+    return x
+
+
+def as_output(value: object, argument: str) -> Array:
+    """Return the array whose memory is that of `value`, to be written to.
+
+    Raises:
+        UsageError: Naming `argument`, if it has no such memory, or one that is read-only or not C-contiguous.
+    """
+    array = value if isinstance(value, np.ndarray) else _shared(value, argument)
+    if not array.flags.c_contiguous:
+        raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
+    if not array.flags.writeable:
+        raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
+    return array
+
+
+def changes(value: object) -> Callable[[], bool] | None:
+    """Return what says whether `value` has been changed since now, if it is something that knows."""
+    if _torch_of(value) is None:
+        return None
+    tensor: Any = value
+    try:
+        version = tensor._version  # counts what changes this tensor or any that shares its memory
+    except RuntimeError:  # inference tensors do not count
+        return None
+    return lambda: bool(tensor._version != version)
+
+
+def _shared(value: object, argument: str) -> Array:
+    tensor = _torch_of(value)
+    if tensor is not None:
+        return _tensor_array(value, tensor, argument)
+    kind = type(value)
+    try:
+        if _speaks_only_dlpack(value):
+            return np.from_dlpack(value)  # type: ignore[arg-type]
+        if hasattr(kind, "__array_interface__"):
+            return np.asarray(value)
+        return np.asarray(memoryview(value))  # type: ignore[arg-type]
+    except Exception as error:
+        if isinstance(error, TypeError) and not hasattr(kind, "__dlpack__"):  # it never said that it has memory
+            error = TypeError("a result needs memory that can be written: pass a numpy array or a CPU tensor")
+        raise UsageError(f"{argument}: expected an array, got {kind.__name__}; {error}") from error
+
+
+def _speaks_only_dlpack(value: object) -> bool:
+    kind = type(value)
+    return hasattr(kind, "__dlpack__") and not hasattr(kind, "__array__") and not hasattr(kind, "__array_interface__")
+
+
+def _torch_of(value: object) -> Any:  # a module, which is not imported here
+    """Return torch if `value` is one of its tensors: who has one has imported it."""
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)  # absent while torch is being imported
+    return torch if tensor is not None and isinstance(value, tensor) else None
+
+
+def _tensor_array(value: object, torch: Any, argument: str) -> Array:
+    tensor: Any = value
+    hint = _hint(tensor, torch)
+    if hint is not None:
+        raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {hint}")
+    try:
+        narrow = _narrow(str(tensor.dtype).removeprefix("torch."))
+        if narrow is None:
+            return np.asarray(tensor.numpy())
+        # numpy does not know the type, so neither DLPack nor torch hand it over; the bits they do.
+        bits = torch.int16 if narrow.itemsize == 2 else torch.uint8
+        return np.asarray(tensor.view(bits).numpy()).view(narrow)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{argument}: cannot use the memory of this {type(value).__name__}: {error}") from error
+
+
+def _hint(tensor: Any, torch: Any) -> str | None:
+    """Say what to do with a tensor whose memory is not that of plain numbers here."""
+    if tensor.device.type != "cpu":
+        return f"it is on {tensor.device}; pass a tensor on the CPU, such as .cpu()"
+    if tensor.layout is not torch.strided:
+        return f"it is {tensor.layout}; pass .to_dense()"
+    if tensor.requires_grad:
+        return "gradients do not flow through collectives; pass .detach(), which shares its memory"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a lazy conjugate or negative; pass .resolve_conj().resolve_neg()"
+    return None
+
+
+def _narrow(name: str) -> np.dtype[np.generic] | None:
+    """Return the dtype of ml_dtypes of that name, if there is one."""
+    if not name.startswith(("bfloat", "float8")):
+        return None
+    import ml_dtypes  # only these types need it
+
+    kind = getattr(ml_dtypes, name, None)
+    return None if kind is None else np.dtype(kind)
