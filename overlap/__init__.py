@@ -13,6 +13,7 @@
 #     backend     what differs between real and simulated time
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
 #                 algorithm by cost, proves its table, cuts out each rank's program), program_runner and cc_core
+#     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
 #   remote/     what spans processes: spanning communicators, and the control plane
 #   virtual/    the simulated backend: clock, fabric, engine, compute
 #   launch/     how processes start, prove who they are, find each other and end together
@@ -45,9 +46,10 @@ from .errors import (
 from .runtime.compute import ComputeFuture
 from .runtime.future import Future
 from .runtime.group import Group
+from .runtime.memory.buffer_pool import BufferPoolStatistics
 from .runtime.mesh import Mesh
 from .runtime.operation import CollectiveFuture
-from .runtime.rank import Rank
+from .runtime.rank import Rank, RankStatistics
 from .runtime.shapes import shape_only
 from .runtime.stream import Stream
 
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPS",
+    "BufferPoolStatistics",
     "CollectiveFuture",
     "CollectiveMismatchError",
     "ComputeFuture",
@@ -74,6 +77,7 @@ __all__ = [
     "Rank",
     "RankFailedError",
     "RankLeftError",
+    "RankStatistics",
     "RemoteError",
     "ScheduleError",
     "StallError",

@@ -103,7 +103,8 @@ class Rank(Calls):
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function that has something new
         returns it, or writes into a copy, or into what it reaches through an object or a closure. What it returns may
-        be its argument or a view of it. It costs 1.5 us for one array, 100 us for a dict of 100.
+        be its argument or a view of it. The call takes 2 us more for one array, 52 us for a dict of 100. Other objects
+        that hold memory, such as tensors, cannot be made read-only: leave them alone until then.
 
         Args:
             fn: A plain function. It cannot be interrupted: cancelling the world waits for the one that runs.

@@ -29,7 +29,7 @@ def arrays_in(args: tuple[object, ...]) -> tuple[list[Array], list[object]]:
     other types, dataclasses among them, are not: what a function reaches through an object, as through a closure, is
     between the two of them.
 
-    Cost: 0.4 us for one array, 10 us for a dict of 100.
+    Cost: 0.3 us for plain arguments, 20 us for a dict of 100.
     """
     arrays: list[Array] = []
     for item in args:
