@@ -2,7 +2,8 @@
 
 # The map of the building, in the order data flows:
 #
-#   entry       run(): the front door;  request: what it is asked, and by whom;  surroundings: what a world stands on
+#   front       the front doors: run();  request: what it is asked, and by whom
+#   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
@@ -16,19 +17,20 @@
 #     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
 #   remote/     what spans processes: spanning communicators, and the control plane
 #   virtual/    the simulated backend: clock, fabric, engine, compute
-#   launch/     how processes start, prove who they are, find each other and end together
+#   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
+#   rendezvous/ how they find each other, and prove who they are
+#   membership/ who is there, what they say to each other, and how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
 #   timeline/   spans, metrics, trace files, drawing
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   settings    what a launcher says
-#   errors, units, version   small things the others stand on
+#   errors, notice, units, version   small things the others stand on
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .collectives.reduce import OPS
-from .entry import run, run_async
 from .errors import (
     CollectiveMismatchError,
     OverlapError,
@@ -43,6 +45,7 @@ from .errors import (
     TraceWarning,
     UsageError,
 )
+from .front import run, run_async
 from .runtime.compute import ComputeFuture
 from .runtime.future import Future
 from .runtime.group import Group

@@ -14,7 +14,7 @@
      +- StallError               nothing moved for `timeout_s`; says who waits for whom
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
-                                 processes that do not come together, or apart: see `overlap.launch`
+                                 processes that do not come together (`overlap.rendezvous`), or apart (`.membership`)
 
 and a warning: TraceWarning, a timeline could not be written; the results stand.
 

@@ -28,11 +28,13 @@ FLOORS = {
     "overlap.data": 5,
     "overlap": 6,  # runtime, remote, virtual, and what they stand on
     "overlap.parallel": 7,
-    "overlap.launch": 7,
-    "overlap.surroundings": 8,  # what run() opens, other processes among it
-    "overlap.entry": 9,  # the front door: what `import overlap` gives, and run()
-    "overlap.cli": 10,
-    "overlap.__main__": 11,
+    "overlap.membership": 7,
+    "overlap.rendezvous": 8,
+    "overlap.launch": 9,
+    "overlap.setup": 9,  # what run() opens, other processes among it
+    "overlap.front": 10,  # the front door: what `import overlap` gives, and run()
+    "overlap.cli": 11,
+    "overlap.__main__": 12,
 }
 # Rooms without any waiting, and what they must therefore not know.
 PURE = ("topology", "overlap.errors", "overlap.units", "overlap.collectives", "overlap.timeline")
@@ -51,7 +53,7 @@ PACKAGES = sorted(name for name, path in FILES.items() if path.name == "__init__
 def room_of(name: str) -> str:
     """The innermost room that a module belongs to."""
     if name == "overlap":
-        return "overlap.entry"
+        return "overlap.front"
     rooms = [room for room in FLOORS if name == room or name.startswith(room + ".")]
     return max(rooms, key=len)
 
@@ -84,7 +86,7 @@ def test_imports_only_point_down_the_house(name: str) -> None:
 def test_the_rule_sees_what_it_should() -> None:
     """The resolver above, tried where the answer is known."""
     assert room_of("overlap.collectives.generators.ring") == "overlap.collectives"
-    assert (room_of("overlap.runtime.world"), room_of("overlap")) == ("overlap", "overlap.entry")
+    assert (room_of("overlap.runtime.world"), room_of("overlap")) == ("overlap", "overlap.front")
     targets = {target for _, target in imports("overlap.runtime.world")}
     assert {"topology", "transports", "trio", "overlap.runtime.backend", "overlap.errors"} <= targets
     assert "overlap.errors" in {target for _, target in imports("overlap.collectives.kinds")}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import OverlapError
-from ..launch.environment import without_membership
 from ..launch.lifeline import tie
+from ..rendezvous.launcher_environment import without_membership
 
 __all__ = ["Child", "environment", "hear", "start"]
 

@@ -19,14 +19,15 @@ from pathlib import Path
 import trio
 
 from ..errors import UsageError
-from ..launch.environment import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
-from ..launch.foreign import is_loopback
 from ..launch.memory import oom_kills
-from ..launch.processes import Launch, Outcome, launch
-from ..launch.secret import ADVICE, generate, given_secret, user_secret
-from ..launch.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from ..launch.processes import LaunchOutcome, launch
+from ..launch.spec import LaunchSpec
 from ..launch.verdict import card, culprit, exit_code
 from ..notice import notify, say
+from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
+from ..rendezvous.other_launchers import is_loopback
+from ..rendezvous.secret import ADVICE, generate, given_secret, user_secret
+from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 from ..settings import Settings
 
 __all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
@@ -115,7 +116,7 @@ def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]
         _make_folder(args.log_dir)
     killed = oom_kills()
     with _listening(endpoint, here=0 in here) as (listener, bound):
-        what = Launch(
+        what = LaunchSpec(
             command=command,
             environ=environ,
             nodes=args.nnodes,
@@ -135,7 +136,7 @@ def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]
     return _end(outcome, oom_kills() - killed, announced=not args.unannounced)
 
 
-def _end(outcome: Outcome, killed: int, *, announced: bool) -> int:
+def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
     if outcome.asked is not None:
         if announced:
             notify(_SIGNALS[outcome.asked])

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from .. import settings
 from ..errors import UsageError
-from ..launch.environment import find_place
 from ..notice import notify
+from ..rendezvous.launcher_environment import find_place
 
 __all__ = ["Program", "add_program", "as_main", "named", "output_path", "told_traces"]
 

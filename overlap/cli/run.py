@@ -10,10 +10,10 @@ from io import StringIO
 
 from .. import settings
 from ..errors import UsageError
-from ..launch.environment import find_place
 from ..launch.lifeline import take
 from ..launch.status import status_of, tell_launcher
 from ..notice import say
+from ..rendezvous.launcher_environment import find_place
 from ..settings import Settings
 from .failure import report
 from .nodeoptions import add_options, count, seconds

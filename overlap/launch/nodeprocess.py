@@ -7,18 +7,15 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 import trio
 
-from .environment import member_variables
+from ..rendezvous.launcher_environment import member_variables
 from .lifeline import tie
 from .output import DRAIN_S, STDERR, STDOUT, Log, Relay, Screen, prefix_of
+from .spec import LaunchSpec
 from .status import LONGEST_BYTES, Status, read_status
 from .verdict import Ending
-
-if TYPE_CHECKING:
-    from .processes import Launch
 
 __all__ = ["NodeProcess"]
 
@@ -40,7 +37,7 @@ class NodeProcess:
         stopped: Whether it was told to end before it had said why.
     """
 
-    def __init__(self, what: Launch, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
+    def __init__(self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
         self.node, self._log = node, log
         self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
         self.status: Status | None = None
@@ -116,7 +113,7 @@ class NodeProcess:
         )
 
 
-def _environment(what: Launch, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
+def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int]) -> dict[str, str]:
     told = member_variables(
         node=node,
         nodes=what.nodes,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import trio
 
+from ..rendezvous.secret import hand_over
 from .nodeprocess import NodeProcess
 from .output import Log, Screen
-from .secret import hand_over
+from .spec import LaunchSpec
 from .verdict import Ending
 
-__all__ = ["Launch", "Outcome", "launch"]
+__all__ = ["LaunchOutcome", "launch"]
 
 # After a failure the others learn of it themselves within half a second, and write their traces; then they are told.
 PEACE_S = 2.0
@@ -28,47 +29,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What to start.
-
-    Attributes:
-        command: The program and its arguments, the same on each node.
-        environ: Environment of all.
-        nodes: How many nodes the world has.
-        here: The nodes to start on this machine.
-        ranks_per_node: Ranks of each node.
-        endpoint: Host and port where node 0 listens.
-        listener: Descriptor of the socket that listens there; node 0 inherits it.
-        job: Name of the job.
-        secret: What proves membership.
-        prefix: Whether to put the node before each line.
-        colour: Whether to colour that.
-        log_dir: Folder for what the nodes print; None: the terminal.
-        grace_s: Between being asked to end and being killed.
-        report: Takes lines for the user while the processes run.
-    """
-
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    nodes: int
-    here: Sequence[int]
-    ranks_per_node: int
-    endpoint: tuple[str, int]
-    listener: int | None
-    job: str
-    secret: bytes
-    prefix: bool
-    colour: bool
-    log_dir: str | None
-    grace_s: float
-    report: Callable[[str], None]
-
-    def __repr__(self) -> str:
-        return f"<Launch of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class LaunchOutcome:
     """How it went.
 
     Attributes:
@@ -80,7 +41,7 @@ class Outcome:
     asked: signal.Signals | None
 
 
-async def launch(what: Launch, *, process: Callable[..., NodeProcess] = NodeProcess) -> Outcome:
+async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = NodeProcess) -> LaunchOutcome:
     """Start the processes and stay until all have ended; the first failure, or a signal, ends them all.
 
     However this ends, by an error or by cancellation too, no process of it is left.
@@ -110,13 +71,13 @@ async def launch(what: Launch, *, process: Callable[..., NodeProcess] = NodeProc
                 for member in watch.members:
                     await member.reaped()
                     member.close()
-    return Outcome(endings=[member.ending() for member in watch.ended], asked=watch.asked)
+    return LaunchOutcome(endings=[member.ending() for member in watch.ended], asked=watch.asked)
 
 
 class _Watch:
     """The processes while they run, and what is done about them."""
 
-    def __init__(self, what: Launch) -> None:
+    def __init__(self, what: LaunchSpec) -> None:
         self.members: list[NodeProcess] = []
         self.ended: list[NodeProcess] = []  # in the order in which they did
         self.asked: signal.Signals | None = None

@@ -10,7 +10,7 @@ import msgpack
 import trio
 
 import topology
-from overlap.launch.frames import check_body
+from overlap.membership.control_frames import check_body
 from overlap.remote.control_plane import Neighbours
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport

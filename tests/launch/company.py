@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from overlap.launch import Endpoint, Invitation, Membership, Patience, join
-from overlap.launch.frames import FrameReader, encode
-from overlap.launch.messages import Join, Message, Ping, Pong
+from overlap.membership import Membership, Patience
+from overlap.membership.control_frames import FrameReader, encode
+from overlap.membership.control_messages import Join, Message, Ping, Pong
+from overlap.rendezvous import Endpoint, RendezvousConfig, join
 from transports.handshake import Hello, greet, welcome
 
 SECRET = b"the secret of these tests"
@@ -48,7 +49,7 @@ class Lines(list[str]):
 
 @dataclass
 class Company:
-    """Makes invitations to one world, and collects what its members report."""
+    """Says how to join one world, and collects what its members report."""
 
     listener: socket.socket
     members: int
@@ -59,7 +60,7 @@ class Company:
         host, port = self.listener.getsockname()
         return host, port
 
-    def invitation(self, member: int, **changes: object) -> Invitation:
+    def config(self, member: int, **changes: object) -> RendezvousConfig:
         arguments = {
             "job": "digits",
             "member": member,
@@ -71,10 +72,10 @@ class Company:
             "patience": UNSHAKEN,
             **changes,
         }
-        return Invitation(**arguments)  # type: ignore[arg-type]
+        return RendezvousConfig(**arguments)  # type: ignore[arg-type]
 
     async def attend(self, member: int, main: Callable[[Membership], Awaitable[None]], **changes: object) -> None:
-        async with join(self.invitation(member, **changes), report=self.lines.append) as membership:
+        async with join(self.config(member, **changes), report=self.lines.append) as membership:
             await main(membership)
 
     async def all_attend(self, main: Callable[[Membership], Awaitable[None]]) -> None:
@@ -149,7 +150,7 @@ class Puppet:
     async def answer(self) -> None:
         asked = await self.hear(Ping)
         assert isinstance(asked, Ping)
-        await self.say(encode(Pong(sent_ns=asked.sent_ns, hub_ns=1)))
+        await self.say(encode(Pong(sent_ns=asked.sent_ns, server_ns=1)))
 
     async def say(self, data: bytes) -> None:
         await self.stream.send_all(data)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.launch.clocks import DRIFT_PPM, ClockOffset, ClockSample, HubClock
+from overlap.membership.clock_offset import DRIFT_PPM, ClockOffset, ClockSample, CoordinatorClock
 
 NANOSECONDS = st.integers(0, 10**9)
 
 
 @pytest.mark.parametrize(
-    ("sent_ns", "hub_ns", "back_ns", "offset_ns", "error_ns"),
+    ("sent_ns", "server_ns", "back_ns", "offset_ns", "error_ns"),
     [
         (0, 0, 0, 0, 0),
         (1000, 5010, 1020, 4000, 10),
@@ -21,8 +21,10 @@ NANOSECONDS = st.integers(0, 10**9)
         (0, 7, 3, 6, 2),
     ],
 )
-def test_the_middle_of_the_round_trip(sent_ns: int, hub_ns: int, back_ns: int, offset_ns: int, error_ns: int) -> None:
-    sample = ClockSample(sent_ns=sent_ns, hub_ns=hub_ns, back_ns=back_ns)
+def test_the_middle_of_the_round_trip(
+    sent_ns: int, server_ns: int, back_ns: int, offset_ns: int, error_ns: int
+) -> None:
+    sample = ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=back_ns)
     assert sample.offset(back_ns) == ClockOffset(offset_ns=offset_ns, error_ns=error_ns)
 
 
@@ -31,39 +33,39 @@ def test_the_truth_is_within_the_error_whichever_way_is_slow(
     sent_ns: int, there_ns: int, back_ns: int, ahead_ns: int
 ) -> None:
     answered_ns = sent_ns + there_ns
-    sample = ClockSample(sent_ns=sent_ns, hub_ns=answered_ns + ahead_ns, back_ns=answered_ns + back_ns)
+    sample = ClockSample(sent_ns=sent_ns, server_ns=answered_ns + ahead_ns, back_ns=answered_ns + back_ns)
     found = sample.offset(sample.back_ns)
     assert abs(found.offset_ns - ahead_ns) <= found.error_ns
     assert found.error_ns <= (there_ns + back_ns + 1) // 2
 
 
 def test_the_shortest_round_trip_wins() -> None:
-    clock = HubClock()
-    clock.add(ClockSample(sent_ns=0, hub_ns=900, back_ns=1000))  # waited on the way there
-    clock.add(ClockSample(sent_ns=2000, hub_ns=2505, back_ns=2010))
-    clock.add(ClockSample(sent_ns=3000, hub_ns=3600, back_ns=3200))
+    clock = CoordinatorClock()
+    clock.add(ClockSample(sent_ns=0, server_ns=900, back_ns=1000))  # waited on the way there
+    clock.add(ClockSample(sent_ns=2000, server_ns=2505, back_ns=2010))
+    clock.add(ClockSample(sent_ns=3000, server_ns=3600, back_ns=3200))
     assert clock.offset(2010) == ClockOffset(offset_ns=500, error_ns=5)
 
 
 def test_an_old_sample_is_less_sure_and_gives_way() -> None:
-    clock = HubClock()
-    clock.add(ClockSample(sent_ns=0, hub_ns=105, back_ns=10))
+    clock = CoordinatorClock()
+    clock.add(ClockSample(sent_ns=0, server_ns=105, back_ns=10))
     assert clock.offset(10) == ClockOffset(offset_ns=100, error_ns=5)
     second_ns = 10**9
     assert clock.offset(10 + second_ns) == ClockOffset(offset_ns=100, error_ns=5 + 1000 * DRIFT_PPM)
     assert clock.offset(11) == ClockOffset(offset_ns=100, error_ns=6)  # what drifted is rounded up
-    clock.add(ClockSample(sent_ns=second_ns, hub_ns=second_ns + 300, back_ns=second_ns + 400))
+    clock.add(ClockSample(sent_ns=second_ns, server_ns=second_ns + 300, back_ns=second_ns + 400))
     assert clock.offset(second_ns + 400) == ClockOffset(offset_ns=100, error_ns=200)
 
 
 def test_only_the_last_samples_count() -> None:
-    clock = HubClock(keep=2)
+    clock = CoordinatorClock(keep=2)
     for sent_ns, back_ns in ((0, 2), (10, 30), (40, 50)):
-        clock.add(ClockSample(sent_ns=sent_ns, hub_ns=0, back_ns=back_ns))
+        clock.add(ClockSample(sent_ns=sent_ns, server_ns=0, back_ns=back_ns))
     assert len(clock) == 2
     assert clock.offset(0) == ClockOffset(offset_ns=-45, error_ns=5)
 
 
 def test_without_a_sample_nothing_is_known() -> None:
     with pytest.raises(ValueError, match="empty"):
-        HubClock().offset(0)
+        CoordinatorClock().offset(0)

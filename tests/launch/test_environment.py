@@ -3,9 +3,9 @@ import os
 import pytest
 
 from overlap import UsageError
-from overlap.launch.environment import Place, find_place, member_variables, without_membership
-from overlap.launch.foreign import is_loopback
-from overlap.launch.hostlist import first_host
+from overlap.rendezvous.hostlist import first_host
+from overlap.rendezvous.launcher_environment import Place, find_place, member_variables, without_membership
+from overlap.rendezvous.other_launchers import is_loopback
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

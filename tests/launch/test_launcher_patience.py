@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import trio
 from trio.testing import MockClock
 
-from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, Launch, launch
+from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, launch
+from overlap.launch.spec import LaunchSpec
 
 GRACE_S = 30.0
 
@@ -49,7 +50,7 @@ class Node:
 def launched(*lives, ctrl_c_s=()):
     """Launch nodes and press Ctrl-C at some instants; return (outcome, nodes, what was reported when, end)."""
     nodes, told = [], []
-    what = Launch(
+    what = LaunchSpec(
         command=["none"], environ={}, nodes=len(lives), here=range(len(lives)), ranks_per_node=1, endpoint=("", 0),
         listener=None, job="", secret=b"of this test", prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
         report=lambda line: told.append((trio.current_time(), line)),

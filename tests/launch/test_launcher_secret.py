@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from overlap import UsageError
-from overlap.launch.secret import generate, given_secret, hand_over, user_secret
+from overlap.rendezvous.secret import generate, given_secret, hand_over, user_secret
 
 HEX = "00ff" * 16
 

@@ -10,17 +10,8 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.launch import (
-    InboxFullError,
-    Lost,
-    MemberLostError,
-    Membership,
-    News,
-    OutboxFullError,
-    inbox,
-    join,
-    visitor,
-)
+from overlap.membership import InboxFullError, Lost, MemberLostError, Membership, News, OutboxFullError, inbox
+from overlap.rendezvous import client, join
 
 from .company import Company, listening, meet, run
 
@@ -181,7 +172,7 @@ def tell_often(membership: Membership, times: int) -> None:
 
 
 def test_telling_more_than_leaves_is_an_error_of_the_teller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitor, "_OUTBOX_LIMIT_BYTES", 4000)
+    monkeypatch.setattr(client, "_OUTBOX_LIMIT_BYTES", 4000)
 
     async def main(membership: Membership) -> None:
         if membership.member == 1:
@@ -371,12 +362,12 @@ def test_what_was_told_before_the_end_arrives(teller: int, end: str) -> None:
 def test_an_error_of_the_block_is_raised_as_it_is() -> None:
     async def main() -> None:
         with listening() as listener:
-            invitation = Company(listener, 1).invitation(0)
+            config = Company(listener, 1).config(0)
             with pytest.raises(RuntimeError, match=r"^mine$"):
-                async with join(invitation, report=print):
+                async with join(config, report=print):
                     raise RuntimeError("mine")
             with trio.CancelScope() as scope:
-                async with join(invitation, report=print):
+                async with join(config, report=print):
                     scope.cancel()
                     await trio.sleep_forever()
             assert scope.cancelled_caught

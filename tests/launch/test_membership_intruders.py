@@ -11,10 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from overlap.launch import Lost, MemberLostError, Membership, Patience, door
-from overlap.launch.frames import encode
-from overlap.launch.links import Link, watch
-from overlap.launch.messages import (
+from overlap.membership import Lost, MemberLostError, Membership, Patience
+from overlap.membership.control_frames import encode
+from overlap.membership.control_link import ControlLink, watch
+from overlap.membership.control_messages import (
     Bye,
     Done,
     Fetch,
@@ -31,6 +31,7 @@ from overlap.launch.messages import (
     Ready,
     Refused,
 )
+from overlap.rendezvous import acceptor
 from transports.handshake import welcome
 
 from .company import Company, Puppet, wait_and_leave, with_company
@@ -92,7 +93,7 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
             nursery.start_soon(company.attend, 1, wait_and_leave)
 
     # so long that only the cap can make them go before the end of the world
-    monkeypatch.setattr(door, "welcome", partial(welcome, deadline_s=60.0))
+    monkeypatch.setattr(acceptor, "welcome", partial(welcome, deadline_s=60.0))
     lines = with_company(2, main)
     assert closed == [b""] * 40
     assert [re.sub(r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS", line) for line in lines] == [
@@ -107,7 +108,7 @@ def test_connections_that_say_nothing_are_capped_and_members_get_in_past_them(mo
         (b"\x00\x00\x00\x01\xc1", "1 bytes that are not msgpack (FormatError)"),
         (encode(Ready()), "a Ready, which is not its turn"),
         (encode(Join(detail="overlap 0.1.0, local")), "a Join, which is not its turn"),
-        (encode(Pong(sent_ns=0, hub_ns=0)), "a Pong, which is not its turn"),
+        (encode(Pong(sent_ns=0, server_ns=0)), "a Pong, which is not its turn"),
         (encode(MemberLeft(member=1)), "a MemberLeft, which is not its turn"),
         (
             encode(Offer(name="x", turn=0, nbytes=9)) + encode(Piece(name="x", turn=0, blob=b"y")),
@@ -266,7 +267,7 @@ def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
 
     async def main() -> None:
         ours, theirs = memory_stream_pair()
-        link = Link(ours, limit_bytes=1000)
+        link = ControlLink(ours, limit_bytes=1000)
         async with trio.open_nursery() as nursery:
             watching = partial(watch, {3: link}, Patience(), report=lines.append, lose=lambda m, _: lost.append(m))
             nursery.start_soon(watching)
@@ -296,7 +297,7 @@ def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
 
 
 def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_OUTBOX_LIMIT_BYTES", 1_000_000)
+    monkeypatch.setattr(acceptor, "_OUTBOX_LIMIT_BYTES", 1_000_000)
     seen = []
     lost = trio.Event()
 
@@ -329,7 +330,7 @@ def test_a_link_reads_on_while_it_hangs_up() -> None:
         dialled = await trio.open_tcp_stream(*company.endpoint)
         async with trio.SocketListener(trio.socket.from_stdlib_socket(company.listener.dup())) as listener:
             accepted = await listener.accept()
-        link, other = Link(accepted, limit_bytes=1000), Puppet(dialled)
+        link, other = ControlLink(accepted, limit_bytes=1000), Puppet(dialled)
         async with accepted, dialled, trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
             nursery.start_soon(link.read, heard.append)

@@ -14,20 +14,20 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
-from overlap.launch import (
+from overlap.membership.control_frames import encode
+from overlap.membership.control_messages import Join, Refused, Waiting
+from overlap.rendezvous import (
     Endpoint,
-    Invitation,
     JoinError,
     ListenError,
+    RendezvousConfig,
+    client,
     format_endpoint,
     join,
     parse_endpoint,
-    visitor,
 )
-from overlap.launch.frames import encode
-from overlap.launch.invitation import name_processes
-from overlap.launch.messages import Join, Refused, Waiting
-from overlap.launch.sockets import dial, listen, port_holder
+from overlap.rendezvous.configuration import name_processes
+from overlap.rendezvous.sockets import dial, listen, port_holder
 
 from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave
 
@@ -35,7 +35,7 @@ from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, w
 async def refusal(company: Company, **changes: Any) -> str:
     """Try to join, and return why not."""
     with pytest.raises(JoinError) as caught:
-        async with join(company.invitation(**changes), report=company.lines.append):
+        async with join(company.config(**changes), report=company.lines.append):
             raise AssertionError("it was let in")
     return str(caught.value)
 
@@ -94,10 +94,10 @@ def test_members_come_in_any_order_and_early() -> None:
         lines = Lines()
 
         async def attend(member: int) -> None:
-            invitation = Invitation(
+            config = RendezvousConfig(
                 job="x", member=member, members=3, endpoint=endpoint, secret=SECRET, progress_s=0.05, patience=UNSHAKEN
             )
-            async with join(invitation, report=lines.append) as membership:
+            async with join(config, report=lines.append) as membership:
                 joined.append(member)
                 await wait_and_leave(membership)
 
@@ -129,11 +129,11 @@ def test_worlds_follow_each_other_at_one_endpoint_and_who_is_early_waits() -> No
         lines = Lines()
 
         async def attend(member: int, epoch: int) -> None:
-            invitation = Invitation(
+            config = RendezvousConfig(
                 job="x", member=member, members=2, endpoint=endpoint, secret=SECRET, epoch=epoch, progress_s=0.05,
                 patience=UNSHAKEN,
             )  # fmt: skip
-            async with join(invitation, report=lines.append) as membership:
+            async with join(config, report=lines.append) as membership:
                 if epoch == 0 and member == 0:
                     await lines.until("epoch 0 has not ended there, this is epoch 1")
                 await membership.barrier("all here")
@@ -225,7 +225,7 @@ def test_members_learn_for_whom_they_wait() -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(is_told: bool) -> None:
-    async def visit(company: Company) -> None:
+    async def join_as_client(company: Company) -> None:
         with pytest.raises(JoinError) as caught:
             await company.attend(1, wait_and_leave)
         expected = "processes 2, 3 did not join" if is_told else where(company) + "did not let this process in"
@@ -234,7 +234,7 @@ def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(is_told: bool) 
 
     async def main(company: Company) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(visit, company)
+            nursery.start_soon(join_as_client, company)
             puppet = await Puppet.receive(company)
             if is_told:
                 await puppet.say(encode(Waiting(missing=[2, 3])))
@@ -258,19 +258,19 @@ def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: py
         finally:
             tried.set()
 
-    monkeypatch.setattr(visitor, "dial", noticed)
-    invitation = Invitation(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
+    monkeypatch.setattr(client, "dial", noticed)
+    config = RendezvousConfig(job="x", member=1, members=2, endpoint=("127.0.0.1", unused_port()), secret=SECRET)
 
-    async def visit() -> None:
-        port = invitation.endpoint[1]
+    async def join_as_client() -> None:
+        port = config.endpoint[1]
         line = rf"^process 0 could not be reached at 127\.0\.0\.1:{port} within 60 s: Connection refused$"
         with pytest.raises(JoinError, match=line):
-            async with join(invitation, report=print):
+            async with join(config, report=print):
                 raise AssertionError("somebody was there")
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(visit)
+            nursery.start_soon(join_as_client)
             await tried.wait()
             await wait_all_tasks_blocked()
             clock.jump(60)
@@ -382,9 +382,9 @@ def test_endpoints_that_are_none_are_refused(text: str) -> None:
 )
 def test_invitations_that_cannot_be_meant_are_refused(changes: dict[str, object], message: str) -> None:
     arguments = {"job": "x", "member": 0, "members": 2, "endpoint": ("h", 1), "secret": SECRET}
-    assert "secret of these tests" not in repr(Invitation(**arguments))  # type: ignore[arg-type]
+    assert "secret of these tests" not in repr(RendezvousConfig(**arguments))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=message):
-        Invitation(**{**arguments, **changes})  # type: ignore[arg-type]
+        RendezvousConfig(**{**arguments, **changes})  # type: ignore[arg-type]
 
 
 def test_many_names_are_shortened() -> None:

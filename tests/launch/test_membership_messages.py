@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.launch.frames import FRAME_LIMIT_BYTES, FrameReader, decode, encode
-from overlap.launch.messages import (
+from overlap.membership.control_frames import FRAME_LIMIT_BYTES, FrameReader, decode, encode
+from overlap.membership.control_messages import (
     BLOB_LIMIT_BYTES,
     Give,
     Join,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from overlap.launch import JoinError, Membership, join
+from overlap.membership import Membership
+from overlap.rendezvous import JoinError, join
 from transports import ArgumentError
 from transports.tls import Tls
 
@@ -108,7 +109,7 @@ def test_wrong_tls_files_are_known_before_anybody_connects(certificates: dict[st
             (locked, "encrypted"),
         ):
             with pytest.raises(ArgumentError, match=rf"^TLS: .*{message}"):
-                async with join(company.invitation(0, tls=tls, patience=UNSHAKEN), report=print):
+                async with join(company.config(0, tls=tls, patience=UNSHAKEN), report=print):
                     raise AssertionError("it began")
 
     with_company(1, main)

@@ -13,7 +13,7 @@ from ... import Interference, Virtual
 from ...collectives.select import check_algorithm
 from ...errors import UsageError
 from ...request import Request
-from ...surroundings import DEFAULT_RANKS, cluster_of
+from ...setup.world_setup import DEFAULT_RANKS, cluster_of
 from ...virtual import Profile, Roofline
 from ...virtual.interference import ALL
 from ..nodeoptions import count

@@ -16,14 +16,14 @@ from transports.factory import Bootstrap
 from transports.tls import Tls
 
 from ..errors import UsageError
+from ..membership.handle import MemberLostError, Membership
+from ..membership.inbox import Lost
 from ..notice import notify
 from ..remote.control_plane import Neighbours
-from .by_mpi import introduced
-from .environment import Place
-from .inbox import Lost
-from .membership import MemberLostError, Membership
-from .rendezvous import Invitation, join
-from .secret import user_secret
+from ..rendezvous.joining import RendezvousConfig, join
+from ..rendezvous.launcher_environment import Place
+from ..rendezvous.mpi_introduction import introduced
+from ..rendezvous.secret import user_secret
 
 __all__ = ["Joined", "joined"]
 
@@ -71,31 +71,31 @@ async def joined(
     epoch = next(_epochs)
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
-    invitation = await _invitation(place, epoch, machine)
-    with invitation.listener or nullcontext():
-        async with _met(place, placement, invitation, wires) as found:
+    config = await _config(place, epoch, machine)
+    with config.listener or nullcontext():
+        async with _met(place, placement, config, wires) as found:
             yield found
 
 
 @asynccontextmanager
 async def _met(
-    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, wires: Callable[[Transport], Transport]
+    place: Place, placement: Sequence[Sequence[int]], config: RendezvousConfig, wires: Callable[[Transport], Transport]
 ) -> AsyncIterator[Joined]:
-    async with join(invitation, report=notify) as membership:
-        between = await _between(place, placement, invitation, membership)
+    async with join(config, report=notify) as membership:
+        between = await _between(place, placement, config, membership)
         transport = wires(Router([NeuronLink(list(place.ranks)), between]))
         async with _opened(transport):
             neighbours = Neighbours(_Company(membership), placement)
             yield Joined(transport=transport, neighbours=neighbours, membership=membership)
 
 
-async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
+async def _config(place: Place, epoch: int, machine: str) -> RendezvousConfig:
     endpoint, secret, listener = place.endpoint, place.secret, None
     if endpoint is None:
         endpoint, secret, listener = await introduced(place)
     elif place.listener is not None:
         listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program needs it again
-    return Invitation(
+    return RendezvousConfig(
         job=place.job,
         epoch=epoch,
         member=place.process,
@@ -110,7 +110,7 @@ async def _invitation(place: Place, epoch: int, machine: str) -> Invitation:
 
 
 async def _between(
-    place: Place, placement: Sequence[Sequence[int]], invitation: Invitation, membership: Membership
+    place: Place, placement: Sequence[Sequence[int]], config: RendezvousConfig, membership: Membership
 ) -> Transport:
     """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
     standard = "mpi" if place.endpoint is None else "efa"
@@ -119,11 +119,11 @@ async def _between(
         member=place.process,
         placement=placement,
         exchange=membership.exchange,
-        secret=invitation.secret,
-        job=invitation.job,
-        epoch=invitation.epoch,
-        host=await _local_address(invitation.endpoint),
-        tls=invitation.tls,
+        secret=config.secret,
+        job=config.job,
+        epoch=config.epoch,
+        host=await _local_address(config.endpoint),
+        tls=config.tls,
         options={"unix": place.unix, "peer_direct": place.peer_direct, **rails},
         report=notify,
     )

@@ -12,11 +12,9 @@ from typing import TypeAlias
 import trio
 
 from ..errors import OverlapError, UsageError
-from .clocks import ClockOffset, ClockSample, HubClock
-from .frames import check_body
-from .gathering import Gathering, Take
-from .inbox import Inbox, Lost, News
-from .messages import (
+from .clock_offset import ClockOffset, ClockSample, CoordinatorClock
+from .control_frames import check_body
+from .control_messages import (
     BLOB_LIMIT_BYTES,
     Brought,
     Bye,
@@ -36,6 +34,8 @@ from .messages import (
     Told,
     Waiting,
 )
+from .gathering import Gathering, Take
+from .inbox import Inbox, Lost, News
 
 __all__ = ["MemberLostError", "Membership"]
 
@@ -84,7 +84,7 @@ class Membership:
         *,
         member: int,
         members: int,
-        clock: HubClock | None,
+        clock: CoordinatorClock | None,
         post: Callable[[Message], None],
         room: Callable[[], Awaitable[None]],
         hang_up: Callable[[], Awaitable[None]],
@@ -94,8 +94,8 @@ class Membership:
         Args:
             member: As the attribute.
             members: As the attribute.
-            clock: Samples of the hub's clock; None where the hub is.
-            post: Sends a message to the hub.
+            clock: Samples of the coordinator's clock; None where the coordinator is.
+            post: Sends a message to the coordinator.
             room: Waits until bulk may be posted.
             hang_up: Waits until everything posted has arrived, and ends the connections.
         """
@@ -107,7 +107,7 @@ class Membership:
         self._gathers: dict[tuple[str, int], Gathering] = {}
         self._inbox = Inbox()
         self._gone: dict[int, str] = {}  # how, by member
-        self._over = trio.Event()  # left, or the hub is lost
+        self._over = trio.Event()  # left, or the coordinator is lost
 
     def __repr__(self) -> str:
         gone = f", {len(self._gone)} gone" if self._gone else ""
@@ -208,15 +208,15 @@ class Membership:
         await self._hang_up()
 
     def receive(self, message: Message) -> None:
-        """Take in what the hub sends.
+        """Take in what the coordinator sends.
 
         Raises:
-            MessageError: The hub has no business to send that now.
+            MessageError: The coordinator has no business to send that now.
         """
         match message:
             case Pong() if self._clock is not None:
-                sent_ns, hub_ns = message.sent_ns, message.hub_ns
-                self._clock.add(ClockSample(sent_ns=sent_ns, hub_ns=hub_ns, back_ns=perf_counter_ns()))
+                sent_ns, server_ns = message.sent_ns, message.server_ns
+                self._clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=perf_counter_ns()))
             case Told():
                 self._inbox.put((message.member, message.body))
             case Given():

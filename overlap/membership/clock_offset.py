@@ -1,8 +1,9 @@
 """How far this process's clock is from that of member 0, and how sure that is.
 
-A question leaves here at `sent_ns`, is answered with the hub's `hub_ns`, and is back at `back_ns`. The answer was
-written somewhere between, so hub time minus local time lies in ``hub_ns - back_ns ... hub_ns - sent_ns``: the middle is
-off by at most half the round trip, whatever the network did. Pure: the caller sends, receives and reads the clocks.
+A question leaves here at `sent_ns`, is answered with the coordinator's `server_ns`, and is back at `back_ns`. The
+answer was written somewhere between, so coordinator time minus local time lies in
+``server_ns - back_ns ... server_ns - sent_ns``: the middle is off by at most half the round trip, whatever the network
+did. Pure: the caller sends, receives and reads the clocks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["DRIFT_PPM", "ClockOffset", "ClockSample", "HubClock"]
+__all__ = ["DRIFT_PPM", "ClockOffset", "ClockSample", "CoordinatorClock"]
 
 #: How fast two clocks may drift apart. Crystal oscillators of computers keep within 50 parts per million of the truth;
 #: there are two of them.
@@ -19,7 +20,7 @@ DRIFT_PPM = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to local time for hub time.
+    """What to add to local time for coordinator time.
 
     Attributes:
         offset_ns: Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
@@ -36,28 +37,28 @@ class ClockSample:
 
     Attributes:
         sent_ns: Local time when the question left.
-        hub_ns: Hub time when it was answered.
+        server_ns: Coordinator time when it was answered.
         back_ns: Local time when the answer was there.
     """
 
     sent_ns: int
-    hub_ns: int
+    server_ns: int
     back_ns: int
 
     def offset(self, now_ns: int) -> ClockOffset:
         """Return what it says at local time `now_ns`; the older, the less sure.
 
-        >>> ClockSample(sent_ns=1000, hub_ns=5010, back_ns=1020).offset(1020)
+        >>> ClockSample(sent_ns=1000, server_ns=5010, back_ns=1020).offset(1020)
         ClockOffset(offset_ns=4000, error_ns=10)
         """
         drift_ns = -(-max(0, now_ns - self.back_ns) * DRIFT_PPM // 1_000_000)
         return ClockOffset(
-            offset_ns=self.hub_ns - (self.sent_ns + self.back_ns) // 2,
+            offset_ns=self.server_ns - (self.sent_ns + self.back_ns) // 2,
             error_ns=(self.back_ns - self.sent_ns + 1) // 2 + drift_ns,
         )
 
 
-class HubClock:
+class CoordinatorClock:
     """The most trustworthy of the last samples.
 
     A round trip that waited in a queue is longer than one that did not, so the shortest one tells most.

@@ -1,4 +1,4 @@
-"""How the processes of one world find each other: member 0 is the host, at an endpoint; the others visit it."""
+"""How the processes of one world find each other: member 0 is the host, at an endpoint; the others are its clients."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from .host import host
-from .invitation import Invitation
-from .membership import Membership
-from .visitor import visit
+from ..membership.handle import Membership
+from .client import join_as_client
+from .configuration import RendezvousConfig
+from .hosting import join_as_host
 
-__all__ = ["Invitation", "join"]
+__all__ = ["RendezvousConfig", "join"]
 
 #: How long the end of a block may wait for what its member has told to arrive.
 _LAST_WORDS_S = 1.0
 
 
 @asynccontextmanager
-async def join(invitation: Invitation, *, report: Callable[[str], None]) -> AsyncIterator[Membership]:
+async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> AsyncIterator[Membership]:
     """Be a member of a world of several processes for the length of an ``async with``.
 
     Whoever ends the block without `Membership.leave`, by an error or not, is lost to the others.
 
     Args:
-        invitation: Where and how.
+        config: Where and how.
         report: Gets lines for the user: who is missing, who was turned away, who is silent.
 
     Raises:
@@ -33,14 +33,14 @@ async def join(invitation: Invitation, *, report: Callable[[str], None]) -> Asyn
         ListenError: This is member 0, and it cannot listen at the endpoint.
         ArgumentError: A TLS file is missing, or not what it should be.
     """
-    if invitation.tls is not None:
-        invitation.tls.check()
-    enter = visit if invitation.member else host
+    if config.tls is not None:
+        config.tls.check()
+    enter = join_as_client if config.member else join_as_host
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         services = await nursery.start(_keep_open)
         try:
-            membership = await enter(invitation, services, report)
+            membership = await enter(config, services, report)
             try:
                 yield membership
             finally:  # also when cancelled: what a failing member tells is what the others report

@@ -15,12 +15,12 @@ from typing import BinaryIO, TypeVar, cast
 import trio
 
 from ..errors import OverlapError, UsageError
+from ..membership.handle import Membership
 from ..notice import notify
 from ..timeline.merge import on_clock
 from ..timeline.parts import Part, pack_part
 from ..timeline.spans import Timeline
 from ..timeline.tracefile import write_merged, write_trace
-from .membership import Membership
 
 __all__ = ["part_path", "write_together"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import trio
 
 from ..errors import OverlapError
-from .frames import FrameReader, encode
-from .messages import Message, MessageError
+from .control_frames import FrameReader, encode
+from .control_messages import Message, MessageError
 
-__all__ = ["Link", "OutboxFullError", "Patience", "watch"]
+__all__ = ["ControlLink", "OutboxFullError", "Patience", "watch"]
 
 #: Of one `receive_some`, and about that of one `send_all`; a frame fits.
 _BITE_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ class Patience:
     silence_s: float = 15.0
 
 
-class Link:
+class ControlLink:
     """A control connection to another member. Sending never waits; `write` and `read` run as tasks.
 
     Attributes:
@@ -166,7 +166,11 @@ class Link:
 
 
 async def watch(
-    links: Mapping[int, Link], patience: Patience, *, report: Callable[[str], None], lose: Callable[[int, str], None]
+    links: Mapping[int, ControlLink],
+    patience: Patience,
+    *,
+    report: Callable[[str], None],
+    lose: Callable[[int, str], None],
 ) -> None:
     """Report members that are silent, and lose those that stay so.
 

@@ -1,4 +1,7 @@
-"""The front door: `run` and `run_async` open the surroundings of a world, let it live, and keep its timeline."""
+"""The front doors: `run` and `run_async` set up a world, let it live, and keep its timeline.
+
+Not `run.py`: a module of that name would take the place of the function `overlap.run` as soon as it is imported.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from .errors import TraceWarning, UsageError
 from .request import Request, Wires, requested
 from .runtime.world import World
 from .settings import trace_written
-from .surroundings import alone, among, cluster_of
+from .setup.world_setup import alone, among, cluster_of
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
     import topology
 
-    from .launch.environment import Place
-    from .launch.membership import Membership
+    from .membership.handle import Membership
+    from .rendezvous.launcher_environment import Place
     from .virtual.simulated_backend import Virtual
 
 T = TypeVar("T")
@@ -191,7 +194,7 @@ class _Keeper:
             if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
                 await trio.to_thread.run_sync(self._write, timeline, self._wanted.trace)
                 return
-            from .launch.traces import write_together
+            from .setup.shared_trace import write_together
 
             if await write_together(timeline, self._wanted.trace, membership):
                 trace_written(self._wanted.trace)
@@ -238,6 +241,6 @@ def _place() -> Place | None:
     """Ask the environment, if it looks as if anybody had started several processes."""
     if _SIGNS.isdisjoint(os.environ):
         return None
-    from .launch.environment import find_place  # and with it all that processes need to meet
+    from .rendezvous.launcher_environment import find_place  # and with it all that processes need to meet
 
     return find_place()

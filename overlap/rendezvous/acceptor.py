@@ -1,4 +1,4 @@
-"""The hub's door: who is let in, who is turned away, and that neither disturbs those who are inside."""
+"""Who is let in, who is turned away, and that neither disturbs those who are inside."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import trio
 from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
-from .hub import Hub, RefusedError
-from .links import Link, OutboxFullError
-from .messages import Message, Refused
+from ..membership.control_link import ControlLink, OutboxFullError
+from ..membership.control_messages import Message, Refused
+from ..membership.coordinator import Coordinator, RefusedError
 from .sockets import format_endpoint, tune
 
-__all__ = ["Door"]
+__all__ = ["Acceptor"]
 
-#: Of what the hub may owe to one member.
+#: Of what the coordinator may owe to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
 #: How long a refusal may take to leave, and how long to wait when the system has no descriptor left for a connection.
 _LAST_WORDS_S, _BREATH_S = 1.0, 0.1
@@ -27,8 +27,8 @@ _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 _REPORTED_LIMIT = 8
 
 
-class Door:
-    """Accepts connections, shakes hands, and lets the hub handle what members say.
+class Acceptor:
+    """Accepts connections, shakes hands, and lets the coordinator handle what members say.
 
     Attributes:
         links: Of the members that are inside.
@@ -39,17 +39,23 @@ class Door:
     def __init__(
         self,
         listener: trio.SocketListener,
-        hub: Hub,
+        coordinator: Coordinator,
         mine: Hello,
         *,
         secret: bytes,
         tls: Tls | None,
         report: Callable[[str], None],
     ) -> None:
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, ControlLink] = {}
         self.turned_away = 0
         self.told: list[str] = []
-        self._listener, self._hub, self._mine, self._secret, self._tls = listener, hub, mine, secret, tls
+        self._listener, self._coordinator, self._mine, self._secret, self._tls = (
+            listener,
+            coordinator,
+            mine,
+            secret,
+            tls,
+        )
         self._report = report
         self._reported: set[str] = set()
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
@@ -119,8 +125,8 @@ class Door:
         return mine
 
     async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
-        """Let the hub handle what a member says, and tell it why if this side ends it."""
-        link = Link(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+        """Let the coordinator handle what a member says, and tell it why if this side ends it."""
+        link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.write)
             reason = await self._converse(link, address, member)
@@ -129,16 +135,16 @@ class Door:
                 await link.flush()
             nursery.cancel_scope.cancel()
 
-    async def _converse(self, link: Link, address: str, member: int) -> str:
+    async def _converse(self, link: ControlLink, address: str, member: int) -> str:
         def handle(message: Message) -> None:
             try:
-                self._hub.handle(member, message)
+                self._coordinator.handle(member, message)
             except RefusedError as error:
                 self._refuse(address, str(error))
                 link.cut(str(error))
 
         try:
-            self._hub.attach(member, partial(_send, link))
+            self._coordinator.attach(member, partial(_send, link))
         except RefusedError as error:
             self._refuse(address, str(error))
             return str(error)
@@ -147,7 +153,7 @@ class Door:
             reason = await link.read(handle)
         finally:
             self.links.pop(member, None)
-        self._hub.detach(member, reason)
+        self._coordinator.detach(member, reason)
         return reason
 
     def _turn_away(self, address: str, error: HandshakeError) -> None:
@@ -168,7 +174,7 @@ class Door:
             self._report(line)
 
 
-def _send(link: Link, message: Message) -> None:
+def _send(link: ControlLink, message: Message) -> None:
     """Send to a member; one that does not read is lost, rather than all memory."""
     try:
         link.send(message)

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import trio
 
 from ..errors import OverlapError
-from .messages import Body
+from .control_messages import Body
 
 __all__ = ["INBOX_LIMIT", "Inbox", "InboxFullError", "Lost", "News"]
 

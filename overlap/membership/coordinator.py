@@ -1,6 +1,6 @@
 """Member 0's side of the control connections: what it does with each message. Plain functions, no waiting.
 
-Every member has one connection, to the hub, and the hub lives in the process of member 0. What it sends to one member
+Every member has one connection, to the coordinator, which lives in the process of member 0. What it sends to one member
 arrives in the order in which it was sent; from this follows what members conclude: whoever hears that another is gone
 will hear no result that was complete before.
 """
@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from ..errors import OverlapError
-from .messages import (
+from .control_messages import (
     BLOB_LIMIT_BYTES,
     Brought,
     Bye,
@@ -44,7 +44,7 @@ from .messages import (
     Waiting,
 )
 
-__all__ = ["Hub", "RefusedError"]
+__all__ = ["Coordinator", "RefusedError"]
 
 #: Exchanges and gathers that have begun and to which not all have come.
 _UNFINISHED_LIMIT = 4096
@@ -67,7 +67,7 @@ class _Gathering:
     wanted_bytes: Counter[int] = field(default_factory=Counter)
 
 
-class Hub:
+class Coordinator:
     """Who is there, and what they have said that others wait for.
 
     Attributes:
@@ -140,7 +140,7 @@ class Hub:
             return
         match message:
             case Ping():
-                self._send(member, Pong(sent_ns=message.sent_ns, hub_ns=perf_counter_ns()))
+                self._send(member, Pong(sent_ns=message.sent_ns, server_ns=perf_counter_ns()))
             case Join() if member not in self.joined:
                 self._join(member, message.detail)
             case Tell() if self.complete:

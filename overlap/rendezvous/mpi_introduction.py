@@ -8,7 +8,7 @@ import socket
 import msgpack
 
 from ..errors import UsageError
-from .environment import Place
+from .launcher_environment import Place
 
 __all__ = ["Introduction", "introduced"]
 
@@ -17,7 +17,7 @@ Introduction = tuple[tuple[str, int], bytes, socket.socket | None]
 
 
 async def introduced(place: Place) -> Introduction:
-    """Let process 0 open a door, and tell the others through MPI where it is and what opens it.
+    """Let process 0 listen, and tell the others through MPI where, and the secret.
 
     Raises:
         UsageError: If mpi4py is not installed.

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import trio
 
 from ..errors import OverlapError
-from .messages import BLOB_LIMIT_BYTES, Brought, Done, Fetch, Message, Offer, Offered, Piece, Pull
+from .control_messages import BLOB_LIMIT_BYTES, Brought, Done, Fetch, Message, Offer, Offered, Piece, Pull
 
 __all__ = ["Gathering", "Take"]
 
@@ -26,7 +26,7 @@ class Gathering:
     Args:
         name: What it is called.
         turn: How many of that name came before.
-        post: Sends a message to the hub.
+        post: Sends a message to the coordinator.
     """
 
     def __init__(self, name: str, turn: int, post: Callable[[Message], None]) -> None:
@@ -39,7 +39,7 @@ class Gathering:
         self._news = trio.Event()
 
     def hear(self, message: Pull | Offered | Brought) -> None:
-        """Take in what the hub sends."""
+        """Take in what the coordinator sends."""
         match message:
             case Pull():
                 self._wanted_bytes += message.nbytes

@@ -52,7 +52,7 @@ from dataclasses import dataclass, field
 
 from .. import settings
 from ..errors import UsageError
-from .foreign import ROWS, Row, endpoint_of, is_loopback, number
+from .other_launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
@@ -137,7 +137,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
         return None
     told = settings.from_environment(environ)
-    row = _own(environ) or _foreign(environ)
+    row = _own(environ) or _of_others(environ)
     if row is None or row.processes == 1:
         return None
     endpoint = endpoint_of(environ, row)
@@ -233,7 +233,7 @@ def _check_names(environ: Mapping[str, str], expected: Mapping[str, int]) -> Non
 _OWN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
 
 
-def _foreign(environ: Mapping[str, str]) -> Row | None:
+def _of_others(environ: Mapping[str, str]) -> Row | None:
     rows = [row for read in ROWS if (row := read(environ)) is not None]
     for other in rows[1:]:
         _check_agreement(rows[0], other)

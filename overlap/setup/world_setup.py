@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from transports import NeuronLink, Transport
 
-from .errors import UsageError
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     import topology
 
-    from .launch.environment import Place
-    from .launch.joining import Joined
-    from .request import Wires
+    from ..rendezvous.launcher_environment import Place
+    from ..request import Wires
+    from .connecting import Joined
 
-__all__ = ["Surroundings", "alone", "among", "cluster_of"]
+__all__ = ["WorldSetup", "alone", "among", "cluster_of"]
 
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class WorldSetup:
     """What a world stands on.
 
     Attributes:
@@ -43,8 +43,8 @@ class Surroundings:
 @asynccontextmanager
 async def alone(
     ranks: int | None, cluster: str | topology.Cluster, transport: Wires | None
-) -> AsyncIterator[Surroundings]:
-    """Open the surroundings of a world in this process."""
+) -> AsyncIterator[WorldSetup]:
+    """Set up a world in this process."""
     if ranks is None and isinstance(transport, Transport):
         ranks = len(transport.ranks)
     placed = cluster_of(cluster, ranks)
@@ -53,7 +53,7 @@ async def alone(
     if wires.ranks != tuple(range(size)):
         raise UsageError(f"transport: joins ranks {list(wires.ranks)}, but the world has ranks 0 to {size - 1}")
     async with wires.open():
-        yield Surroundings(size=size, cluster=placed, transport=wires)
+        yield WorldSetup(size=size, cluster=placed, transport=wires)
 
 
 def around(wires: Transport, wrap: Wires | None) -> Transport:
@@ -74,9 +74,9 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 
 @asynccontextmanager
-async def among(place: Place, cluster: str | topology.Cluster, transport: Wires | None) -> AsyncIterator[Surroundings]:
-    """Open the surroundings of a world of several processes, of which this is one."""
-    from .launch.joining import joined
+async def among(place: Place, cluster: str | topology.Cluster, transport: Wires | None) -> AsyncIterator[WorldSetup]:
+    """Set up a world of several processes, of which this is one."""
+    from .connecting import joined
 
     placed = _spread(place, cluster)
     own = transport if isinstance(transport, Transport) else None
@@ -86,7 +86,7 @@ async def among(place: Place, cluster: str | topology.Cluster, transport: Wires 
             f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
         )
     async with joined(place, placed.name, wires=lambda default: own or around(default, transport)) as found:
-        yield Surroundings(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
+        yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 
 
 def cluster_of(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:

@@ -10,10 +10,10 @@ from transports.handshake import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
-from .links import Patience
+from ..membership.control_link import Patience
 from .sockets import Endpoint
 
-__all__ = ["Invitation", "JoinError", "name_processes"]
+__all__ = ["JoinError", "RendezvousConfig", "name_processes"]
 
 #: So that a hello fits into its 256 bytes.
 _JOB_LIMIT_BYTES = 128
@@ -33,7 +33,7 @@ class JoinError(OverlapError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
+class RendezvousConfig:
     """Where and how to join a world.
 
     Attributes:

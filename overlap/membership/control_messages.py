@@ -54,33 +54,33 @@ class MessageError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """To the hub: take me in. `detail` must be the same on all members."""
+    """To the coordinator: take me in. `detail` must be the same on all members."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """From the hub: these have not joined."""
+    """From the coordinator: these have not joined."""
 
     missing: Members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From the hub: all have joined."""
+    """From the coordinator: all have joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """From the hub: you are not, or no longer, a member."""
+    """From the coordinator: you are not, or no longer, a member."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """To the hub: my part of an exchange. `turn` counts the exchanges of this name."""
+    """To the coordinator: my part of an exchange. `turn` counts the exchanges of this name."""
 
     name: str
     turn: int
@@ -89,7 +89,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """From the hub: some members' parts of an exchange to which all have come."""
+    """From the coordinator: some members' parts of an exchange to which all have come."""
 
     name: str
     turn: int
@@ -98,7 +98,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """To the hub: how much I have for a gather."""
+    """To the coordinator: how much I have for a gather."""
 
     name: str
     turn: int
@@ -107,7 +107,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """From the hub to member 0: how much a member has for a gather."""
+    """From the coordinator to member 0: how much a member has for a gather."""
 
     member: int
     name: str
@@ -117,7 +117,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """From member 0 to the hub: let a member send the next bytes of what it offered."""
+    """From member 0 to the coordinator: let a member send the next bytes of what it offered."""
 
     member: int
     name: str
@@ -127,7 +127,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """From the hub: send the next bytes of what you offered, and no more."""
+    """From the coordinator: send the next bytes of what you offered, and no more."""
 
     name: str
     turn: int
@@ -136,7 +136,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """To the hub: the next bytes of what I offered."""
+    """To the coordinator: the next bytes of what I offered."""
 
     name: str
     turn: int
@@ -145,7 +145,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """From the hub to member 0: what a member has sent for a gather."""
+    """From the coordinator to member 0: what a member has sent for a gather."""
 
     member: int
     name: str
@@ -155,7 +155,7 @@ class Brought:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """From member 0 to the hub: nothing more is wanted for a gather."""
+    """From member 0 to the coordinator: nothing more is wanted for a gather."""
 
     name: str
     turn: int
@@ -163,7 +163,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """From the hub: member 0 has what it wants."""
+    """From the coordinator: member 0 has what it wants."""
 
     name: str
     turn: int
@@ -171,14 +171,14 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """To the hub: let all others know."""
+    """To the coordinator: let all others know."""
 
     body: Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """From the hub: what a member lets you know."""
+    """From the coordinator: what a member lets you know."""
 
     member: int
     body: Body
@@ -186,22 +186,22 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping:
-    """To the hub: a sign of life, and a question for the time."""
+    """To the coordinator: a sign of life, and a question for the time."""
 
     sent_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """From the hub: the same in return."""
+    """From the coordinator: the same in return."""
 
     sent_ns: int
-    hub_ns: int
+    server_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLost:
-    """From the hub: a member has gone without a goodbye."""
+    """From the coordinator: a member has gone without a goodbye."""
 
     member: int
     reason: str
@@ -209,19 +209,19 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberLeft:
-    """From the hub: a member has said goodbye."""
+    """From the coordinator: a member has said goodbye."""
 
     member: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bye:
-    """To the hub: I leave."""
+    """To the coordinator: I leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
-    """From the hub: you have left."""
+    """From the coordinator: you have left."""
 
 
 Message: TypeAlias = (

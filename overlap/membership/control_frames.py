@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 import msgpack
 
-from .messages import Body, Message, MessageError, Told
+from .control_messages import Body, Message, MessageError, Told
 
 __all__ = ["FRAME_LIMIT_BYTES", "FrameReader", "check_body", "decode", "encode"]
 

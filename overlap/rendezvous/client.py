@@ -10,14 +10,14 @@ import trio
 
 from transports.handshake import HandshakeError, greet
 
-from .clocks import HubClock
-from .invitation import Invitation, JoinError, name_processes
-from .links import Link, OutboxFullError, watch
-from .membership import Membership
-from .messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
+from ..membership.clock_offset import CoordinatorClock
+from ..membership.control_link import ControlLink, OutboxFullError, watch
+from ..membership.control_messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
+from ..membership.handle import Membership
+from .configuration import JoinError, RendezvousConfig, name_processes
 from .sockets import dial, format_endpoint
 
-__all__ = ["visit"]
+__all__ = ["join_as_client"]
 
 #: Questions for the time before joining: enough that one of them did not wait in any queue.
 _CLOCK_SAMPLES = 16
@@ -27,45 +27,45 @@ _DIAL_LIMIT_S = 5.0
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
 
 
-async def visit(invitation: Invitation, nursery: trio.Nursery, report: Callable[[str], None]) -> Membership:
+async def join_as_client(config: RendezvousConfig, nursery: trio.Nursery, report: Callable[[str], None]) -> Membership:
     """Return when this member, and all others, have joined.
 
     Args:
-        invitation: Of a member other than 0.
+        config: Of a member other than 0.
         nursery: Where the connection lives; cancelling it closes it.
         report: Gets lines for the user.
 
     Raises:
         JoinError: Member 0 cannot be reached or refused, or somebody did not come in time.
     """
-    visitor = _Visitor(invitation, report)
-    with trio.move_on_after(invitation.timeout_s):
-        return await visitor.enter(nursery)
-    raise visitor.too_late()
+    client = _Client(config, report)
+    with trio.move_on_after(config.timeout_s):
+        return await client.enter(nursery)
+    raise client.too_late()
 
 
-class _Visitor:
+class _Client:
     """What one member knows on its way in, and how it passes on what it hears once it is inside."""
 
-    def __init__(self, invitation: Invitation, report: Callable[[str], None]) -> None:
-        self._invitation, self._report = invitation, report
-        self._where = format_endpoint(invitation.endpoint)
+    def __init__(self, config: RendezvousConfig, report: Callable[[str], None]) -> None:
+        self._config, self._report = config, report
+        self._where = format_endpoint(config.endpoint)
         self._trouble = "no attempt came to an end"
         self._missing: list[int] = []
         self._reached, self._inside = False, False
         self._refusal: str | None = None
         self._settled = trio.Event()  # inside or refused
-        self._clock = HubClock()
+        self._clock = CoordinatorClock()
 
     async def enter(self, nursery: trio.Nursery) -> Membership:
         """Find the host, and return when it says that all have joined."""
         nursery.start_soon(self._report_trouble)
         stream = await self._reach()
         self._reached = True
-        self._link = Link(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+        self._link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
         self._membership = Membership(
-            member=self._invitation.member,
-            members=self._invitation.members,
+            member=self._config.member,
+            members=self._config.members,
             clock=self._clock,
             post=self._link.send,
             room=self._link.room,
@@ -80,7 +80,7 @@ class _Visitor:
 
     def too_late(self) -> JoinError:
         """Say what the time was spent waiting for."""
-        within = f"within {self._invitation.timeout_s:g} s"
+        within = f"within {self._config.timeout_s:g} s"
         if self._reached and not self._missing:
             return JoinError(f"process 0 at {self._where} did not let this process in {within}", missing=[0])
         if self._reached:
@@ -101,11 +101,11 @@ class _Visitor:
         """Connect and shake hands once; None if it may go better the next time."""
         try:
             with trio.fail_after(_DIAL_LIMIT_S):
-                connection = await dial(self._invitation.endpoint)
+                connection = await dial(self._config.endpoint)
         except (OSError, trio.TooSlowError) as error:
             self._trouble = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
             return None
-        tls = self._invitation.tls
+        tls = self._config.tls
         stream = connection if tls is None else tls.wrap(connection, serving=False)
         welcome = False
         try:
@@ -116,16 +116,16 @@ class _Visitor:
         return stream if welcome else None
 
     async def _shake_hands(self, stream: trio.abc.Stream) -> bool:
-        invitation = self._invitation
+        config = self._config
         try:
-            host = await greet(stream, invitation.hello, invitation.secret)
+            host = await greet(stream, config.hello, config.secret)
         except HandshakeError as error:
             self._trouble = str(error)
             if error.why in ("left", "silent"):
                 return False
             raise JoinError(f"process 0 at {self._where}: {error}") from error
-        if host.epoch != invitation.epoch:  # it refuses those that come late; so this one is early
-            self._trouble = f"epoch {host.epoch} has not ended there, this is epoch {invitation.epoch}"
+        if host.epoch != config.epoch:  # it refuses those that come late; so this one is early
+            self._trouble = f"epoch {host.epoch} has not ended there, this is epoch {config.epoch}"
             return False
         return True
 
@@ -158,7 +158,7 @@ class _Visitor:
         if len(self._clock) < _CLOCK_SAMPLES:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
         elif len(self._clock) == _CLOCK_SAMPLES:
-            self._link.send(Join(detail=self._invitation.detail))
+            self._link.send(Join(detail=self._config.detail))
 
     def _refuse(self, reason: str) -> None:
         self._refusal = reason
@@ -169,17 +169,17 @@ class _Visitor:
         with suppress(OutboxFullError):  # what is in the queue is a sign of life too
             while True:
                 self._link.send(Ping(sent_ns=perf_counter_ns()))
-                await trio.sleep(self._invitation.patience.beat_s)
+                await trio.sleep(self._config.patience.beat_s)
 
     async def _watch(self) -> None:
         def lose(_: int, reason: str) -> None:
             self._link.cut(reason)
 
-        await watch({0: self._link}, self._invitation.patience, report=self._report, lose=lose)
+        await watch({0: self._link}, self._config.patience, report=self._report, lose=lose)
 
     async def _report_trouble(self) -> None:
         while True:
-            await trio.sleep(self._invitation.progress_s)
+            await trio.sleep(self._config.progress_s)
             if self._reached:
                 return
-            self._report(f"process {self._invitation.member} waits for process 0 at {self._where}: {self._trouble}")
+            self._report(f"process {self._config.member} waits for process 0 at {self._where}: {self._trouble}")

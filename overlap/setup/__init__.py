@@ -1,0 +1,7 @@
+"""What a world stands on: its cluster and its wires, the other processes, and their common trace."""
+
+# The map of this room:
+#
+#   world_setup     alone() and among(): everything that run() opens around a world
+#   connecting      from a place among several processes to a transport and the neighbours
+#   shared_trace    one trace file of all processes
