@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .schedule import Buffer, Schedule
-from .table import Column, Table, adjacent_runs
+from .tablewriter import Column, Table, adjacent_runs
 
 __all__ = ["Ints", "Pattern", "all_gather", "all_reduce", "broadcast", "owners", "reduce", "reduce_scatter", "spread"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .hazards import unroll
 from .pattern import Ints
 from .schedule import COLUMNS, Schedule
-from .table import Table, adjacent_runs
+from .tablewriter import Table, adjacent_runs
 
 __all__ = ["joined", "pipelined", "rebuilt", "single_slots"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import Buffer, Extent, Kind, Op, generate, project, project_all, verify
-from overlap.collectives.table import Table
+from overlap.collectives.tablewriter import Table
 
 from .cases import fitting, schedules
 from .executor import Stuck, execute

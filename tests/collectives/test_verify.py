@@ -11,7 +11,7 @@ import pytest
 from overlap.collectives import GENERATORS, Buffer, Op, Schedule, fits, generate, verify
 from overlap.collectives.generators.families import FROM_ROOT
 from overlap.collectives.provenance import Origin, contributors, wanted
-from overlap.collectives.table import Table
+from overlap.collectives.tablewriter import Table
 from overlap.errors import ScheduleError
 
 from .cases import NAMES, schedules

@@ -18,7 +18,7 @@ from ...errors import ScheduleError
 from ..pattern import Ints
 from ..pipeline import joined, single_slots
 from ..schedule import Buffer, Schedule
-from ..table import Table
+from ..tablewriter import Table
 
 __all__ = ["all_to_all", "gather", "scatter"]
 

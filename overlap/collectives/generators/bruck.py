@@ -10,7 +10,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
-from ..table import Column, Table, adjacent_runs
+from ..tablewriter import Column, Table, adjacent_runs
 
 __all__ = ["all_to_all", "bruck"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
-from ..table import Table
+from ..tablewriter import Table
 
 __all__ = ["halving_doubling", "recursive_doubling_all_reduce"]
 

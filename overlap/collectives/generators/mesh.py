@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
-from ..table import Table
+from ..tablewriter import Table
 
 __all__ = ["all_to_all", "gather", "mesh", "permute", "scatter", "star"]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
-from ..table import Table
+from ..tablewriter import Table
 
 __all__ = ["binary_tree", "binomial", "chain", "gather", "scatter", "subtrees"]
 
