@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from . import groups, legality, routes
-from .errors import TopologyError, unknown
+from .errors import MAX_RANKS, TopologyError, unknown
 from .grid import Grid
 from .grouprules import LATEST, LOCAL_KINDS, Finding
 from .groups import Axis
@@ -97,7 +97,7 @@ class Cluster(RankMap):
         if self.machine.network is None:
             return 0.0
         users: dict[tuple[int, int], int] = {}
-        for rank in range(self.world_size) if ranks is None else ranks:
+        for rank in range(self.ranks_per_node) if ranks is None else ranks:  # all nodes are equal
             nic = (self.place(rank).node, self.nic_of(rank))
             users[nic] = users.get(nic, 0) + 1
         whole = self.bandwidth_bytes_per_s(self.machine.network.link) * self.nics_per_bundle
@@ -219,6 +219,10 @@ def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[
     else:
         devices, capacity = machine.devices, machine.devices * per_device
         ranks = _at_least_one("ranks", ranks, nodes * capacity)
+    if ranks > MAX_RANKS:
+        raise TopologyError(
+            f"{machine.name} x{nodes}: {ranks} ranks are more than any cluster has: at most {MAX_RANKS}"
+        )
     if ranks > nodes * capacity:
         raise TopologyError(
             f"{ranks} ranks do not fit: {machine.name} x{nodes} holds {nodes * capacity}; "

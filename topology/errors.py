@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 MAX_RANKS = 1 << 20
-"""Ranks that one text may name: far beyond any cluster, and little enough to list."""
+"""Ranks of a world, and that one text may name: far beyond any cluster, and little enough to list."""
 
 
 class TopologyError(ValueError):

@@ -155,5 +155,6 @@ def _rings(machine: Cluster) -> str:
         devices = dict.fromkeys(machine.place(rank).device for rank in ring)
         lines.append("  " + " ".join(map(str, devices)))
     if machine.servers > 1:
-        lines.append(f"{len(machine.rings())} through all {machine.servers} servers")
+        coupled = range(machine.servers * machine.ranks_per_node)
+        lines.append(f"{len(machine.rings(coupled))} through all {machine.servers} servers")
     return "\n".join(lines)

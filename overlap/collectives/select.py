@@ -23,6 +23,9 @@ __all__ = ["DIRECT", "Alternative", "BusiestWire", "Plan", "algorithms", "check_
 
 DIRECT = "direct"
 
+# 16 TiB, more than a rank's memory. Times of more bytes on slow wires would not fit in 64 bits of picoseconds.
+_MOST_BYTES = 1 << 44
+
 # Size classes in each power of two: a class is a quarter wide, less than the cost of a wrong choice in it.
 _CLASSES_PER_OCTAVE = 4
 
@@ -197,8 +200,8 @@ def _plan(
 
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
-    if nbytes < 0:
-        raise UsageError(f"nbytes: expected 0 or more, got {nbytes}")
+    if not 0 <= nbytes <= _MOST_BYTES:
+        raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
     options, rejected = candidates(op, cluster, group, dtype, root, pairs, peer_direct, algorithm)
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]

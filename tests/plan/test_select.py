@@ -154,7 +154,8 @@ def test_size_classes():
     ("arguments", "message"),
     [
         ({"op": "all_recude"}, "op: 'all_recude' is no collective; known are all_reduce, "),
-        ({"nbytes": -1}, "nbytes: expected 0 or more, got -1"),
+        ({"nbytes": -1}, "nbytes: expected 0 to 17592186044416, got -1"),
+        ({"nbytes": 10**22}, "nbytes: expected 0 to 17592186044416, got 10000000000000000000000"),
         ({"dtype": "float99"}, "dtype: 'float99' is unknown"),
         ({"op": "broadcast", "root": 8}, "root: 8 is not one of the group's ranks 0..7"),
     ],
