@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from overlap import OverlapError
-from overlap.cli.bench import document
+from overlap.cli.bench import jsonfile
 from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         how, contenders = sampling(args), contenders_named(args.vs)
-        document.check_path(args.json)
+        jsonfile.check_path(args.json)
         told = list(_told(MEASURED[args.what](how, contenders)))
         print(verdict(told), flush=True)
         if args.json is not None:
-            document.write(document.document(how, {"figures": rows(told)}), args.json)
+            jsonfile.write(jsonfile.document(how, {"figures": rows(told)}), args.json)
     except OverlapError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

@@ -8,7 +8,7 @@
 #   measuring           the timed loop on our ranks, here or (member) in each of several processes
 #   versus              the same through other libraries
 #   peer_direct         the same with and without Peer Direct, side by side
-#   columns, document   what is told, as text and as JSON
+#   columns, jsonfile   what is told, as text and as JSON
 #   session             goes through it all
 
 from __future__ import annotations

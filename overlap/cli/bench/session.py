@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from ... import UsageError
-from . import columns, document, peer_direct
+from . import columns, jsonfile, peer_direct
 from .cases import Assignment
 from .measuring import measure_cases
 from .options import cases, check_memory, layouts, sampling
@@ -42,7 +42,7 @@ def _measure_collective(args: argparse.Namespace) -> int:
     """Measure a collective over its sizes, then other libraries over the same ones."""
     worlds, how, [layout] = cases(args), sampling(args), layouts(args)
     contenders = [] if args.vs is None else contenders_named(args.vs)
-    document.check_path(args.json)
+    jsonfile.check_path(args.json)
     check_memory(worlds, _MEMORY_BYTES)
     say = _printer(args.json)
     say(columns.title(worlds[0][0], how, layout))
@@ -58,9 +58,9 @@ def _measure_collective(args: argparse.Namespace) -> int:
         if results:
             say(columns.versus(ours, results))
         rows += ours
-        others += document.contender_rows(world[0].ranks, results)
+        others += jsonfile.contender_rows(world[0].ranks, results)
     say(columns.summary(rows))
-    _write(args.json, how, {"layout": asdict(layout), "rows": document.measured_rows(rows), "peers": others})
+    _write(args.json, how, {"layout": asdict(layout), "rows": jsonfile.measured_rows(rows), "peers": others})
     return _WRONG_EXIT if any(row.wrong for row in rows) else 0
 
 
@@ -76,7 +76,7 @@ def _compare_peer_direct(args: argparse.Namespace) -> int:
     """Measure each operation through a bounce buffer, then with Peer Direct."""
     how, [staged, direct] = sampling(args), layouts(args)
     worlds = peer_direct.worlds(args)
-    document.check_path(args.json)
+    jsonfile.check_path(args.json)
     check_memory(worlds, _MEMORY_BYTES)
     say = _printer(args.json)
     say(peer_direct.title(worlds[0][0], how, direct))
@@ -89,7 +89,7 @@ def _compare_peer_direct(args: argparse.Namespace) -> int:
     rows = [row for pair in pairs for row in pair]
     say(columns.summary(rows))
     sides = (("host_copies", 0), ("peer_direct", 1))
-    told = {name: document.measured_rows([pair[side] for pair in pairs]) for name, side in sides}
+    told = {name: jsonfile.measured_rows([pair[side] for pair in pairs]) for name, side in sides}
     _write(args.json, how, {"layout": asdict(direct), **told})
     return _WRONG_EXIT if any(row.wrong for row in rows) else 0
 
@@ -101,4 +101,4 @@ def _printer(json_path: str | None) -> Say:
 
 def _write(path: str | None, how: Sampling, parts: dict[str, object]) -> None:
     if path is not None:
-        document.write(document.document(how, parts), path)
+        jsonfile.write(jsonfile.document(how, parts), path)

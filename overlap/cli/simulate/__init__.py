@@ -1,8 +1,8 @@
 """`overlap simulate SCRIPT`: the same program on a modelled cluster, in virtual time, once or over many settings.
 
-`setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `outcome` reads what came
-of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `table` prints and stores
-the rows.
+`setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `step_summary` reads what
+came of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `sweep_table` prints
+and stores the rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
 from .setting import PARAMETERS, Setting, add_options, given
 from .simulation import SAMPLES, Simulation, simulate
-from .sweep import Row, best, sweep
-from .table import csv_text, json_rows, table
+from .sweep import SweepRow, best, sweep
+from .sweep_table import csv_text, json_rows, table
 
 SCHEMA_VERSION = 1
 """Version of what `--json` writes; it rises when a field changes its meaning or goes."""
@@ -153,7 +153,7 @@ def _sweep(args: argparse.Namespace) -> int:
     return EXIT_FAILED if not told or any(row.error is not None for row in rows) else 0
 
 
-def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None) -> None:
+def _show_rows(args: argparse.Namespace, rows: Sequence[SweepRow], winner: SweepRow | None) -> None:
     from ..console import Console
 
     console = Console(width=args.width)
@@ -163,7 +163,7 @@ def _show_rows(args: argparse.Namespace, rows: Sequence[Row], winner: Row | None
     print("\n".join(["", *table(rows, winner, width=console.width, ascii=ascii)]), flush=True)
 
 
-def _common(rows: Sequence[Row]) -> list[str]:
+def _common(rows: Sequence[SweepRow]) -> list[str]:
     """Return the assumptions that all points share: what is swept stands in the table."""
     told = [assumptions(row.run.request) for row in rows if row.run]
     return [text for text in told[0] if all(text in other for other in told)] if told else []

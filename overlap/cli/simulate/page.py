@@ -14,7 +14,7 @@ from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
 from ...virtual import AlikeBy, Profile
-from .outcome import Busiest, Outcome, Shape
+from .step_summary import Busiest, Shape, StepSummary
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -25,7 +25,7 @@ _WIDTH = 80
 _LISTED = 4  # shapes that are named one by one
 
 
-def page(outcome: Outcome, request: Request, wall_s: float) -> list[str]:
+def page(outcome: StepSummary, request: Request, wall_s: float) -> list[str]:
     """Return the figures as lines."""
     row = outcome.longest
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
@@ -53,7 +53,7 @@ def _machine(request: Request) -> str:
     return f"{cluster.name}{lnc}"
 
 
-def _throughput(outcome: Outcome) -> list[str]:
+def _throughput(outcome: StepSummary) -> list[str]:
     if outcome.samples_per_s is None:
         return []
     return _field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
@@ -105,7 +105,7 @@ def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count != 1)}"
 
 
-def extrapolated(outcome: Outcome) -> str:
+def extrapolated(outcome: StepSummary) -> str:
     """Say which predictions of communication lie outside what was published of the machine."""
     if not outcome.shapes:
         return "nothing: there is no communication"
@@ -123,7 +123,7 @@ def exact(duration_ns: int) -> str:
     return f"{millis}.{nanos:06d} ms"
 
 
-def drawing(timeline: Timeline, outcome: Outcome, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
     """Draw the step of a few ranks."""
     from rich.text import Text
 
@@ -133,7 +133,7 @@ def drawing(timeline: Timeline, outcome: Outcome, *, width: int, ascii: bool, co
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
 
-def described(outcome: Outcome) -> dict[str, object]:
+def described(outcome: StepSummary) -> dict[str, object]:
     """Return the figures of a run for `--json`: integers of nanoseconds, shares from 0 to 1 or null."""
     row = outcome.longest
     return {

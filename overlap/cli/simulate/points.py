@@ -9,11 +9,11 @@ from itertools import product
 from ...errors import UsageError
 from .setting import PARAMETERS, Parameter
 
-__all__ = ["Axis", "Point", "axes", "points"]
+__all__ = ["Point", "SweepAxis", "axes", "points"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class SweepAxis:
     """One parameter and the values that it takes.
 
     Attributes:
@@ -27,7 +27,7 @@ class Axis:
     texts: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Axis:
+    def parse(cls, text: str) -> SweepAxis:
         """Read `NAME=V,V,...`.
 
         Raises:
@@ -62,13 +62,13 @@ class Point:
     arguments: tuple[str, ...]
 
 
-def axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:
     """Read all axes of a sweep.
 
     Raises:
         UsageError: If one cannot be meant, or there are two of one parameter.
     """
-    found = tuple(map(Axis.parse, texts))
+    found = tuple(map(SweepAxis.parse, texts))
     options = [axis.option for axis in found]
     for axis in found:
         if options.count(axis.option) > 1:
@@ -76,7 +76,7 @@ def axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     return found
 
 
-def points(swept: Sequence[Axis], fixed: Mapping[str, object]) -> Iterator[Point]:
+def points(swept: Sequence[SweepAxis], fixed: Mapping[str, object]) -> Iterator[Point]:
     """Yield every combination, the last axis first.
 
     Args:

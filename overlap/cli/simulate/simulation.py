@@ -12,17 +12,17 @@ from ...errors import UsageError
 from ...request import Request, overriding
 from ...timeline.spans import Timeline
 from ..program import Program, as_main
-from .outcome import Outcome, measure
 from .setting import Setting
+from .step_summary import StepSummary, measure
 
-__all__ = ["SAMPLES", "Run", "Simulation", "simulate"]
+__all__ = ["SAMPLES", "SimulatedRun", "Simulation", "simulate"]
 
 SAMPLES = "samples_per_step"
 """Global name by which a program says how many samples, of all ranks together, one step trains on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulatedRun:
     """One call of `overlap.run` in virtual time.
 
     Attributes:
@@ -33,7 +33,7 @@ class Run:
 
     request: Request
     timeline: Timeline
-    outcome: Outcome
+    outcome: StepSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Simulation:
         wall_s: Seconds of real time that it took.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[SimulatedRun, ...]
     wall_s: float
 
 
@@ -81,10 +81,10 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
     return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 
 
-def _judged(request: Request, timeline: Timeline, samples: float | None) -> Run:
+def _judged(request: Request, timeline: Timeline, samples: float | None) -> SimulatedRun:
     assert isinstance(request.cluster, Cluster)
     outcome = measure(timeline, request.cluster, samples=samples)
-    return Run(request=request, timeline=timeline, outcome=outcome)
+    return SimulatedRun(request=request, timeline=timeline, outcome=outcome)
 
 
 def _run(program: Program) -> dict[str, object]:

@@ -9,15 +9,15 @@ from io import StringIO
 
 from ...notice import say
 from ..failure import EXIT_INTERRUPTED, report
-from .outcome import Outcome
 from .points import Point
-from .simulation import Run, Simulation
+from .simulation import SimulatedRun, Simulation
+from .step_summary import StepSummary
 
-__all__ = ["Row", "best", "sweep"]
+__all__ = ["SweepRow", "best", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SweepRow:
     """What became of a point.
 
     Attributes:
@@ -28,23 +28,23 @@ class Row:
     """
 
     point: Point
-    run: Run | None = None
+    run: SimulatedRun | None = None
     error: str | None = None
     wall_s: float = 0.0
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> StepSummary | None:
         """What the run says; None if it failed."""
         return self.run.outcome if self.run else None
 
 
-def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[list[Row], bool]:
+def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[list[SweepRow], bool]:
     """Run all points, with a progress bar on stderr if that is a terminal.
 
     Returns:
         The rows, and whether Ctrl-C came before all were done.
     """
-    rows: list[Row] = []
+    rows: list[SweepRow] = []
     try:
         with _progress(len(points)) as advance:
             for point in points:
@@ -55,7 +55,7 @@ def sweep(points: Sequence[Point], run: Callable[[Point], Simulation]) -> tuple[
     return rows, False
 
 
-def best(rows: Sequence[Row]) -> Row | None:
+def best(rows: Sequence[SweepRow]) -> SweepRow | None:
     """Return the row with the highest throughput, if all tell theirs, or else with the shortest step; the first such.
 
     None if nothing can be compared: fewer than two points have an outcome.
@@ -68,7 +68,7 @@ def best(rows: Sequence[Row]) -> Row | None:
     return min(done, key=lambda pair: pair[1].step_ns)[0]
 
 
-def _row(point: Point, run: Callable[[Point], Simulation]) -> Row:
+def _row(point: Point, run: Callable[[Point], Simulation]) -> SweepRow:
     """Run one point; what the program prints is not shown, what it complains about is, unless it fails."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as told:
         try:
@@ -77,9 +77,9 @@ def _row(point: Point, run: Callable[[Point], Simulation]) -> Row:
             code = report(error)
             if code == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt from error
-            return Row(point=point, error=_in_one_line(told.getvalue(), code))
+            return SweepRow(point=point, error=_in_one_line(told.getvalue(), code))
     say(told.getvalue())
-    return Row(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
+    return SweepRow(point=point, run=simulation.runs[-1], wall_s=simulation.wall_s)
 
 
 def _in_one_line(told: str, code: int) -> str:

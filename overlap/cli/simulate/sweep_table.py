@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from io import StringIO
 from textwrap import wrap
 
-from .outcome import Outcome
 from .page import described
-from .sweep import Row
+from .step_summary import StepSummary
+from .sweep import SweepRow
 
 __all__ = ["csv_text", "json_rows", "table"]
 
@@ -20,7 +20,7 @@ _FIGURES = ("step_ns", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns", "
             "exposed_share", "samples_per_s", "world_size")  # fmt: skip
 
 
-def table(rows: Sequence[Row], winner: Row | None, *, width: int, ascii: bool = False) -> list[str]:
+def table(rows: Sequence[SweepRow], winner: SweepRow | None, *, width: int, ascii: bool = False) -> list[str]:
     """Return one line for each point under a header, the bars as long as the steps, and a line about the best one.
 
     Where `width` columns are too few, bars are shorter, and where not even their heading fits there are none.
@@ -48,7 +48,7 @@ def table(rows: Sequence[Row], winner: Row | None, *, width: int, ascii: bool = 
     return [*lines, *_best(winner)]
 
 
-def _cells(outcome: Outcome | None, *, throughput: bool) -> list[str]:
+def _cells(outcome: StepSummary | None, *, throughput: bool) -> list[str]:
     if outcome is None:
         return [""] * (5 if throughput else 4)
     ratio = outcome.longest.overlap_ratio
@@ -74,14 +74,14 @@ def _bar(value_ns: int, longest_ns: int, *, cells: int, ascii: bool) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def _best(winner: Row | None) -> list[str]:
+def _best(winner: SweepRow | None) -> list[str]:
     if winner is None or winner.outcome is None:
         return []
     why = "shortest step" if winner.outcome.samples_per_s is None else "highest throughput"
     return [f"* {why}: {', '.join(f'{name}={text}' for name, text in winner.point.texts.items())}"]
 
 
-def csv_text(rows: Sequence[Row], winner: Row | None) -> str:
+def csv_text(rows: Sequence[SweepRow], winner: SweepRow | None) -> str:
     """Return the rows as CSV: the parameters, the figures as in JSON, whether a row is the best, its error."""
     out = StringIO()
     names = list(rows[0].point.texts) if rows else []
@@ -94,7 +94,7 @@ def csv_text(rows: Sequence[Row], winner: Row | None) -> str:
     return out.getvalue()
 
 
-def json_rows(rows: Sequence[Row], winner: Row | None) -> list[dict[str, object]]:
+def json_rows(rows: Sequence[SweepRow], winner: SweepRow | None) -> list[dict[str, object]]:
     """Return the rows as objects: parameters as text, figures as of a single simulation (null if it failed)."""
     return [
         {

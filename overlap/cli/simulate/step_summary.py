@@ -11,7 +11,7 @@ from ...collectives.cost.parameters import measured
 from ...timeline.metrics import Breakdown, breakdowns, median_step
 from ...timeline.spans import CollectiveInfo, Span, Timeline
 
-__all__ = ["Busiest", "Outcome", "Shape", "measure"]
+__all__ = ["Busiest", "Shape", "StepSummary", "measure"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -56,7 +56,7 @@ class Busiest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepSummary:
     """One simulated run, measured at the longest rank of its median step.
 
     Attributes:
@@ -98,7 +98,7 @@ class Outcome:
         return self.samples / (self.step_ns / 1e9) if self.samples is not None and self.step_ns else None
 
 
-def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = None) -> Outcome:
+def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = None) -> StepSummary:
     """Read a timeline of virtual time.
 
     Args:
@@ -114,7 +114,7 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
     longest = min(rows, key=lambda row: (-row.wall_ns, -row.exposed_ns, -row.compute_ns, row.rank))
     spans = list(_communicated(timeline, step))
     shapes = tuple(sorted({Shape.of(info) for span in spans if (info := span.info)}))
-    return Outcome(
+    return StepSummary(
         world_size=timeline.world_size,
         step=step,
         steps=len(timeline.steps()),
