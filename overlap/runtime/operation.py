@@ -143,7 +143,7 @@ class CollectiveFuture(Future[T_co]):
             self.source = x if x.flags.c_contiguous or clock.shapes_only else clock.buffers.copy(x)
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
-            if x is not None and not self._in_place(self.out, x) and np.may_share_memory(self.out, x):
+            if x is not None and np.may_share_memory(self.out, x) and not self._in_place(self.out, x):
                 raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
 
     def check_result(self, pattern: Call) -> None:
