@@ -5,10 +5,13 @@
 #   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
-#   frame        what travels between processes, and how hostile bytes are told from it
-#   handshake    how two processes prove to each other that they belong together; tls: encrypted
+#   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
+#   matched      the asynchronous shell around it: a transport between processes only has to move bytes
+#   frame        the form that this takes on a socket, and how hostile bytes are told from it
+#   handshake    how two processes prove to each other that they belong together;  tls: encrypted
 #   efa          sockets between processes, several to each
-#   mpi          the same over an MPI library;  rooms: memory that both use again
+#   mpi          the same over an MPI library
+#   bounce       memory for messages that come without a place of their own
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent
 #   paced        emulates latency and bandwidth; its wires are plans, not tasks

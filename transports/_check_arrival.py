@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from transports._checking import Scale, expect, message_of, require
 from transports.base import TAG_LIMIT, Buffer, Endpoint
@@ -205,3 +205,49 @@ async def deliveries(a: Endpoint, b: Endpoint, scale: Scale) -> None:
                 require(shape == ("B", 1, nbytes), f"a delivery of {nbytes} bytes has (format, ndim, nbytes) {shape}")
                 require(delivery.view == message, "a delivery has other bytes than those sent")
                 delivery.release()
+
+
+async def announcements(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """`wait_any` waits for a message of its choices and names the first one; it takes none, so they can be received."""
+    choices = [(a.rank, 1), (a.rank, 2)]
+    for nbytes in (8, max(scale.sizes)):
+        messages = {tag: message_of(nbytes, tag) for tag in (1, 2, 3)}
+        found: list[int] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_note_any, b, choices, found)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(a.send, b.rank, 3, messages[3])
+            require(await b.wait_any([(a.rank, 3)]) == 0, "the only choice is not choice 0")
+            await wait_all_tasks_blocked()
+            require(not found, "wait_any returned for a message that is none of its choices")
+            nursery.start_soon(a.send, b.rank, 2, messages[2])
+            await b.wait_any([(a.rank, 2)])
+            await wait_all_tasks_blocked()
+            require(found == [1], f"of two choices the second had a message, and wait_any returned {found}")
+            nursery.start_soon(a.send, b.rank, 1, messages[1])
+            await b.wait_any([(a.rank, 1)])
+            with assert_checkpoints():
+                first = await b.wait_any(choices)
+            require(first == 0, f"both choices had a message, and wait_any returned {first}")
+            for tag, message in messages.items():
+                await expect(b, a, tag, message, f"tag {tag}, after it was waited for")
+    await _announced_is_not_taken(a, b)
+
+
+async def _announced_is_not_taken(a: Endpoint, b: Endpoint) -> None:
+    """A message that a receive has met is not announced any more, whoever came first."""
+    found: list[int] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_note_any, b, [(a.rank, 1)], found)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as both:
+            both.start_soon(expect, b, a, 1, b"awaited", "a receive beside wait_any")
+            await wait_all_tasks_blocked()
+            both.start_soon(a.send, b.rank, 1, b"awaited")
+        await wait_all_tasks_blocked()
+        require(not found, "wait_any returned for a message that a receive had waited for")
+        nursery.cancel_scope.cancel()
+
+
+async def _note_any(end: Endpoint, choices: list[tuple[int, int]], found: list[int]) -> None:
+    found.append(await end.wait_any(choices))

@@ -36,6 +36,9 @@ async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:
         await a.send(nobody, 6, b"12345678")
     with rejected("receiving from a rank that does not exist"):
         await b.recv(nobody, 6, 8)
+    for choices in ([], [(a.rank, -1)], [(nobody, 6)]):
+        with rejected(f"waiting for any of {choices}"):
+            await b.wait_any(choices)
     await wait_all_tasks_blocked()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(a.send, b.rank, 6, b"after it")

@@ -264,6 +264,26 @@ class Endpoint(ABC):
         await self.recv_into(src, tag, room)
         return Delivery(as_bytes(room).toreadonly())
 
+    @abstractmethod
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        """Wait until one of some messages has been announced, and take none: receives from any source begin so.
+
+        A message has been announced when its send has been called and word of it has come here, and until a receive has
+        met it. Nothing else is promised: another task may receive it before this one does.
+
+        Args:
+            choices: (src, tag) of each; at least one.
+
+        Returns:
+            The index of the first choice of which there is a message.
+
+        Raises:
+            ArgumentError: At once, for an unknown rank or a bad tag, or no choices.
+            LinkLostError: There is a message of none, and of one there never will be: the wire is cut or the peer is
+                gone.
+            TransportClosedError: This end is closed.
+        """
+
     def __repr__(self) -> str:
         """Name the rank."""
         return f"<{type(self).__name__} of rank {self.rank}>"
@@ -367,3 +387,11 @@ def check_length(nbytes: int) -> None:
     """Raise `ArgumentError` for a negative length."""
     if nbytes < 0:
         raise ArgumentError(f"nbytes is {nbytes}; a message has 0 bytes or more")
+
+
+def check_choices(choices: Sequence[tuple[int, int]]) -> None:
+    """Raise `ArgumentError` unless there is at least one choice and all tags are good."""
+    if not choices:
+        raise ArgumentError("choices is empty; name at least one (src, tag)")
+    for _, tag in choices:
+        check_tag(tag)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import trio
 
-from transports.base import ArgumentError, Buffer, Delivery, Endpoint, Envelope, LinkLostError, Transport
-from transports.wrappers import Turnstile, Wrapper, WrapperEndpoint
+from transports.base import ArgumentError, Buffer, Delivery, Endpoint, Envelope, LinkLostError, Transport, check_choices
+from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]
 
@@ -70,7 +70,7 @@ class Faulty(Wrapper):
         self._seed = seed
         self._delay_s = delay_s
         self._counts: Counter[tuple[int, int, int]] = Counter()
-        self._turnstile = Turnstile()
+        self.gate = OrderedGate()
         self._cut_links: set[frozenset[int]] = set()
         self._operations: defaultdict[frozenset[int], set[trio.CancelScope]] = defaultdict(set)
 
@@ -124,7 +124,7 @@ class _FaultyEndpoint(WrapperEndpoint):
         if "cut" in kinds:
             self._faulty.cut(self.rank, dst)
         with self._faulty._on_link(self.rank, dst, tag):
-            with self._faulty._turnstile.ticket((self.rank, dst, tag)) as ticket:
+            with self._faulty.gate.ticket((self.rank, dst, tag)) as ticket:
                 if "delay" in kinds:
                     await trio.sleep(chance.uniform(0, self._faulty._delay_s))
                 await ticket.turn()
@@ -141,6 +141,14 @@ class _FaultyEndpoint(WrapperEndpoint):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         with self._faulty._on_link(src, self.rank, tag):
             return await self.inner.recv(src, tag, nbytes)
+        raise AssertionError("unreachable: leaving the block above without a result raises")
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        check_choices(choices)
+        with ExitStack() as links:
+            for src, tag in choices:
+                links.enter_context(self._faulty._on_link(src, self.rank, tag))
+            return await self.inner.wait_any(choices)
         raise AssertionError("unreachable: leaving the block above without a result raises")
 
 

@@ -18,6 +18,8 @@ from typing import TypeAlias
 
 import msgpack
 
+from transports.matching.protocol import MessageKind, ProtocolError
+
 __all__ = [
     "CHUNK_BYTES",
     "EAGER_BYTES",
@@ -45,24 +47,21 @@ PREFIX_BYTES = _PREFIX.size
 
 
 class Kind(IntEnum):
-    """What a frame says.
+    """What a frame says: something about messages, see `MessageKind`, or about the connection that it comes on."""
 
-    Announcements (`EAGER`, `OFFER`) are numbered by the sending process, because they may overtake each other on
-    different rails. All other frames name an offer by its number.
-    """
-
-    EAGER = 0  #: number, src, dst, tag; the payload is the message
-    OFFER = 1  #: number, src, dst, tag, nbytes: a long message waits to be accepted ("request to send")
-    ACCEPT = 2  #: number: the place for it is known ("clear to send")
-    REFUSE = 3  #: number, expected_bytes: the receiver wanted another length
-    CHUNK = 4  #: number, offset; the payload belongs there
-    TAKEN = 5  #: number: all of it has arrived
-    WITHDRAW = 6  #: number: the sender was cancelled
-    WITHDRAWN = 7  #: number: in time, nobody had accepted it
-    CREDIT = 8  #: nbytes: so much eager data has been received by ranks and may be followed by more
-    ALIVE = 9  #: count of frames that have arrived on this rail
-    LOST = 10  #: rail, count: that rail is dead; so many frames had arrived on it
-    BYE = 11  #: nothing more will come on this rail
+    EAGER = MessageKind.EAGER
+    OFFER = MessageKind.OFFER
+    ACCEPT = MessageKind.ACCEPT
+    REFUSE = MessageKind.REFUSE
+    CHUNK = MessageKind.CHUNK
+    TAKEN = MessageKind.TAKEN
+    WITHDRAW = MessageKind.WITHDRAW
+    WITHDRAWN = MessageKind.WITHDRAWN
+    CREDIT = MessageKind.CREDIT
+    ABANDON = MessageKind.ABANDON
+    ALIVE = 10  #: count of frames that have arrived on this rail
+    LOST = 11  #: rail, count: that rail is dead; so many frames had arrived on it
+    BYE = 12  #: nothing more will come on this rail
 
 
 _U64, _RANK, _SIZE, _RAIL = 2**64, 2**32, 2**63, 2**16
@@ -79,6 +78,7 @@ LIMITS: Mapping[int, tuple[int, ...]] = MappingProxyType(
         Kind.WITHDRAW: (_U64,),
         Kind.WITHDRAWN: (_U64,),
         Kind.CREDIT: (_SIZE,),
+        Kind.ABANDON: (_U64,),
         Kind.ALIVE: (_U64,),
         Kind.LOST: (_RAIL, _U64),
         Kind.BYE: (),
@@ -89,7 +89,7 @@ _HEADER_LIMITS = tuple((len(Kind), *LIMITS[kind]) for kind in Kind)
 _PAYLOAD_LIMITS_BYTES = tuple({Kind.EAGER: EAGER_BYTES, Kind.CHUNK: CHUNK_BYTES}.get(kind, 0) for kind in Kind)
 
 
-class FrameError(ValueError):
+class FrameError(ProtocolError):
     """Bytes that no frame begins with. Nothing after them can be understood."""
 
 

@@ -36,6 +36,7 @@ from transports.base import (
     Transport,
     TransportClosedError,
     as_bytes,
+    check_choices,
     check_length,
     check_tag,
     describe_ranks,
@@ -95,13 +96,26 @@ class _Waiter:
 
 
 class _Mailbox:
-    """What waits at one receiving rank. For each key, only one of the two dicts has an entry, and no entry is empty."""
+    """What waits at one receiving rank. For each key, only one of the two dicts has an entry, and no entry is empty.
 
-    __slots__ = ("receives", "sends")
+    Attributes:
+        sends: Sends that no receive has met.
+        receives: Receives that no send has met.
+        watchers: Set when a send joins the others, or nothing more can come.
+    """
+
+    __slots__ = ("receives", "sends", "watchers")
 
     def __init__(self) -> None:
         self.sends: dict[_Key, deque[_Waiter]] = {}
         self.receives: dict[_Key, deque[_Waiter]] = {}
+        self.watchers: list[trio.Event] = []
+
+    def changed(self) -> None:
+        """Let whoever waits for any message look again."""
+        watchers, self.watchers = self.watchers, []
+        for watcher in watchers:
+            watcher.set()
 
 
 def _pop(queues: dict[_Key, deque[_Waiter]], key: _Key) -> _Waiter:
@@ -169,6 +183,7 @@ class NeuronLink(Transport):
                 for key in list(queues):
                     while key in queues:
                         _pop(queues, key).fail(_closed(src=key[0], dst=dst, tag=key[1]))
+            box.changed()
         await cancel_shielded_checkpoint()
 
     def _mailbox(self, rank: int) -> _Mailbox:
@@ -214,6 +229,8 @@ class _NeuronLinkEndpoint(Endpoint):
         box = self._meet(self.rank, dst, dst, tag)
         key = (self.rank, tag)
         if key not in box.receives:
+            if box.watchers:
+                box.changed()  # they run once this task is suspended, with its message in the queue
             await _Waiter(box.sends, key, view, view.nbytes).wait()
             return
         await checkpoint_if_cancelled()
@@ -271,6 +288,24 @@ class _NeuronLinkEndpoint(Endpoint):
             sender = await self._take(box, key, nbytes)
             await cancel_shielded_checkpoint()
         return Delivery(_bytes_of(sender).toreadonly(), sender.wake)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        check_choices(choices)
+        for src, tag in choices:
+            self._meet(src, self.rank, src, tag)
+        await trio.lowlevel.checkpoint()
+        while True:
+            for index, (src, tag) in enumerate(choices):
+                if (src, tag) in self._meet(src, self.rank, src, tag).sends:
+                    return index
+            changed = trio.Event()
+            box = self._link._mailboxes[self.rank]
+            box.watchers.append(changed)
+            try:
+                await changed.wait()
+            finally:
+                if changed in box.watchers:
+                    box.watchers.remove(changed)
 
     def _meet(self, src: int, dst: int, peer: int, tag: int) -> _Mailbox:
         """Return the mailbox where both ends meet, after checking that they can."""

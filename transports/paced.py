@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from transports.base import ArgumentError, Buffer, Endpoint, Transport
-from transports.wrappers import Turnstile, Wrapper, WrapperEndpoint
+from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 #: A more urgent message waits at most this long for the one that is leaving. Half a millisecond is short against a
 #: gradient bucket and costs nothing here, where no task wakes at a boundary; a power of two keeps virtual times exact.
@@ -195,7 +195,7 @@ class Paced(Wrapper):
         self._links = links
         self._quantum_s = quantum_s
         self._wires: dict[tuple[int, int], Wire | None] = {}
-        self._turnstile = Turnstile()
+        self.gate = OrderedGate()
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
         """Return an endpoint whose sends take their time."""
@@ -217,7 +217,7 @@ class _PacedEndpoint(WrapperEndpoint):
         view = self.check_send(dst, tag, data)
         wire = self._paced._wire(self.rank, dst)
         if wire is not None:
-            with self._paced._turnstile.ticket((self.rank, dst, tag)) as ticket:
+            with self._paced.gate.ticket((self.rank, dst, tag)) as ticket:
                 await _cross(wire, tag, view.nbytes, priority)
                 await ticket.turn()
         await self.inner.send(dst, tag, view, priority=priority)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Self
 
-from transports.base import ArgumentError, Buffer, Delivery, Endpoint, Statistics, Transport, describe_ranks
+import trio
+
+from transports.base import (
+    ArgumentError,
+    Buffer,
+    Delivery,
+    Endpoint,
+    Statistics,
+    Transport,
+    TransportError,
+    check_choices,
+    describe_ranks,
+)
 
 
 class Router(Transport):
@@ -103,3 +115,32 @@ class _RouterEndpoint(Endpoint):
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         return await self._to(src).recv(src, tag, nbytes)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        check_choices(choices)
+        routes: dict[Endpoint, list[int]] = {}
+        for index, (src, _) in enumerate(choices):
+            routes.setdefault(self._to(src), []).append(index)
+        if len(routes) == 1:
+            return await self._to(choices[0][0]).wait_any(choices)
+        return await _first_of(routes, choices)
+
+
+async def _first_of(routes: Mapping[Endpoint, Sequence[int]], choices: Sequence[tuple[int, int]]) -> int:
+    """Ask several endpoints, each for its own part of the choices, until the first one knows."""
+    found: list[int] = []
+    errors: list[TransportError] = []
+
+    async def ask(endpoint: Endpoint, indices: Sequence[int]) -> None:
+        try:
+            found.append(indices[await endpoint.wait_any([choices[index] for index in indices])])
+        except TransportError as error:
+            errors.append(error)
+        nursery.cancel_scope.cancel()  # taking nothing, the others lose nothing
+
+    async with trio.open_nursery() as nursery:
+        for endpoint, indices in routes.items():
+            nursery.start_soon(ask, endpoint, indices)
+    if not found:
+        raise errors[0]
+    return min(found)

@@ -119,6 +119,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             conduct.cancelled_after_match,
             arrival.ownership,
             arrival.deliveries,
+            arrival.announcements,
         )
     }
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -87,6 +87,10 @@ class WrapperEndpoint(Endpoint):
         """Receive from the endpoint inside, with its way of lending memory."""
         return await self.inner.recv(src, tag, nbytes)
 
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        """Ask the endpoint inside: a message is announced once it has come there."""
+        return await self.inner.wait_any(choices)
+
     def check_send(self, dst: int, tag: int, data: Buffer) -> memoryview:
         """Return the bytes, or raise what the endpoint inside would raise at once if it were asked at once."""
         view = as_bytes(data)
@@ -99,7 +103,7 @@ class WrapperEndpoint(Endpoint):
 _Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 
-class Turnstile:
+class OrderedGate:
     """Lets the messages of a lane pass in the order of their tickets, in whatever order their tasks wake.
 
     Trio wakes tasks whose time has come in random order. A message that is held up takes a ticket at the call, and
@@ -108,6 +112,11 @@ class Turnstile:
 
     def __init__(self) -> None:
         self._lanes: dict[_Lane, deque[Ticket]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds a ticket."""
+        return not self._lanes
 
     def ticket(self, lane: _Lane) -> Ticket:
         """Take the next ticket of a lane; use it in a ``with`` statement."""

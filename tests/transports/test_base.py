@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pickle import PickleBuffer
 
 import ml_dtypes
@@ -108,6 +109,9 @@ def test_the_default_recv_lends_memory_of_its_own() -> None:
         async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
             await trio.lowlevel.checkpoint()
             as_bytes(out, writable=True)[:] = bytes([src, tag, 9])
+
+        async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+            raise AssertionError("nobody asks")
 
     async def main() -> None:
         with await OnlyCopies().recv(0, 5, 3) as delivery:

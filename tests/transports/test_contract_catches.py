@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -34,6 +34,9 @@ class Honest(Endpoint):
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         return await self.inner.recv(src, tag, nbytes)
+
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        return await self.inner.wait_any(choices)
 
 
 class SameRank(Honest):
@@ -275,6 +278,27 @@ class _Fragile(Delivery):
         super().release()
 
 
+class NamesTheLast(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        return len(choices) - 1 - await self.inner.wait_any(list(reversed(choices)))
+
+
+class WakesForAnything(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        return min(await self.inner.wait_any([*choices, (choices[0][0], 3)]), len(choices) - 1)
+
+
+class AlwaysTheFirst(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        await self.inner.wait_any(choices)
+        return 0
+
+
+class WaitsForNothing(Honest):
+    async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
+        return await self.inner.wait_any(choices) if choices else 0
+
+
 BROKEN: list[tuple[str, type[Honest]]] = [
     ("names", SameRank),
     ("names", NamelessRepr),
@@ -308,6 +332,10 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("deliveries", WritableDelivery),
     ("deliveries", ShapedDelivery),
     ("deliveries", ReleasesOnce),
+    ("announcements", NamesTheLast),
+    ("announcements", WakesForAnything),
+    ("announcements", AlwaysTheFirst),
+    ("bad_arguments", WaitsForNothing),
 ]
 
 

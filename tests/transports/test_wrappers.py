@@ -1,4 +1,4 @@
-"""Recording, Faulty and the turnstile that keeps held-up messages in order."""
+"""Recording, Faulty and the gate that keeps held-up messages in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from transports import ArgumentError, Faulty, LinkLostError, NeuronLink, Recording, Sent
-from transports.wrappers import Turnstile
+from transports.wrappers import OrderedGate
 
 
 def test_recording_writes_down_calls_in_order() -> None:
@@ -61,17 +61,17 @@ def test_tickets_pass_in_order_and_give_way_when_cancelled() -> None:
     passed: list[int] = []
     scopes = [trio.CancelScope() for _ in range(5)]
 
-    async def hold(turnstile: Turnstile, number: int, delay_s: float) -> None:
-        with scopes[number], turnstile.ticket((0, 1, 2)) as ticket:
+    async def hold(gate: OrderedGate, number: int, delay_s: float) -> None:
+        with scopes[number], gate.ticket((0, 1, 2)) as ticket:
             await trio.sleep(delay_s)
             await ticket.turn()
             passed.append(number)
 
     async def main() -> None:
-        turnstile = Turnstile()
+        gate = OrderedGate()
         async with trio.open_nursery() as nursery:
             for number, delay_s in enumerate((8, 1, 1, 99, 1)):
-                nursery.start_soon(hold, turnstile, number, delay_s)
+                nursery.start_soon(hold, gate, number, delay_s)
                 await wait_all_tasks_blocked()
             await trio.sleep(5)
             assert passed == []
@@ -79,7 +79,7 @@ def test_tickets_pass_in_order_and_give_way_when_cancelled() -> None:
             await trio.sleep(5)
             assert passed == [0, 2]
             scopes[3].cancel()  # while it is first, and held up
-        assert turnstile._lanes == {}
+        assert gate.idle
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     assert passed == [0, 2, 4]
@@ -89,17 +89,17 @@ def test_a_ticket_that_is_cancelled_as_it_becomes_first_passes_the_turn_on() -> 
     passed: list[int] = []
     scope = trio.CancelScope()
 
-    async def hold(turnstile: Turnstile, number: int) -> None:
-        with scope if number == 1 else trio.CancelScope(), turnstile.ticket((0, 1, 2)) as ticket:
+    async def hold(gate: OrderedGate, number: int) -> None:
+        with scope if number == 1 else trio.CancelScope(), gate.ticket((0, 1, 2)) as ticket:
             await ticket.turn()
             passed.append(number)
 
     async def main() -> None:
-        turnstile = Turnstile()
+        gate = OrderedGate()
         async with trio.open_nursery() as nursery:
-            with turnstile.ticket((0, 1, 2)):
+            with gate.ticket((0, 1, 2)):
                 for number in (1, 2):
-                    nursery.start_soon(hold, turnstile, number)
+                    nursery.start_soon(hold, gate, number)
                     await wait_all_tasks_blocked()
                 scope.cancel()
 

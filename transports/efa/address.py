@@ -17,15 +17,15 @@ import trio
 
 from transports.base import ArgumentError, TransportError
 
-__all__ = ["Card", "address_of", "host_identity"]
+__all__ = ["PeerAddress", "address_of", "host_identity"]
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_CARD_LIMIT_BYTES = 16 << 10
+_LIMIT_BYTES = 16 << 10
 _RAILS_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class PeerAddress:
     """How one process can be reached.
 
     Attributes:
@@ -44,14 +44,14 @@ class Card:
         return packed
 
     @classmethod
-    def unpack(cls, packed: bytes, member: int) -> Card:
-        """Read the card of another process.
+    def unpack(cls, packed: bytes, member: int) -> PeerAddress:
+        """Read the address of another process.
 
         Raises:
-            TransportError: It is no card.
+            TransportError: It is no address.
         """
         try:
-            if len(packed) > _CARD_LIMIT_BYTES:
+            if len(packed) > _LIMIT_BYTES:
                 raise ValueError(f"{len(packed)} bytes")
             host, unix, tcp = msgpack.unpackb(packed, use_list=False)
             rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import trio
 
-from transports.efa.rail import Rail, describe
+from transports.efa.joining import Connection
+from transports.efa.rail import Owner, Rail, describe
 from transports.frame import CHUNK_BYTES
-
-if TYPE_CHECKING:
-    from transports.efa.joining import Connection
-    from transports.efa.peer import Peer
 
 __all__ = ["SocketRail", "StreamRail"]
 
 
 class SocketRail(Rail):
-    """A rail over a non-blocking socket, tried first and waited for only if it is not ready."""
+    """A rail over a non-blocking socket, tried first and waited for only if it is not ready.
 
-    def __init__(self, peer: Peer, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
-        super().__init__(peer, index, keep=keep, staged=staged)
-        self._socket = connection.socket
+    Attributes:
+        socket: The socket.
+    """
+
+    def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+        super().__init__(owner, index, keep=keep, staged=staged)
+        self.socket = connection.socket
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
         self._more = False
@@ -35,7 +35,7 @@ class SocketRail(Rail):
         """Write a small frame at once."""
         self.keep(frame)
         try:
-            count = self._socket.send(frame)
+            count = self.socket.send(frame)
         except BlockingIOError:
             count = 0
         except OSError as error:
@@ -56,7 +56,7 @@ class SocketRail(Rail):
     async def write_on(self) -> None:
         """Wait until the system takes more, or let others run after a chunk that it took."""
         if self._blocked and not self.dead:
-            await trio.lowlevel.wait_writable(self._socket)
+            await trio.lowlevel.wait_writable(self.socket)
         else:
             await trio.lowlevel.checkpoint()
         if self.dead:
@@ -70,7 +70,7 @@ class SocketRail(Rail):
             self._finish_bye()
             return
         try:
-            count = self._socket.send(parts[0]) if len(parts) == 1 else self._socket.sendmsg(parts)
+            count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:
             count = 0
         except OSError as error:
@@ -79,14 +79,14 @@ class SocketRail(Rail):
         self.written_bytes += count
         self._parts = _after(parts, count)
         self._blocked = bool(self._parts)
-        self.idle = not (self._parts or self.owes or (self.peer.outbound.due and not self.bye_said))
+        self.idle = not (self._parts or self.owes or (self.owner.departures.due and not self.bye_said))
         if self.idle:
             self._finish_bye()
 
     def _finish_bye(self) -> None:
         if self.bye_said:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+                self.socket.shutdown(socket.SHUT_WR)
 
     async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
         """Read what is there; let others run after each chunk."""
@@ -97,7 +97,7 @@ class SocketRail(Rail):
             await trio.lowlevel.checkpoint()
         while True:
             try:
-                count = self._socket.recv_into(into)
+                count = self.socket.recv_into(into)
             except BlockingIOError:
                 await self._readable(hint_bytes)
                 continue
@@ -111,14 +111,14 @@ class SocketRail(Rail):
             raise trio.ClosedResourceError
         if hint_bytes != self._hint_bytes:
             self._hint_bytes = hint_bytes
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, hint_bytes)
-        await trio.lowlevel.wait_readable(self._socket)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, hint_bytes)
+        await trio.lowlevel.wait_readable(self.socket)
 
     def cut(self) -> None:
         """Close the socket; whoever waits for it is woken."""
         self._parts = ()
-        trio.lowlevel.notify_closing(self._socket)
-        self._socket.close()
+        trio.lowlevel.notify_closing(self.socket)
+        self.socket.close()
 
     async def release(self) -> None:
         """Nothing is left."""
@@ -128,15 +128,15 @@ class SocketRail(Rail):
 class StreamRail(Rail):
     """A rail over an encrypted stream: everything is copied, and only the writing task writes."""
 
-    def __init__(self, peer: Peer, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
-        super().__init__(peer, index, keep=keep, staged=staged)
+    def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
+        super().__init__(owner, index, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
-        self._socket = connection.socket
+        self.socket = connection.socket
         self._stream = connection.encrypted
 
     def put(self, frame: bytes) -> None:
         """Queue a small frame for the writing task."""
-        self.peer.outbound.repeat((frame,))
+        self.owner.departures.add(frame)
         self.start_writing()
 
     def start_writing(self) -> None:
@@ -154,7 +154,7 @@ class StreamRail(Rail):
         self.idle = True
         if self.bye_said:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
+                self.socket.shutdown(socket.SHUT_WR)
         await trio.lowlevel.checkpoint()
 
     async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
@@ -165,8 +165,8 @@ class StreamRail(Rail):
 
     def cut(self) -> None:
         """Close the socket below."""
-        trio.lowlevel.notify_closing(self._socket)
-        self._socket.close()
+        trio.lowlevel.notify_closing(self.socket)
+        self.socket.close()
 
     async def release(self) -> None:
         """Close what is above the socket."""

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from transports.base import ArgumentError, LinkLostError, TransportError
-from transports.efa.address import Card, host_identity, rail_addresses, rail_names
+from transports.efa.address import PeerAddress, host_identity, rail_addresses, rail_names
 from transports.factory import Exchange
 from transports.frame import CHUNK_BYTES
 from transports.handshake import HandshakeError, Hello, greet, welcome
@@ -136,9 +136,9 @@ class Joining:
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
         ports = [listener.getsockname()[1] for listener in listeners[: len(self._addresses)]]
-        mine = Card(host=host_identity(), unix=self._unix, tcp=tuple(zip(self._addresses, ports, strict=True)))
-        cards = await exchange("efa", mine.pack())
-        others = {i: Card.unpack(card, i) for i, card in enumerate(cards) if i != self.member}
+        mine = PeerAddress(host=host_identity(), unix=self._unix, tcp=tuple(zip(self._addresses, ports, strict=True)))
+        addresses = await exchange("efa", mine.pack())
+        others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check(others)
         # bounds what strangers can make this process do at once; members that come meanwhile wait in the system's queue
         pending = trio.CapacityLimiter(2 * self.members * len(self._addresses))
@@ -146,10 +146,10 @@ class Joining:
             async with trio.open_nursery() as nursery:
                 for listener in listeners:
                     nursery.start_soon(self._accept, listener, nursery, pending)
-                for member, card in others.items():
+                for member, address in others.items():
                     if member > self.member:
                         for index in range(len(self._addresses)):
-                            nursery.start_soon(self._dial, mine, member, card, index)
+                            nursery.start_soon(self._dial, mine, member, address, index)
                 await self._complete.wait()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
@@ -157,13 +157,13 @@ class Joining:
         self._note_missing()
         return self._joined
 
-    def _check(self, others: dict[int, Card]) -> None:
+    def _check(self, others: dict[int, PeerAddress]) -> None:
         if len(others) != self.members - 1:
             raise TransportError(f"{len(others) + 1} processes told their addresses, {self.members} are expected")
-        for member, card in others.items():
-            if len(card.tcp) != len(self._addresses):
+        for member, address in others.items():
+            if len(address.tcp) != len(self._addresses):
                 raise TransportError(
-                    f"process {member} has rails={len(card.tcp)}, process {self.member} has "
+                    f"process {member} has rails={len(address.tcp)}, process {self.member} has "
                     f"rails={len(self._addresses)}; start all with the same"
                 )
         if self.members == 1:
@@ -189,15 +189,15 @@ class Joining:
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial(self, mine: Card, member: int, card: Card, index: int) -> None:
-        near = bool(mine.unix and card.unix and mine.host and mine.host == card.host)
-        connection = socket.socket(socket.AF_UNIX if near else _family(card.tcp[index][0]), socket.SOCK_STREAM)
+    async def _dial(self, mine: PeerAddress, member: int, address: PeerAddress, index: int) -> None:
+        near = bool(mine.unix and address.unix and mine.host and mine.host == address.host)
+        connection = socket.socket(socket.AF_UNIX if near else _family(address.tcp[index][0]), socket.SOCK_STREAM)
         kept = False
         try:
             self._prepare(connection)
             if not near and not isinstance(self.rails, int):
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
-            where = "\0" + card.unix if near else card.tcp[index]
+            where = "\0" + address.unix if near else address.tcp[index]
             await trio.socket.from_stdlib_socket(connection).connect(where)
             stream = self._stream(connection, serving=False)
             await greet(stream, self._hello(index), self.secret, deadline_s=self.join_s)

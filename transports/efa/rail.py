@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.efa.outbound import Entry
+from transports.efa.departures import Departures, Entry
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, PREFIX_BYTES, FrameError, Kind, pack, parse
+from transports.matching import ProtocolError
 
-if TYPE_CHECKING:
-    from transports.efa.peer import Peer
-
-__all__ = ["Rail"]
+__all__ = ["Owner", "Rail"]
 
 # Room for two of the longest small frames, so that one that has come in part never fills it.
 _READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
@@ -35,11 +33,42 @@ _ACKNOWLEDGE_EVERY = 64
 _WORTH_WAKING_BYTES = 128 << 10
 
 
+# Small frames that are due together leave in one system call, up to about this much.
+_BATCH_BYTES = 64 << 10
+
+
+class Owner(Protocol):
+    """What a rail needs of the link that it is part of.
+
+    Attributes:
+        departures: What may leave on it.
+        silent_ticks: Set to 0 whenever the other process is heard.
+    """
+
+    departures: Departures
+    silent_ticks: int
+
+    def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
+        """Act on a frame that is no chunk."""
+
+    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return where a chunk belongs."""
+
+    def filled(self, number: int, offset: int, nbytes: int) -> None:
+        """Note that a chunk is in its place."""
+
+    def settle(self) -> None:
+        """Let idle rails take what is due."""
+
+    def rail_died(self, rail: Rail, reason: str) -> None:
+        """Go on without a rail."""
+
+
 class Rail(ABC):
     """One connection.
 
     Args:
-        peer: The process at its other end.
+        owner: The link to the process at its other end.
         index: Which of the connections to it.
         keep: Whether frames are kept until they have arrived, because another rail could repeat them.
         staged: Whether payloads pass through a buffer of the rail, instead of leaving from and arriving in the
@@ -57,8 +86,8 @@ class Rail(ABC):
         bye_said: That has been said.
     """
 
-    def __init__(self, peer: Peer, index: int, *, keep: bool, staged: bool) -> None:
-        self.peer = peer
+    def __init__(self, owner: Owner, index: int, *, keep: bool, staged: bool) -> None:
+        self.owner = owner
         self.index = index
         self.idle = True
         self.dead = False
@@ -109,8 +138,27 @@ class Rail(ABC):
         return self.acknowledge or self.say_bye
 
     def pull(self) -> list[bytes | memoryview]:
-        """Return what to write next; empty if nothing is due, or nothing may follow any more."""
-        return [] if self.bye_said else self.peer.outbound.pull(self)
+        """Return what to write next: one or more small frames, or one chunk; empty if nothing is due or may follow."""
+        if self.bye_said:
+            return []
+        small = self._small()
+        if small:
+            return [small[0] if len(small) == 1 else b"".join(small)]
+        chunk = self.owner.departures.next_chunk()
+        if chunk is None:
+            return []
+        self.keep(chunk)
+        head = pack(Kind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
+        return [head, self._staged(chunk.view)]
+
+    def _small(self) -> list[bytes]:
+        frames: list[bytes] = []
+        left_bytes = _BATCH_BYTES
+        while left_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
+            frames.append(frame)
+            self.keep(frame)
+            left_bytes -= len(frame)
+        return frames + self.own_frames() if self.owes else frames
 
     def own_frames(self) -> list[bytes]:
         """Return the frames that belong on this rail and no other; goodbye comes last of all."""
@@ -120,13 +168,13 @@ class Rail(ABC):
             self._acknowledged = self.arrived
             frames.append(pack(Kind.ALIVE, self.arrived))
             self.keep(None)
-        if self.say_bye and not self.peer.outbound.due:
+        if self.say_bye and not self.owner.departures.due:
             self.say_bye, self.bye_said = False, True
             frames.append(pack(Kind.BYE))
             self.keep(None)
         return frames
 
-    def staged(self, piece: memoryview) -> memoryview:
+    def _staged(self, piece: memoryview) -> memoryview:
         """Return where the bytes of a chunk leave from: themselves, or a copy."""
         if self._staging is None:
             return piece
@@ -191,15 +239,15 @@ class Rail(ABC):
                     await self._read_chunk(fields, payload_bytes, view[payload_at:ready])
                     start, wanted = ready, _HEAD_BYTES
                 elif after <= end:
-                    self._count()
-                    self.peer.take(self, kind, fields, view[payload_at:after])
+                    self.count_arrival()
+                    self.owner.take(self, kind, fields, view[payload_at:after])
                     self._go_on()  # unless acting on it has shown that the rail is dead
                     start = after
                     if self.arrived % _FRAMES_AT_ONCE == 0:
                         await self._let_others_run()
                 else:
                     break
-            self.peer.settle()
+            self.owner.settle()
             if start == end:
                 start = end = 0
             elif start > _READ_BYTES // 2:
@@ -213,14 +261,14 @@ class Rail(ABC):
             self._heard(count)
 
     async def _let_others_run(self) -> None:
-        self.peer.settle()
+        self.owner.settle()
         await trio.lowlevel.checkpoint()
         self._go_on()
 
     async def _read_chunk(self, fields: list[int], nbytes: int, ready: memoryview) -> None:
         """Read the bytes of a chunk to where they belong, the first of which are there already."""
         number, offset = fields
-        place = self.peer.place(number, offset, nbytes)
+        place = self.owner.place(number, offset, nbytes)
         target = place if self._arriving is None else self._arriving[:nbytes]
         target[: ready.nbytes] = ready
         done = ready.nbytes
@@ -232,8 +280,8 @@ class Rail(ABC):
             self._heard(count)
         if self._arriving is not None:
             place[:] = target
-        self._count()
-        self.peer.filled(number, offset, nbytes)
+        self.count_arrival()
+        self.owner.filled(number, offset, nbytes)
 
     def _go_on(self) -> None:
         """Read no more of a dead rail: how many frames have arrived has been told; the others bring the rest."""
@@ -243,9 +291,10 @@ class Rail(ABC):
     def _heard(self, count: int) -> None:
         self._go_on()
         self.read_bytes += count
-        self.peer.silent_ticks = 0
+        self.owner.silent_ticks = 0
 
-    def _count(self) -> None:
+    def count_arrival(self) -> None:
+        """Note that a frame has arrived whole; tell the other side now and then."""
         self.arrived += 1
         if self._keep and self.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
             self._acknowledged = self.arrived
@@ -259,17 +308,18 @@ class Rail(ABC):
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write_on)
-                    await self._read_until_dead()
+                    await self.read_until_dead()
                     nursery.cancel_scope.cancel()
         finally:
             self.die("it was given up")
             with trio.CancelScope(shield=True):
                 await self.release()
 
-    async def _read_until_dead(self) -> None:
+    async def read_until_dead(self) -> None:
+        """Read and act on what comes, until the connection ends or deserves to."""
         try:
             await self._read()
-        except FrameError as error:
+        except ProtocolError as error:
             self.die(f"a bad frame: {error}")
         except EOFError:
             self.die("the connection ended within a frame")
@@ -293,7 +343,7 @@ class Rail(ABC):
         self.idle = False
         self.cut()
         self._scope.cancel()
-        self.peer.rail_died(self, reason)
+        self.owner.rail_died(self, reason)
 
     @abstractmethod
     def cut(self) -> None:

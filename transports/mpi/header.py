@@ -1,7 +1,7 @@
 """The headers that processes send each other ahead of bytes, and how they are read. Pure: neither MPI nor Trio.
 
-A small message travels inside its header (EAGER). A large one is announced (ASK), asked for when a receive is there
-(GRANT), and then sent on its own. All integers are little-endian and of fixed length.
+A small message travels inside its header (EAGER). A large one is announced, accepted when a receive is there, and then
+sent on its own; what that means is `transports.matching`'s. All integers are little-endian and of fixed length.
 """
 
 from __future__ import annotations
@@ -10,41 +10,36 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-__all__ = ["HEADER_BYTES", "RANK_LIMIT", "Header", "HeaderError", "Kind", "read"]
+from transports.matching import MessageKind, ProtocolError
+
+__all__ = ["HEADER_BYTES", "Header", "HeaderError", "Kind", "header_of", "read"]
 
 #: Names the protocol and its version; processes that run another one are told apart from garbage by nothing else.
-MAGIC = b"oMP1"
+MAGIC = b"oMP2"
 
-#: Ranks are unsigned 32-bit integers in a header.
-RANK_LIMIT = 2**32
-
-# magic, kind, slot, src, dst, tag, number, nbytes, credit
-_LAYOUT = Struct("<4sHHIIQQQQ")
+# magic, kind, slot, src, dst, tag, number, nbytes
+_LAYOUT = Struct("<4sHHIIQQQ")
 
 HEADER_BYTES = _LAYOUT.size
 
 
-class HeaderError(ValueError):
+class HeaderError(ProtocolError):
     """What came is no header of ours."""
 
 
 class Kind(IntEnum):
-    """What a header says.
+    """What a header says: something about a message, see `MessageKind`, or (BYE) that it is the last of a process."""
 
-    EAGER carries a message. ASK announces one; the answer is GRANT (send it, in this slot) or REFUSE (the receiver
-    expects another length). WITHDRAW takes an ASK back; RECALL asks whether it may still be taken back, and RECALLED
-    says that it has been. CREDIT only brings credit, as every header may. BYE is the last header of a process.
-    """
-
-    EAGER = 1
-    ASK = 2
-    GRANT = 3
-    REFUSE = 4
-    WITHDRAW = 5
-    RECALL = 6
-    RECALLED = 7
-    CREDIT = 8
-    BYE = 9
+    EAGER = MessageKind.EAGER
+    OFFER = MessageKind.OFFER
+    ACCEPT = MessageKind.ACCEPT
+    REFUSE = MessageKind.REFUSE
+    TAKEN = MessageKind.TAKEN
+    WITHDRAW = MessageKind.WITHDRAW
+    WITHDRAWN = MessageKind.WITHDRAWN
+    CREDIT = MessageKind.CREDIT
+    ABANDON = MessageKind.ABANDON
+    BYE = 12
 
 
 class Header(NamedTuple):
@@ -52,13 +47,12 @@ class Header(NamedTuple):
 
     Attributes:
         kind: What it says.
-        slot: GRANT: which of the receiver's slots the bytes go to.
-        src: Sending rank of the message that this is about.
+        slot: ACCEPT: which of the receiver's slots the bytes go to.
+        src: EAGER, OFFER: sending rank.
         dst: Its receiving rank.
         tag: Its tag.
-        number: Its number among those that the sending process announced to the receiving process.
-        nbytes: Its length; REFUSE: the length that was expected.
-        credit: Bytes of eager messages that have been consumed since the last header.
+        number: Of the announcement that this is, or is about.
+        nbytes: Length of the message; REFUSE: the length that was expected; CREDIT: what has been consumed.
     """
 
     kind: Kind
@@ -68,12 +62,33 @@ class Header(NamedTuple):
     tag: int = 0
     number: int = 0
     nbytes: int = 0
-    credit: int = 0
 
     def pack(self, payload: memoryview | bytes = b"") -> bytes:
         """Return the header as bytes, followed by the payload of an EAGER message."""
         head = _LAYOUT.pack(MAGIC, *self)
         return b"".join((head, payload)) if self.kind is Kind.EAGER else head
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """What belongs to a `MessageKind` of the same name, in its order."""
+        if self.kind is Kind.EAGER:
+            return self.number, self.src, self.dst, self.tag
+        if self.kind is Kind.OFFER:
+            return self.number, self.src, self.dst, self.tag, self.nbytes
+        if self.kind is Kind.REFUSE:
+            return self.number, self.nbytes
+        return (self.nbytes if self.kind is Kind.CREDIT else self.number,)
+
+
+def header_of(kind: int, fields: tuple[int, ...], *, slot: int = 0, payload_bytes: int = 0) -> Header:
+    """Return the header that says what a matching engine wants to say."""
+    known = _KINDS[kind]
+    if known is Kind.EAGER or known is Kind.OFFER:
+        number, src, dst, tag, *nbytes = fields
+        return Header(known, 0, src, dst, tag, number, nbytes[0] if nbytes else payload_bytes)
+    if known is Kind.CREDIT:
+        return Header(known, nbytes=fields[0])
+    return Header(known, slot, number=fields[0], nbytes=fields[1] if known is Kind.REFUSE else 0)
 
 
 def read(message: memoryview) -> tuple[Header, memoryview]:

@@ -1,4 +1,4 @@
-"""The wire below: what the mailroom asks of MPI, and MPI doing it. No Trio here; every call returns at once.
+"""The wire below: what links ask of MPI, and MPI doing it. No Trio here; every call returns at once.
 
 Headers travel with MPI tag 0 into a ring of receives that are always posted. Bytes travel with tag 1 + slot, in chunks,
 from the sender's array into the receiver's.
@@ -40,7 +40,7 @@ _HEADER_TAG = 0
 
 
 class Wire(ABC):
-    """What the mailroom needs. Callbacks come from `poll` only, never from within the other calls."""
+    """What links need. Callbacks come from `poll` only, never from within the other calls."""
 
     @abstractmethod
     def tell(self, member: int, header: bytes) -> None:
@@ -104,8 +104,8 @@ class MpiWire(Wire):
         self._status = self._mpi.Status()
         self._pending: list[MPI.Request] = []
         self._dones: list[Callable[[], None] | None] = []
-        self._rooms = [memoryview(bytearray(HEADER_BYTES + EAGER_BYTES)) for _ in range(_RING)]
-        self._ring = [comm.Recv_init([room, self._byte], self._mpi.ANY_SOURCE, _HEADER_TAG) for room in self._rooms]
+        self._buffers = [memoryview(bytearray(HEADER_BYTES + EAGER_BYTES)) for _ in range(_RING)]
+        self._ring = [comm.Recv_init([room, self._byte], self._mpi.ANY_SOURCE, _HEADER_TAG) for room in self._buffers]
         self._next = 0
         for request in self._ring:
             request.Start()
@@ -148,7 +148,7 @@ class MpiWire(Wire):
                 break
             happened = True
             at, status = self._next, self._status
-            handle(status.Get_source(), self._rooms[at][: status.Get_count(self._byte)])
+            handle(status.Get_source(), self._buffers[at][: status.Get_count(self._byte)])
             self._ring[at].Start()
             self._next = (at + 1) % _RING
         for _ in range(_LOOKS):

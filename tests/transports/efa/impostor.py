@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from transports import Efa
-from transports.efa.address import Card
+from transports.efa.address import PeerAddress
 from transports.frame import Frame, Kind, pack, parse
 from transports.handshake import Hello, greet
 
@@ -60,7 +60,7 @@ def hello(**other: object) -> Hello:
     return Hello(**{**said, **other})  # type: ignore[arg-type]
 
 
-async def dial(card: Card) -> trio.SocketStream:
+async def dial(card: PeerAddress) -> trio.SocketStream:
     return await trio.open_tcp_stream(*card.tcp[0])
 
 
@@ -84,10 +84,10 @@ class Victim:
             **{"secret": SECRET, "unix": False, **settings},  # type: ignore[arg-type]
         )
 
-    async def card(self) -> Card:
+    async def card(self) -> PeerAddress:
         """Wait for its address, and give it one that it never needs."""
-        mine = Card(host="", unix="", tcp=(("127.0.0.1", 1),) * self._rails)
-        return Card.unpack((await self.table.of(0)("efa", mine.pack()))[1], 1)
+        mine = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),) * self._rails)
+        return PeerAddress.unpack((await self.table.of(0)("efa", mine.pack()))[1], 1)
 
 
 @asynccontextmanager

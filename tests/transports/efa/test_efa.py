@@ -23,11 +23,11 @@ from transports import (
     TransportClosedError,
     TransportError,
 )
-from transports.efa.address import Card
+from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
-from transports.efa.messages import Stage
-from transports.efa.outbound import BUDGET_BYTES, OVERHEAD_BYTES
+from transports.efa.departures import LIMITS
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind, pack
+from transports.matching.ends import Stage
 from transports.testing import CHECKS, Scale, run_check
 from transports.tls import Tls
 
@@ -38,19 +38,18 @@ from .processes import SECRET, Table, World, opened, pairs, quietly, run
 def test_late_receivers_take_a_bounded_amount_of_memory_and_block_no_other_tag() -> None:
     """Beyond the budget even small messages wait at their senders; all arrive."""
     nbytes = EAGER_BYTES - 1000
-    count = 2 * BUDGET_BYTES // nbytes
+    count = 2 * LIMITS.budget_bytes // nbytes
 
     async def main() -> None:
         world = World()
         async with opened(world.efas):
             a, b = world.ends()
-            inbound = world.efas[1]._processes[0].inbound
+            inbound = world.efas[1].links[0].engine.incoming
             async with trio.open_nursery() as nursery:
                 for tag in range(count):
                     nursery.start_soon(a.send, 1, tag, tag.to_bytes(nbytes, "little"))
                 await wait_all_tasks_blocked()
-                held_bytes = sum(len(a.payload or b"") for queue in inbound.arrived.values() for a in queue)
-                assert BUDGET_BYTES * 3 // 4 < held_bytes <= BUDGET_BYTES
+                assert LIMITS.budget_bytes * 3 // 4 < inbound.held_bytes <= LIMITS.budget_bytes
                 nursery.start_soon(a.send, 1, count, b"urgent")
                 await b.recv_into(0, count, bytearray(6))
                 for tag in reversed(range(count)):
@@ -66,7 +65,7 @@ def test_a_flood_of_small_messages_lets_others_run() -> None:
 
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            inbound = victim.efa._processes[0].inbound
+            inbound = victim.efa.links[0].engine.incoming
 
             async def watch() -> None:
                 while seen[-1] < 2000:
@@ -89,13 +88,13 @@ def test_try_send_says_no_when_the_budget_is_used_up() -> None:
         world = World()
         async with opened(world.efas):
             a, _ = world.ends()
-            (rail,) = world.efas[0]._processes[1].rails
+            (rail,) = world.efas[0].links[1].rails
             sent = 0
             while a.try_send(1, 7, bytes(EAGER_BYTES)):
                 sent += 1
                 while not rail.idle:
                     await trio.lowlevel.checkpoint()
-            assert sent == BUDGET_BYTES // (EAGER_BYTES + OVERHEAD_BYTES)
+            assert sent == LIMITS.budget_bytes // (EAGER_BYTES + LIMITS.overhead_bytes)
             assert not a.try_send(1, 7, bytes(EAGER_BYTES + 1))
         assert world.reports == [[], []]
 
@@ -109,7 +108,7 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         async with confronted() as (impostor, victim):
             end = victim.efa.endpoint(1)
-            (rail,) = victim.efa._processes[0].rails
+            (rail,) = victim.efa.links[0].rails
             async with trio.open_nursery() as nursery:
                 for tag, priority in ((1, 2**100), (2, 0), (3, -(2**100)), (4, 0)):
                     nursery.start_soon(partial(end.send, 0, tag, bytes(2 * CHUNK_BYTES), priority=priority))
@@ -120,7 +119,7 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
                     await impostor.say(Kind.ACCEPT, number)
                 await wait_all_tasks_blocked()
                 rail.idle = True
-                victim.efa._processes[0].settle()
+                victim.efa.links[0].settle()
                 for _ in range(8):
                     kind, fields, _ = await impostor.hear()
                     assert kind == Kind.CHUNK
@@ -162,8 +161,8 @@ def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
         world = World()
         async with opened(world.efas):
             a, b = world.ends()
-            peer = world.efas[0]._processes[1]
-            (rail,) = peer.rails
+            link = world.efas[0].links[1]
+            (rail,) = link.rails
             await wait_all_tasks_blocked()
             rail.idle = False  # as if it were writing
             async with trio.open_nursery() as nursery:
@@ -171,8 +170,8 @@ def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
                     nursery.start_soon(partial(a.send, 1, tag, text, priority=priority))
                     await wait_all_tasks_blocked()
                 rail.idle = True
-                peer.settle()
-            arrived = world.efas[1]._processes[0].inbound.arrived
+                link.settle()
+            arrived = world.efas[1].links[0].engine.incoming.arrived
             await wait_all_tasks_blocked()
             assert [(lane[2], a.number) for lane, queue in arrived.items() for a in queue] == [(2, 0), (1, 1), (1, 2)]
             for text in (b"elder", b"young"):
@@ -266,7 +265,7 @@ def test_whoever_is_cancelled_finishes_what_has_met_and_says_goodbye() -> None:
                 async with here.open(), trio.open_nursery() as inside:
                     await ready.wait()
                     inside.start_soon(here.endpoint(0).send, 1, 5, message)
-                    sends = here._processes[1].outbound.sends
+                    sends = here.links[1].engine.outgoing.sends
                     while all(send.stage is not Stage.FLOWING for send in sends.values()):
                         await trio.lowlevel.checkpoint()
                     scope.cancel()
@@ -292,7 +291,7 @@ def test_closing_finishes_what_has_met_and_fails_what_has_not() -> None:
                 nursery.start_soon(quietly, partial(b.recv_into, 0, 4, bytearray(8)), errors["there"])
                 await wait_all_tasks_blocked()
                 nursery.start_soon(quietly, partial(a.send, 1, 1, message), errors["met"])
-                sends = world.efas[0]._processes[1].outbound.sends
+                sends = world.efas[0].links[1].engine.outgoing.sends
                 while all(send.stage is not Stage.FLOWING for send in sends.values()):
                     await trio.lowlevel.checkpoint()
                 await world.efas[0].aclose()
@@ -396,8 +395,8 @@ def test_interfaces_and_addresses_are_rails() -> None:
     async def main() -> None:
         world = World(rails=["lo", "127.0.0.2"], unix=False)
         async with opened(world.efas):
-            rails = world.efas[0]._processes[1].rails
-            assert [rail._socket.getsockname()[0] for rail in rails] == ["127.0.0.1", "127.0.0.2"]  # type: ignore[attr-defined]
+            rails = world.efas[0].links[1].rails
+            assert [rail.socket.getsockname()[0] for rail in rails] == ["127.0.0.1", "127.0.0.2"]  # type: ignore[attr-defined]
             a, b = world.ends()
             await a.send(1, 0, b"hello")
             await b.recv_into(0, 0, bytearray(5))
@@ -478,7 +477,7 @@ def test_it_works_only_while_it_is_open_and_opens_once() -> None:
     async def main() -> None:
         world = World()
         (a, _) = world.ends()
-        with pytest.raises(TransportClosedError, match="the transport is not open"):
+        with pytest.raises(TransportClosedError, match="the transport is not open yet"):
             await a.send(1, 0, b"")
         async with opened(world.efas):
             pass
@@ -494,7 +493,7 @@ def test_it_works_only_while_it_is_open_and_opens_once() -> None:
 def test_a_process_that_does_not_come_is_named() -> None:
     async def main() -> None:
         world = World(join_s=0.05)
-        card = Card(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
+        card = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.tables.of(0), "efa", card)
             with pytest.raises(TransportError, match=r"process 1 has no connection with process 0 after 0\.05 s"):
@@ -582,7 +581,7 @@ def test_whoever_has_no_certificate_does_not_get_in(tls: dict[str, Tls]) -> None
     async def main() -> None:
         world, other = World(tls=tls["ours"], join_s=0.5), World(tls=tls["theirs"], join_s=0.5)
         stranger = other.efas[0]
-        stranger._exchange = world.tables.of(0)
+        stranger.exchange = world.tables.of(0)
         errors: list[BaseException] = []
         async with trio.open_nursery() as nursery:
             for efa in (stranger, world.efas[1]):
@@ -598,7 +597,7 @@ def test_connections_inside_one_host_are_not_paced() -> None:
     async def main() -> list[bytes]:
         world = World(unix=False, rails=2)
         async with opened(world.efas):
-            rails = [rail for efa in world.efas for peer in efa._processes.values() for rail in peer.rails]
-            return [rail._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for rail in rails]  # type: ignore[attr-defined]
+            rails = [rail for efa in world.efas for link in efa.links.values() for rail in link.rails]
+            return [rail.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for rail in rails]
 
     assert [name.rstrip(b"\0") for name in run(main)] == [b"reno"] * 4

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
 from transports.base import TransportError
-from transports.efa.address import Card
+from transports.efa.address import PeerAddress
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind, pack
 from transports.handshake import HandshakeError, greet
 
@@ -19,18 +19,18 @@ from .impostor import Impostor, Victim, confronted, dial, hello
 from .processes import SECRET, World, opened, quietly, run
 
 
-async def says_nothing(card: Card) -> None:
+async def says_nothing(card: PeerAddress) -> None:
     await (await dial(card)).aclose()
 
 
-async def says(card: Card, words: bytes) -> None:
+async def says(card: PeerAddress, words: bytes) -> None:
     stream = await dial(card)
     await stream.send_all(words)
     assert await Impostor(stream).is_hung_up_on()
     await stream.aclose()
 
 
-async def is_refused(card: Card, secret: bytes = SECRET, **other: object) -> str:
+async def is_refused(card: PeerAddress, secret: bytes = SECRET, **other: object) -> str:
     stream = await dial(card)
     with pytest.raises(HandshakeError) as refusal:
         await greet(stream, hello(**other), secret)
@@ -38,7 +38,7 @@ async def is_refused(card: Card, secret: bytes = SECRET, **other: object) -> str
     return str(refusal.value)
 
 
-async def join(victim: Victim, before: Callable[[Card], Awaitable[None]]) -> None:
+async def join(victim: Victim, before: Callable[[PeerAddress], Awaitable[None]]) -> None:
     """Let an intruder come, and then the member that is expected."""
     async with trio.open_nursery() as nursery:
         entered = trio.Event()
@@ -67,7 +67,7 @@ async def join(victim: Victim, before: Callable[[Card], Awaitable[None]]) -> Non
 def test_a_stranger_is_refused_in_one_line_and_the_member_joins(words: bytes) -> None:
     victim = Victim()
 
-    async def stranger(card: Card) -> None:
+    async def stranger(card: PeerAddress) -> None:
         await says_nothing(card)
         await says(card, words)
 
@@ -79,7 +79,7 @@ def test_a_stranger_is_refused_in_one_line_and_the_member_joins(words: bytes) ->
 def test_a_wrong_secret_is_told_on_both_sides() -> None:
     victim = Victim()
 
-    async def other(card: Card) -> None:
+    async def other(card: PeerAddress) -> None:
         assert "the secrets differ" in await is_refused(card, b"of another world")
 
     run(join, victim, other)
@@ -101,7 +101,7 @@ def test_a_wrong_secret_is_told_on_both_sides() -> None:
 def test_a_member_of_another_world_is_told_why(said: dict[str, object], reason: str) -> None:
     victim = Victim()
 
-    async def other(card: Card) -> None:
+    async def other(card: PeerAddress) -> None:
         assert await is_refused(card, **said) == reason
 
     run(join, victim, other)
@@ -131,7 +131,7 @@ def test_different_rails_are_named() -> None:
         world = World()
         other = World(rails=2)
         world.efas[1] = other.efas[1]
-        other.efas[1]._exchange = world.tables.of(1)
+        other.efas[1].exchange = world.tables.of(1)
         errors: list[BaseException] = []
         async with trio.open_nursery() as nursery:
             for efa in world.efas:
@@ -218,7 +218,7 @@ def test_eager_data_has_a_budget() -> None:
             await quietly(lambda: pour(impostor), errors)
             assert await impostor.is_hung_up_on()
             assert "more eager data than the agreed" in victim.reports[0]
-            held = victim.efa._processes[0].inbound
+            held = victim.efa.links[0].engine.incoming
             assert not held.arrived
 
     async def pour(impostor: Impostor) -> None:
@@ -247,13 +247,13 @@ def test_opened_worlds_have_no_door() -> None:
     async def main() -> None:
         world = World(unix=False)
         card = []
-        real = world.efas[1]._exchange
+        real = world.efas[1].exchange
 
         async def spy(name: str, mine: bytes) -> list[bytes]:
-            card.append(Card.unpack(mine, 1))
+            card.append(PeerAddress.unpack(mine, 1))
             return await real(name, mine)
 
-        world.efas[1]._exchange = spy
+        world.efas[1].exchange = spy
         async with opened(world.efas):
             with pytest.raises(OSError, match="all attempts to connect"):
                 await dial(card[0])

@@ -25,7 +25,7 @@ LONG_BYTES = 16 * CHUNK_BYTES + 12_345
 
 
 def rails_of(world: World, member: int) -> list[Rail]:
-    return world.efas[member]._processes[1 - member].rails
+    return world.efas[member].links[1 - member].rails
 
 
 def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def read_less(into: memoryview, **hint: int) -> int:
         nonlocal left_bytes
         if not left_bytes:
-            rail._socket.shutdown(socket.SHUT_RDWR)
+            rail.socket.shutdown(socket.SHUT_RDWR)
             left_bytes = -1
         count = await read_some(into if left_bytes < 0 else into[:left_bytes])
         left_bytes -= count if left_bytes > 0 else 0
@@ -131,7 +131,7 @@ def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
                 for call in calls:
                     nursery.start_soon(quietly, call, errors)
                 await wait_all_tasks_blocked()
-                rails_of(world, 1)[0]._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+                rails_of(world, 1)[0].socket.shutdown(socket.SHUT_RDWR)
             for call in (partial(end.send, 3, 9, b""), partial(end.recv, 4, 9, 0)):
                 await quietly(call, errors)
             with pytest.raises(LinkLostError):
@@ -178,10 +178,10 @@ def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None
                     await impostor.say(Kind.EAGER, number, 0, 1, 5, payload=b"12345678")
                     await end.recv_into(0, 5, bytearray(8))
                 assert not errors
-                (peer,) = victim.efa._processes.values()
+                (link,) = victim.efa.links.values()
                 for _ in range(10):  # looks at it, between which it was heard but has read nothing
-                    peer.silent_ticks = 0
-                    peer.tick(8, 8.0)
+                    link.silent_ticks = 0
+                    link.tick(8, 8.0)
             assert isinstance(errors[0], LinkLostError)
             reason = "process 0 (rank 0) is lost: the last connection to it was lost: it has taken nothing for 8 s"
             assert victim.reports == [reason]
@@ -195,15 +195,15 @@ def test_an_event_loop_that_stood_still_proves_nothing() -> None:
     async def main() -> None:
         world = World(silence_s=8.0)
         async with opened(world.efas):
-            (peer,) = world.efas[0]._processes.values()
+            (link,) = world.efas[0].links.values()
             for _ in range(8):
-                peer.tick(8, 8.0)
-            assert peer.gone is None
-            peer.silent_ticks = 0  # as any byte that comes does
+                link.tick(8, 8.0)
+            assert link.engine.gone is None
+            link.silent_ticks = 0  # as any byte that comes does
             for _ in range(8):
-                peer.tick(8, 8.0)
-            assert peer.gone is None
-            peer.tick(8, 8.0)
-            assert peer.gone == "process 1 (rank 1) is lost: nothing was heard from it for 8 s"
+                link.tick(8, 8.0)
+            assert link.engine.gone is None
+            link.tick(8, 8.0)
+            assert link.engine.gone == "process 1 (rank 1) is lost: nothing was heard from it for 8 s"
 
     run(main)

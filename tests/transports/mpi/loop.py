@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from transports.mpi import Mpi
+from transports.mpi.link import CREDIT_BYTES
 from transports.mpi.wire import Wire
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ class LoopMpi(Mpi):
         member: int,
         *,
         placement: Sequence[Sequence[int]] | None = None,
+        credit_bytes: int = CREDIT_BYTES,
         linger_s: float = 60.0,
         report: Callable[[str], None] | None = None,
     ) -> None:
         comm = cast("MPI.Intracomm", _Comm(member, len(fabric.wires)))
-        super().__init__(placement=placement, comm=comm, linger_s=linger_s, report=report)
+        super().__init__(placement=placement, comm=comm, credit_bytes=credit_bytes, linger_s=linger_s, report=report)
         self._loop = fabric.wires[member]
 
     async def _join(self) -> Wire:

@@ -60,7 +60,7 @@ def test_every_byte_arrives_everywhere(processes: int, ranks_each: int) -> None:
 def test_a_process_that_leaves_early_is_named() -> None:
     job = run_job(2, "leave")
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout == "message from rank 1 to rank 0, tag 0: process 1 (rank 1) has closed its end\n"
+    assert job.stdout == "message from rank 1 to rank 0, tag 0: process 1 (rank 1) has left\n"
 
 
 def test_an_uncaught_exception_ends_the_job() -> None:

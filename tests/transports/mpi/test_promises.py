@@ -12,10 +12,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import ArgumentError, LinkLostError, Statistics, TransportClosedError
-from transports.mpi import Mpi, mailroom, parcels
+from transports.bounce import BounceBuffers
+from transports.matching import Limits, Receive, Send
+from transports.mpi import Mpi
 from transports.mpi.header import HEADER_BYTES, Header, Kind
-from transports.mpi.pace import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, _pause_s
-from transports.mpi.parcels import WINDOW, Outbox, Parcel
+from transports.mpi.link import CREDIT_BYTES, WINDOW, MpiLink
+from transports.mpi.polling import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, pause_s
 from transports.mpi.wire import EAGER_BYTES, SLOTS
 
 from .loop import Fabric, LoopMpi
@@ -23,10 +25,11 @@ from .loop import Fabric, LoopMpi
 LARGE = EAGER_BYTES + 1
 
 
-def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]]) -> None:
+def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]], *, credit_bytes: int = CREDIT_BYTES) -> None:
     async def both() -> None:
         fabric = Fabric(2)
-        async with LoopMpi(fabric, 0).open() as a, LoopMpi(fabric, 1).open() as b:
+        pair = (LoopMpi(fabric, member, credit_bytes=credit_bytes) for member in range(2))
+        async with next(pair).open() as a, next(pair).open() as b:
             try:
                 with trio.fail_after(30):
                     await main(a, b)
@@ -39,8 +42,7 @@ def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]]) -> None:
     trio.run(both)
 
 
-def test_small_messages_wait_for_credit_and_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailroom, "CREDIT_BYTES", 4 * EAGER_BYTES)
+def test_small_messages_wait_for_credit_and_get_it_back() -> None:
     message = bytes(EAGER_BYTES)
     returned: list[int] = []
 
@@ -59,7 +61,7 @@ def test_small_messages_wait_for_credit_and_get_it_back(monkeypatch: pytest.Monk
                     await b.endpoint(1).recv_into(0, i, bytearray(EAGER_BYTES))
             returned.clear()
 
-    run_pair(main)
+    run_pair(main, credit_bytes=4 * EAGER_BYTES)
 
 
 def test_more_large_messages_than_slots() -> None:
@@ -79,20 +81,30 @@ def test_more_large_messages_than_slots() -> None:
     run_pair(main)
 
 
-def test_an_urgent_message_overtakes_after_the_pieces_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "CHUNK_BYTES", 10)
+def test_an_urgent_message_overtakes_after_the_pieces_under_way() -> None:
     fabric = Fabric(2)
-    sender, receiver = fabric.wires
-    outbox, done = Outbox(sender, 1), []
-    for slot, nbytes, priority in ((0, 75, 10**30), (1, 20, -(10**30)), (2, 10, 0), (3, 10, 0)):
-        outbox.add(Parcel(memoryview(bytes(nbytes)), slot, partial(done.append, slot)), priority)
-        for at in range(0, nbytes, 10):
-            receiver.receive(0, slot, memoryview(bytearray(min(10, nbytes - at))), lambda: None)
-    while sender.busy:
-        receiver.poll(lambda member, header: None)
-        sender.poll(lambda member, header: None)
-    assert [slot for slot, _ in sender.begun] == [0] * WINDOW + [1, 1, 2, 3, 0, 0, 0, 0]
-    assert sender.begun[-1] == (0, 5)
+    agreed = Limits(eager_bytes=0, chunk_bytes=10, places=SLOTS, confirmed=False)
+
+    def failed(error: LinkLostError) -> None:
+        raise error
+
+    links = [
+        MpiLink(1 - member, [1 - member], [member], agreed, BounceBuffers(), wire=wire, failed=failed)
+        for member, wire in enumerate(fabric.wires)
+    ]
+    done: list[int] = []
+    for tag, nbytes, priority in ((0, 75, 10**30), (1, 20, -(10**30)), (2, 10, 0), (3, 10, 0)):
+        links[1].engine.receive(Receive((0, 1, tag), None, nbytes))
+        send = Send((0, 1, tag), memoryview(bytes(nbytes)), priority)
+        send.wake = partial(done.append, tag)
+        links[0].engine.outgoing.announce(send)
+        links[0].settle()
+    while not links[0].engine.quiet:
+        for link, wire in zip(reversed(links), reversed(fabric.wires), strict=True):
+            wire.poll(lambda _, message, link=link: link.heard(message))  # type: ignore[misc]
+    tags = {slot: tag for tag, slot in enumerate(dict.fromkeys(slot for slot, _ in fabric.wires[0].begun))}
+    assert [tags[slot] for slot, _ in fabric.wires[0].begun] == [0] * WINDOW + [1, 1, 2, 3, 0, 0, 0, 0]
+    assert fabric.wires[0].begun[-1][1] == 5
     assert done == [1, 2, 3, 0]
 
 
@@ -105,7 +117,7 @@ def test_what_had_come_before_the_goodbye_is_received_and_nothing_else() -> None
                 partial(b.endpoint(1).recv_into, 0, 2, bytearray(8)),
                 partial(b.endpoint(1).send, 0, 2, bytes(LARGE)),
             ):
-                with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has closed its end"):
+                with pytest.raises(LinkLostError, match=r"process 0 \(rank 0\) has left"):
                     await call()
             with pytest.raises(TransportClosedError, match="rank 0 to rank 1, tag 3: the transport has been closed"):
                 await a.endpoint(0).send(1, 3, b"too late")
@@ -139,12 +151,12 @@ def test_closing_fails_what_waits() -> None:
     ("message", "reason"),
     [
         (b"?" * HEADER_BYTES, "a header starts with"),
-        (Header(Kind.ASK, src=0, dst=1).pack(), "ASK goes from rank 0 to rank 1"),
-        (Header(Kind.EAGER, src=1, dst=5).pack(), "EAGER goes from rank 1 to rank 5"),
-        (Header(Kind.GRANT, slot=SLOTS).pack(), f"GRANT names slot {SLOTS} of {SLOTS}"),
-        (Header(Kind.RECALLED, number=4).pack(), "RECALLED names message 4, which nobody took back"),
+        (Header(Kind.OFFER, src=0, dst=1).pack(), "a message from rank 0 to rank 1, who do not live there and here"),
+        (Header(Kind.EAGER, src=1, dst=5).pack(), "a message from rank 1 to rank 5, who do not live there and here"),
+        (Header(Kind.ACCEPT, slot=SLOTS).pack(), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
+        (Header(Kind.WITHDRAWN, number=4).pack(), "an answer to offer 4, which is not waiting for one"),
     ],
-    ids=["noise", "ask from a stranger", "eager for a stranger", "slot", "recalled"],
+    ids=["noise", "offer from a stranger", "eager for a stranger", "slot", "withdrawn"],
 )
 def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str) -> None:
     async def main() -> None:
@@ -271,17 +283,17 @@ def test_only_local_ranks_have_endpoints() -> None:
     transport = LoopMpi(Fabric(2), 1, placement=[[0, 1], [2, 3]])
     assert (transport.ranks, transport.peers) == ((2, 3), (0, 1, 2, 3))
     assert repr(transport) == "<LoopMpi of ranks 2, 3>"
-    with pytest.raises(ArgumentError, match="rank 1 does not live here; this process has ranks 2, 3"):
+    with pytest.raises(ArgumentError, match="there is no rank 1 here; this process has ranks 2, 3"):
         transport.endpoint(1)
 
 
 def test_pauses_grow_with_the_wait_and_more_slowly_while_bytes_move() -> None:
     for waited_s in (1e-3, 0.1):
-        assert _pause_s(waited_s, urgent=True, moving=False) == waited_s * PAUSE_PART
-        assert _pause_s(waited_s, urgent=True, moving=True) == waited_s * PAUSE_PART_MOVING
+        assert pause_s(waited_s, urgent=True, moving=False) == waited_s * PAUSE_PART
+        assert pause_s(waited_s, urgent=True, moving=True) == waited_s * PAUSE_PART_MOVING
     for moving in (True, False):
-        assert _pause_s(1e9, urgent=True, moving=moving) == LONGEST_PAUSE_S
-    assert _pause_s(0.0, urgent=False, moving=False) == LONGEST_PAUSE_S
+        assert pause_s(1e9, urgent=True, moving=moving) == LONGEST_PAUSE_S
+    assert pause_s(0.0, urgent=False, moving=False) == LONGEST_PAUSE_S
 
 
 def test_without_mpi4py_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,19 @@
-"""A peer: another process, the rails to it, and what becomes of its messages when rails die or it leaves."""
+"""The link to another process: the rails to it, and what becomes of its messages when rails die or it leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import trio
 
-from transports.base import LinkLostError, describe_ranks
-from transports.efa.inbound import Inbound
-from transports.efa.outbound import Outbound
-from transports.frame import FrameError, Kind
+from transports.bounce import BounceBuffers
+from transports.efa.departures import LIMITS, Departures
+from transports.efa.rail import Rail
+from transports.frame import FrameError, Kind, pack
+from transports.matched import Link
+from transports.matching import Lane, MessageKind
 
-if TYPE_CHECKING:
-    from transports.efa.messages import Lane, Receive, Send
-    from transports.efa.rail import Rail
-    from transports.rooms import Rooms
-
-__all__ = ["Peer"]
+__all__ = ["EfaLink"]
 
 # Saying goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than anybody waits for a program to end.
@@ -26,49 +22,50 @@ _PATIENCE_S = 2.0
 _PROGRESS_BYTES = 4096
 
 
-class Peer:
+class EfaLink(Link):
     """Another process of the world.
 
-    Attributes:
+    Args:
         member: Its index.
+        ranks: Its ranks.
+        local: The ranks of this process.
+        memory: For messages that are lent.
+        report: Takes a line about rails that are lost, and about its loss.
+
+    Attributes:
         rails: The living connections to it.
-        inbound: What comes from it.
-        outbound: What leaves for it.
+        departures: What leaves for it.
         silent_ticks: How often the keeper has looked since it was last heard.
-        gone: Why nothing more can be sent to it or expected from it; None while it is there.
     """
 
     def __init__(
-        self, member: int, ranks: tuple[int, ...], local: tuple[int, ...], rooms: Rooms, report: Callable[[str], None]
+        self,
+        member: int,
+        ranks: Sequence[int],
+        local: Sequence[int],
+        memory: BounceBuffers,
+        report: Callable[[str], None],
     ) -> None:
-        self.member = member
+        super().__init__(member, ranks, local, LIMITS, memory)
         self.rails: list[Rail] = []
-        self.inbound = Inbound(ranks, local, rooms, self._answer)
-        self.outbound = Outbound()
+        self.departures = Departures(self.engine.outgoing)
         self.silent_ticks = 0
-        self.gone: str | None = None
-        self.name = f"process {member} ({describe_ranks(ranks)})"
         self._report = report
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._changed: trio.Event | None = None
-        self._take: dict[int, Callable[..., None]] = {
-            Kind.OFFER: self.inbound.offer,
-            Kind.ACCEPT: self.outbound.accepted,
-            Kind.REFUSE: self.outbound.refused,
-            Kind.TAKEN: self.outbound.taken,
-            Kind.WITHDRAW: self.inbound.withdraw,
-            Kind.WITHDRAWN: self.outbound.withdrawn,
-            Kind.CREDIT: self.outbound.credited,
-            Kind.LOST: self._lost_there,
-        }
+
+    @property
+    def unsettled_rails(self) -> int:
+        """How many rails are dead of which the other side has not said what it got."""
+        return len(self._dead)
 
     # -- what leaves --------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
         for rail in tuple(self.rails):
-            if rail.idle and (rail.owes or self.outbound.due):
+            if rail.idle and (rail.owes or self.departures.due):
                 rail.start_writing()
         if self._changed is not None:
             self._changed.set()
@@ -77,30 +74,16 @@ class Peer:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
         for rail in self.rails:
             if rail.idle:
-                frame = self.outbound.eager(lane, view)
-                if frame is not None:
-                    rail.put(frame)
-                    return True
-                return False
+                number = self.engine.outgoing.eager(view)
+                if number is None:
+                    return False
+                rail.put(b"".join((pack(MessageKind.EAGER, number, *lane, payload_bytes=view.nbytes), view)))
+                return True
         return False
-
-    def announce(self, send: Send) -> None:
-        """Queue a message."""
-        self.outbound.announce(send)
-        self.settle()
-
-    def withdraw(self, send: Send) -> None:
-        """Take back a message that was cancelled before it was accepted."""
-        if send.cancelled:
-            self._answer(Kind.WITHDRAW, send.number)
-            self.settle()
-
-    def _answer(self, kind: Kind, *fields: int) -> None:
-        self.outbound.answer(kind, *fields)
 
     def tick(self, limit: int, silence_s: float) -> None:
         """Ask for a sign of life; give the process up after too many silent ticks, and rails that take nothing."""
-        if self.gone is not None:
+        if self.engine.gone is not None:
             return
         self.silent_ticks += 1
         if self.silent_ticks > limit:
@@ -118,32 +101,26 @@ class Peer:
     def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
         """Act on a frame that is no chunk."""
         if kind == Kind.EAGER:
-            if self.gone is None:
-                self.inbound.eager(fields, payload)
+            if self.engine.gone is None:
+                self.engine.incoming.eager(fields, payload)
         elif kind == Kind.ALIVE:
             rail.acknowledged(*fields)
         elif kind == Kind.BYE:
             self._bye(rail)
-        elif self.gone is None:
-            self._take[kind](*fields)
+        elif self.engine.gone is not None:
+            pass
+        elif kind == Kind.LOST:
+            self._lost_there(*fields)
+        else:
+            self.engine.hear(kind, fields)
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return where a chunk belongs."""
-        return self.inbound.place(number, offset, nbytes)
+        return self.engine.incoming.place(number, offset, nbytes)
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
-        self.inbound.filled(number, offset, nbytes)
-
-    async def receive(self, receive: Receive) -> memoryview | None:
-        """Receive a message; return its memory if it is lent."""
-        if receive.lane in self.inbound.arrived:
-            self.inbound.match(receive, self.inbound.pop_arrived(receive.lane))
-            self.settle()
-        else:
-            self.check(receive.lane)
-            self.inbound.post(receive)
-        return await receive.wait()
+        self.engine.incoming.filled(number, offset, nbytes)
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 
@@ -152,7 +129,7 @@ class Peer:
         self.rails.remove(rail)
         if self._changed is not None:
             self._changed.set()
-        if self.gone is not None or rail.farewell:
+        if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails:
             self.lose(f"the last connection to it was lost: {reason}")
@@ -162,7 +139,7 @@ class Peer:
         # The rail may have carried the news of another's death, and this news may be lost in the same way on both
         # sides: then each would wait for the other's. So every death brings all of them up again.
         for index, count in self._arrived.items():
-            self._answer(Kind.LOST, index, count)
+            self.departures.add(pack(Kind.LOST, index, count))
         self.settle()
 
     def _lost_there(self, index: int, count: int) -> None:
@@ -175,59 +152,50 @@ class Peer:
         if index not in self._dead:
             return  # it has been said before
         dead, reason = self._dead.pop(index)
-        nbytes = self.outbound.repeat(dead.unarrived(count))
+        nbytes = self.departures.repeat(dead.unarrived(count))
         again = f"{nbytes} bytes are sent again over the other {len(self.rails)}"
         self._report(f"rail {index} to {self.name} was lost: {reason}; {again}")
 
     def lose(self, reason: str) -> None:
         """Give the process up: every operation with its ranks fails."""
-        if self.gone is not None:
+        if self.engine.gone is not None:
             return
-        self.gone = f"{self.name} is lost: {reason}"
-        self._report(self.gone)
-        self._end(keep_arrived=False)
+        reason_named = f"{self.name} is lost: {reason}"
+        self._report(reason_named)
+        self._end(reason_named)
         for rail in tuple(self.rails):
             rail.die(reason)
 
     def _bye(self, rail: Rail) -> None:
         rail.farewell = True
-        if self.gone is None and all(rail.farewell for rail in self.rails):
-            self.gone = f"{self.name} has left"
-            self._end(keep_arrived=True)
+        if self.engine.gone is None and all(rail.farewell for rail in self.rails):
+            self._end(f"{self.name} has left", keep_arrived=True)
 
-    def _end(self, *, keep_arrived: bool) -> None:
-        assert self.gone is not None, "nothing ends while the process is there"
-        for end in (*self.outbound.clear(), *self.inbound.clear(keep_arrived=keep_arrived)):
-            end.lost(self.gone)
-
-    def check(self, lane: Lane) -> None:
-        """Raise `LinkLostError` if the process is not there any more."""
-        if self.gone is not None:
-            src, dst, tag = lane
-            raise LinkLostError(self.gone, src=src, dst=dst, tag=tag)
+    def _end(self, reason: str, *, keep_arrived: bool = False) -> None:
+        self.departures.clear()
+        self.engine.end(reason, keep_arrived=keep_arrived)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def give_up_waiting(self) -> None:
         """Fail every operation that has not met its other end; this side closes."""
-        for end in (*self.outbound.give_up_waiting(), *self.inbound.give_up_waiting()):
-            end.closed()
+        self.engine.close()
+        self.settle()
 
     async def leave(self) -> None:
         """Finish what both sides have begun, say goodbye, and wait until the other side has read everything."""
-        await self._until(lambda: self.gone is not None or self._quiet())
-        self.gone = self.gone or "this side has closed"
+        await self._until(lambda: self.engine.gone is not None or self._quiet())
+        self.engine.gone = self.engine.gone or "this side has closed"
         for rail in self.rails:
             rail.say_bye = True
         self.settle()
         await self._until(lambda: not self.rails)
         for rail in tuple(self.rails):
-            rail.die(self.gone)
-        self._end(keep_arrived=False)
+            rail.die(self.engine.gone)
+        self._end(self.engine.gone)
 
     def _quiet(self) -> bool:
-        busy = self.outbound.due or self.outbound.sends or self.inbound.filling
-        return not busy and all(rail.idle for rail in self.rails)
+        return self.engine.quiet and not self.departures.due and all(rail.idle for rail in self.rails)
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Wait for `done`, as long as something moves."""

@@ -7,7 +7,7 @@ from time import perf_counter
 import trio
 from trio.lowlevel import ParkingLot, checkpoint
 
-__all__ = ["Pace"]
+__all__ = ["Pace", "pause_s"]
 
 #: So long after something happened, look at every turn of the event loop.
 SPIN_S = 1e-3
@@ -54,11 +54,12 @@ class Pace:
         if waited_s < (SPIN_MOVING_S if moving else SPIN_S) and (urgent or moving):
             await checkpoint()
             return
-        with trio.move_on_after(_pause_s(waited_s, urgent=urgent, moving=moving)):
+        with trio.move_on_after(pause_s(waited_s, urgent=urgent, moving=moving)):
             await self._sleeper.park()
 
 
-def _pause_s(waited_s: float, *, urgent: bool, moving: bool) -> float:
+def pause_s(waited_s: float, *, urgent: bool, moving: bool) -> float:
+    """Return how long to pause when nothing has happened for so long."""
     if not urgent and not moving:
         return LONGEST_PAUSE_S
     return min(waited_s * (PAUSE_PART_MOVING if moving else PAUSE_PART), LONGEST_PAUSE_S)

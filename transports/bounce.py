@@ -1,4 +1,4 @@
-"""Rooms: memory for long messages that are received without a place of their own, used again and again."""
+"""Bounce buffers: memory for long messages that are received without a place of their own, used again and again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from transports.base import as_bytes
 
-__all__ = ["KEEP_BYTES", "Rooms"]
+__all__ = ["KEEP_BYTES", "BounceBuffers"]
 
 #: What is kept for later, at most. Fresh memory costs more than receiving into it: the system clears every page of it
 #: at its first use (measured here: 0.25 GB/s into fresh memory, 4 GB/s into used memory).
 KEEP_BYTES = 256 << 20
 
 
-class Rooms:
+class BounceBuffers:
     """Lends memory by size, and takes it back without clearing it."""
 
     def __init__(self, keep_bytes: int = KEEP_BYTES) -> None:
@@ -23,7 +23,7 @@ class Rooms:
         self._left_bytes = keep_bytes
 
     def take(self, nbytes: int) -> memoryview:
-        """Return a room of at least `nbytes`. The size is the receiver's own, never one that a peer has named."""
+        """Return a buffer of at least `nbytes`. The size is the receiver's own, never one that a peer has named."""
         size = _rounded(nbytes)
         free = self._free[size]
         if not free:
@@ -31,11 +31,11 @@ class Rooms:
         self._left_bytes += size
         return free.pop()
 
-    def give_back(self, room: memoryview) -> None:
-        """Keep a room for the next one who needs its size, unless enough is kept."""
-        if room.nbytes <= self._left_bytes:
-            self._left_bytes -= room.nbytes
-            self._free[room.nbytes].append(room)
+    def give_back(self, buffer: memoryview) -> None:
+        """Keep a buffer for the next one who needs its size, unless enough is kept."""
+        if buffer.nbytes <= self._left_bytes:
+            self._left_bytes -= buffer.nbytes
+            self._free[buffer.nbytes].append(buffer)
 
 
 def _rounded(nbytes: int) -> int:

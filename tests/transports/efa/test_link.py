@@ -1,0 +1,138 @@
+"""What a link makes of rails that come and go, without time, tasks or sockets."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from transports.base import LinkLostError
+from transports.bounce import BounceBuffers
+from transports.efa.link import EfaLink
+from transports.efa.rail import Rail
+from transports.frame import CHUNK_BYTES, Kind, pack, parse
+from transports.matching import Receive, Send
+
+LONG_BYTES = CHUNK_BYTES + 100
+
+
+class Pipe(Rail):
+    """A rail whose bytes lie on the wire until they are delivered, or lost with it."""
+
+    def __init__(self, link: EfaLink, index: int) -> None:
+        super().__init__(link, index, keep=True, staged=False)
+        self.wire: list[bytes] = []
+        self.incoming = b""
+        link.rails.append(self)
+
+    def put(self, frame: bytes) -> None:
+        self.keep(frame)
+        self.wire.append(frame)
+
+    def start_writing(self) -> None:
+        while parts := self.pull():
+            self.wire.append(b"".join(parts))
+
+    def deliver(self, other: Pipe) -> None:
+        """Let everything on the wire arrive at the other end."""
+        frames, at = bytearray(b"".join(self.wire)), 0
+        self.wire.clear()
+        while (frame := parse(frames, at, len(frames))) is not None:
+            kind, fields, payload_at, nbytes = frame
+            at = payload_at + nbytes
+            other.count_arrival()
+            other.owner.take(other, kind, fields, memoryview(frames)[payload_at:at])
+        other.owner.settle()
+
+    def cut(self) -> None:
+        self.wire.clear()
+
+    async def write_on(self) -> None: ...
+
+    async def read_some(self, into: memoryview) -> int:
+        data, self.incoming = self.incoming, b""
+        into[: len(data)] = data
+        return len(data)
+
+    async def release(self) -> None: ...
+
+
+def a_link(member: int, ranks: tuple[int, ...], local: tuple[int, ...]) -> EfaLink:
+    return EfaLink(member, ranks, local, BounceBuffers(), lambda _: None)
+
+
+def receive(link: EfaLink, tag: int, nbytes: int) -> Receive:
+    end = Receive((1, 0, tag), None, nbytes)
+    assert not link.engine.receive(end)
+    return end
+
+
+def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
+    """Each side has told of one rail over the rail that the other side was losing: neither may wait for the other."""
+    here = a_link(1, (1,), (0,))
+    there = a_link(0, (0,), (1,))
+    mine, theirs = ([Pipe(link, index) for index in range(3)] for link in (here, there))
+    end = receive(here, 5, 8)
+    theirs[1].idle = theirs[0].idle = False
+    assert there.send_now((1, 0, 5), memoryview(b"12345678"))
+    theirs[1].idle = True
+
+    mine[0].idle = theirs[0].idle = False  # busy, so that the others take the news
+    mine[2].die("cut")
+    theirs[1].die("cut")
+    assert mine[1].wire
+    assert theirs[2].wire
+    mine[1].die("cut")
+    theirs[2].die("cut")
+    mine[0].idle = theirs[0].idle = True
+    here.settle()
+    there.settle()
+    for _ in range(3):
+        mine[0].deliver(theirs[0])
+        theirs[0].deliver(mine[0])
+    assert bytes(end.lent or b"") == b"12345678"
+    assert here.unsettled_rails == there.unsettled_rails == 0
+
+
+def test_nothing_is_read_of_a_rail_after_its_death() -> None:
+    """The other side repeats what it is not told of; taken twice, it would kill the next rail."""
+    link = a_link(1, (1,), (0,))
+    dying, other = Pipe(link, 0), Pipe(link, 1)
+    end = receive(link, 5, 8)
+    message = pack(Kind.EAGER, 0, 1, 0, 5, payload_bytes=8) + b"12345678"
+    dying.incoming = pack(Kind.LOST, 0, 0) + message
+    trio.run(dying.read_until_dead)
+    assert dying.dead
+    assert dying.arrived == 1
+    assert not end.matched
+    other.incoming = message
+    trio.run(other.read_until_dead)
+    assert bytes(end.lent or b"") == b"12345678"
+
+
+def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
+    """A message that has begun is finished before this side leaves, but only if it gets on."""
+    link = a_link(1, (1,), (0,))
+    rail = Pipe(link, 0)
+    stuck = Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0)
+    clock = MockClock(autojump_threshold=0)
+
+    async def live() -> None:
+        while True:
+            await trio.sleep(1)
+            rail.read_bytes += 17
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(live)
+            link.engine.outgoing.announce(stuck)
+            link.settle()
+            link.engine.outgoing.accepted(0)
+            link.settle()
+            with trio.fail_after(60):
+                await link.leave()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+    assert clock.current_time() < 10
+    assert isinstance(stuck.error, LinkLostError)
+    assert "this side has closed" in str(stuck.error)

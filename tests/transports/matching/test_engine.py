@@ -1,0 +1,205 @@
+"""What an engine makes of messages: the other side may say anything, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from transports.base import LengthMismatchError, LinkLostError, TransportClosedError
+from transports.bounce import BounceBuffers
+from transports.matching import Engine, Limits, ProtocolError, Receive, Send
+from transports.matching import MessageKind as Kind
+
+LIMITS = Limits(eager_bytes=40_000, chunk_bytes=100_000)
+LONG_BYTES = LIMITS.chunk_bytes + 100
+
+Said = list[tuple[int, tuple[int, ...]]]
+
+
+def an_engine(limits: Limits = LIMITS) -> Engine:
+    return Engine("process 1 (ranks 1, 2)", (1, 2), (0,), limits, BounceBuffers())
+
+
+def said(engine: Engine) -> Said:
+    """Take all that it has to say, and forget the chunks."""
+    words: Said = []
+    while (message := engine.outgoing.next_message()) is not None:
+        words.append(message[:2])
+    while engine.outgoing.next_chunk() is not None:
+        pass
+    return words
+
+
+def receive(engine: Engine, tag: int, nbytes: int) -> Receive:
+    end = Receive((1, 0, tag), None, nbytes)
+    engine.receive(end)
+    return end
+
+
+def send(engine: Engine, tag: int, nbytes: int) -> Send:
+    end = Send((0, 1, tag), memoryview(bytes(nbytes)), 0)
+    engine.outgoing.announce(end)
+    return end
+
+
+def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"") -> None:
+    if kind == Kind.CHUNK:
+        number, offset = fields
+        engine.incoming.place(number, offset, len(payload))[:] = payload
+        engine.incoming.filled(number, offset, len(payload))
+    elif kind == Kind.EAGER:
+        engine.incoming.eager(fields, memoryview(payload))
+    else:
+        engine.hear(kind, fields)
+
+
+@pytest.mark.parametrize("places", [None, 1])
+@pytest.mark.parametrize("confirmed", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_said_is_acted_upon_or_refused(seed: int, confirmed: bool, places: int | None) -> None:
+    """Well-formed messages in senseless order, with numbers small enough to hit what is there."""
+    chance = random.Random(seed)
+    limits = Limits(eager_bytes=40_000, chunk_bytes=100_000, budget_bytes=200_000, places=places, confirmed=confirmed)
+    refused = 0
+    for _ in range(40):
+        engine = an_engine(limits)
+        for tag in range(3):
+            send(engine, tag, LONG_BYTES)
+            for nbytes in (0, 8, LONG_BYTES):
+                receive(engine, tag, nbytes)
+        for _ in range(60):
+            kind = chance.choice(list(Kind))
+            fields = {
+                Kind.EAGER: [chance.randrange(8), chance.choice((1, 2, 2, 9)), 0, chance.randrange(4)],
+                Kind.OFFER: [chance.randrange(8), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES],
+                Kind.REFUSE: [chance.randrange(4), 5],
+                Kind.CHUNK: [chance.randrange(8), chance.choice((0, limits.chunk_bytes, 7))],
+            }.get(kind, [chance.randrange(8)])
+            sizes = {Kind.EAGER: (0, 8, 30_000), Kind.CHUNK: (0, 8, 100, limits.chunk_bytes)}.get(kind, (0,))
+            try:
+                hear(engine, kind, fields, bytes(chance.choice(sizes)))
+            except ProtocolError:
+                refused += 1
+            said(engine)
+            assert engine.incoming.held_bytes <= limits.budget_bytes
+            assert 0 <= engine.outgoing.credit_bytes <= limits.budget_bytes
+            assert places is None or len(engine.incoming.filling) <= places
+    assert refused > 500
+
+
+def test_announcements_are_matched_in_the_order_of_their_numbers() -> None:
+    engine = an_engine()
+    ends = [receive(engine, 5, 8) for _ in range(3)]
+    for number in (2, 1, 0):
+        assert [end.matched for end in ends] == [False] * 3
+        hear(engine, Kind.EAGER, [number, 1, 0, 5], number.to_bytes(8, "little"))
+    assert [bytes(end.lent or b"") for end in ends] == [i.to_bytes(8, "little") for i in range(3)]
+
+
+def test_a_refused_offer_tells_both_lengths_at_both_ends() -> None:
+    engine = an_engine()
+    wanted = receive(engine, 5, 8)
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, 10**6])
+    assert said(engine) == [(Kind.REFUSE, (0, 8))]
+    offered = send(engine, 5, 10**6)
+    assert said(engine) == [(Kind.OFFER, (0, 0, 1, 5, 10**6))]
+    hear(engine, Kind.REFUSE, [0, 8])
+    for end in (wanted, offered):
+        assert isinstance(end.error, LengthMismatchError)
+        assert (end.error.sent_bytes, end.error.expected_bytes) == (10**6, 8)
+
+
+def test_a_withdrawn_offer_makes_way_for_the_next() -> None:
+    engine = an_engine()
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.EAGER, [1, 1, 0, 5], b"12345678")
+    hear(engine, Kind.WITHDRAW, [0])
+    assert said(engine) == [(Kind.WITHDRAWN, (0,))]
+    (arrival,) = engine.incoming.arrived[1, 0, 5]
+    assert arrival.payload == b"12345678"
+
+
+def test_a_withdrawal_after_the_match_is_not_answered() -> None:
+    engine = an_engine()
+    receive(engine, 5, LONG_BYTES)
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.WITHDRAW, [0])
+    assert said(engine) == [(Kind.ACCEPT, (0,))]
+
+
+def test_a_cancelled_send_asks_once_and_ends_when_it_is_answered() -> None:
+    engine = an_engine()
+    end = send(engine, 5, LONG_BYTES)
+    said(engine)
+    assert not engine.withdraw(end)
+    assert not engine.withdraw(end)
+    assert said(engine) == [(Kind.WITHDRAW, (0,))]
+    hear(engine, Kind.WITHDRAWN, [0])
+    assert (end.ended, end.withdrawn, end.error) == (True, True, None)
+    assert engine.quiet
+
+
+def test_a_send_that_has_not_been_announced_is_withdrawn_without_a_word() -> None:
+    engine = an_engine()
+    end = send(engine, 5, LONG_BYTES)
+    assert engine.withdraw(end)
+    assert end.withdrawn
+    assert said(engine) == []
+
+
+def test_places_are_taken_in_the_order_of_the_matches() -> None:
+    engine = an_engine(Limits(eager_bytes=0, chunk_bytes=LONG_BYTES, places=1))
+    ends = [receive(engine, tag, 8) for tag in range(3)]
+    for tag in range(3):
+        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8])
+    for tag in range(3):
+        assert said(engine) == [*([(Kind.TAKEN, (tag - 1,))] if tag else []), (Kind.ACCEPT, (tag,))]
+        hear(engine, Kind.CHUNK, [tag, 0], tag.to_bytes(8, "little"))
+    assert [bytes((end.lent or b"")[:8]) for end in ends] == [tag.to_bytes(8, "little") for tag in range(3)]
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_whoever_closes_says_which_offers_come_to_nothing(accepted: bool) -> None:
+    """Else both sides could wait for each other's bytes until they lose patience."""
+    here, there = an_engine(), Engine("process 0 (rank 0)", (0,), (1, 2), LIMITS, BounceBuffers())
+    offered = send(here, 5, LONG_BYTES)
+    wanted = Receive((0, 1, 5), None, LONG_BYTES)
+    for kind, fields in said(here):
+        hear(there, kind, fields)
+    if accepted:
+        there.receive(wanted)
+    here.close()
+    assert isinstance(offered.error, TransportClosedError)
+    for kind, fields in said(here):
+        hear(there, kind, fields)
+    for kind, fields in said(there):
+        hear(here, kind, fields)
+    if not accepted:
+        there.receive(wanted)
+        assert not wanted.ended
+        there.end("process 0 (rank 0) has left", keep_arrived=True)
+    assert isinstance(wanted.error, LinkLostError)
+    assert "process 0 (rank 0) has left" in str(wanted.error)
+    assert here.quiet
+    assert there.quiet
+
+
+def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
+    engine, woken = an_engine(), []
+
+    def wake() -> None:
+        woken.append(len(engine.incoming.arrived))
+
+    engine.incoming.watch((1, 0, 5), wake)
+    receive(engine, 5, 8)
+    hear(engine, Kind.EAGER, [0, 1, 0, 5], b"12345678")
+    hear(engine, Kind.EAGER, [1, 1, 0, 6], b"12345678")
+    assert woken == []
+    hear(engine, Kind.OFFER, [2, 1, 0, 5, LONG_BYTES])
+    assert woken == [2]
+    engine.incoming.unwatch((1, 0, 5), wake)
+    hear(engine, Kind.EAGER, [3, 1, 0, 5], b"")
+    engine.close()
+    assert woken == [2]

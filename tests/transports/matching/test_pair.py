@@ -1,0 +1,156 @@
+"""Two engines that talk to each other over wires that deliver in any order, against a model of two lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transports.base import LengthMismatchError
+from transports.bounce import BounceBuffers
+from transports.matching import Engine, Limits, MessageKind, Receive, Send
+
+SIZES = (0, 3, 4, 9, 25)  # eager, eager, eager at most, three chunks, seven
+
+
+@dataclass
+class Side:
+    """One process: its engine, what is on its way to it, what it wants."""
+
+    engine: Engine
+    coming: list[tuple[int, tuple[int, ...], bytes]] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
+    receives: list[Receive] = field(default_factory=list)
+    outs: list[bytearray] = field(default_factory=list)
+
+
+class Pair:
+    """Rank 0 and rank 1. What is put on a wire may be delivered before what was put there earlier."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.sides = [
+            Side(Engine(f"process {1 - rank}", [1 - rank], [rank], limits, BounceBuffers())) for rank in (0, 1)
+        ]
+
+    def send(self, rank: int, tag: int, nbytes: int, priority: int) -> None:
+        side = self.sides[rank]
+        side.texts.append(bytes([len(side.sends) % 256] * nbytes))
+        send = Send((rank, 1 - rank, tag), memoryview(side.texts[-1]), priority)
+        side.sends.append(send)
+        side.engine.outgoing.announce(send)
+
+    def receive(self, rank: int, tag: int, nbytes: int, lend: int) -> None:
+        side = self.sides[rank]
+        side.outs.append(bytearray(nbytes))
+        view = None if lend else memoryview(side.outs[-1])
+        side.receives.append(Receive((1 - rank, rank, tag), view, nbytes))
+        side.engine.receive(side.receives[-1])
+
+    def withdraw(self, rank: int, which: int) -> None:
+        side = self.sides[rank]
+        waiting: list[Send | Receive] = [end for end in (*side.sends, *side.receives) if not end.ended]
+        if waiting:
+            side.engine.withdraw(waiting[which % len(waiting)])
+
+    def transmit(self, rank: int, count: int = 1) -> None:
+        """Put messages on the wire, and a chunk if there is none."""
+        side, other = self.sides[rank], self.sides[1 - rank]
+        for _ in range(count):
+            message = side.engine.outgoing.next_message()
+            if message is not None:
+                kind, fields, payload = message
+                other.coming.append((kind, fields, bytes(payload or b"")))
+            elif (chunk := side.engine.outgoing.next_chunk()) is not None:
+                other.coming.append((MessageKind.CHUNK, (chunk.send.number, chunk.offset), bytes(chunk.view)))
+                if not self.limits.confirmed and chunk.send.next_offset >= chunk.send.nbytes:
+                    side.engine.outgoing.departed(chunk.send)
+
+    def deliver(self, rank: int, which: int) -> None:
+        side = self.sides[rank]
+        if not side.coming:
+            return
+        kind, fields, payload = side.coming.pop(which % len(side.coming))
+        if kind == MessageKind.EAGER:
+            side.engine.incoming.eager(fields, memoryview(payload))
+        elif kind == MessageKind.CHUNK:
+            side.engine.incoming.place(*fields, len(payload))[:] = payload
+            side.engine.incoming.filled(*fields, len(payload))
+        else:
+            side.engine.hear(kind, fields)
+
+    def drain(self) -> None:
+        """Let everything arrive."""
+        while any(side.engine.outgoing.due or side.coming for side in self.sides):
+            for rank in (0, 1):
+                self.transmit(rank)
+                self.deliver(rank, 0)
+
+    def check(self) -> None:
+        """What holds at every instant."""
+        for side in self.sides:
+            assert 0 <= side.engine.outgoing.credit_bytes <= self.limits.budget_bytes
+            assert side.engine.incoming.held_bytes <= self.limits.budget_bytes
+            if self.limits.places is not None:
+                assert len(side.engine.incoming.filling) <= self.limits.places
+
+
+def check_end(pair: Pair) -> None:
+    """The k-th send of a lane that was not withdrawn has met the k-th receive that was not, and nothing else has."""
+    for rank in (0, 1):
+        there, here = pair.sides[rank], pair.sides[1 - rank]
+        for tag in (0, 1):
+            sends = [i for i, s in enumerate(there.sends) if s.lane[2] == tag and not s.withdrawn]
+            receives = [i for i, r in enumerate(here.receives) if r.lane[2] == tag and not r.withdrawn]
+            for i, k in zip(sends, receives, strict=False):
+                check_met(pair, there.sends[i], there.texts[i], here.receives[k], here.outs[k])
+            for i in sends[len(receives) :]:
+                assert not there.sends[i].ended or there.sends[i].nbytes <= pair.limits.eager_bytes
+                assert there.sends[i].error is None
+            assert not any(here.receives[k].ended for k in receives[len(sends) :])
+
+
+def check_met(pair: Pair, send: Send, text: bytes, receive: Receive, out: bytearray) -> None:
+    assert send.ended
+    assert receive.ended
+    if send.nbytes == receive.nbytes:
+        assert send.error is receive.error is None
+        got = bytes(receive.lent or b"")[: len(text)] if receive.lend else bytes(out)
+        assert got == text
+        return
+    assert isinstance(receive.error, LengthMismatchError)
+    if send.nbytes > pair.limits.eager_bytes:
+        assert isinstance(send.error, LengthMismatchError)
+
+
+RANK, TAG, SIZE = st.integers(0, 1), st.integers(0, 1), st.sampled_from(SIZES)
+STEPS = st.one_of(
+    st.tuples(st.just("send"), RANK, TAG, SIZE, st.integers(-1, 1)),
+    st.tuples(st.just("receive"), RANK, TAG, SIZE, st.integers(0, 1)),
+    st.tuples(st.just("withdraw"), RANK, st.integers(0, 9)),
+    st.tuples(st.just("transmit"), RANK, st.integers(1, 5)),
+    st.tuples(st.just("deliver"), RANK, st.integers(0, 9)),
+    st.tuples(st.just("deliver"), RANK, st.integers(0, 9)),
+)
+
+
+@given(st.lists(STEPS, max_size=60), st.booleans(), st.sampled_from((None, 1)))
+@settings(max_examples=300, deadline=None)
+def test_every_message_meets_its_receive_and_no_other(
+    steps: list[tuple[str, *tuple[int, ...]]], confirmed: bool, places: int | None
+) -> None:
+    agreed = Limits(eager_bytes=4, chunk_bytes=4, budget_bytes=16, overhead_bytes=2, confirmed=confirmed, places=places)
+    pair = Pair(agreed)
+    for name, *arguments in steps:
+        getattr(pair, name)(*arguments)
+        pair.check()
+    pair.drain()
+    check_end(pair)
+    for side in pair.sides:
+        side.engine.close()
+    pair.drain()
+    for side in pair.sides:
+        assert side.engine.quiet
+        assert all(end.ended for end in (*side.sends, *side.receives))

@@ -1,0 +1,75 @@
+"""What leaves for one other process, as frames: what its matching engine says, and what dead rails have lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, pack
+from transports.matching import Chunk, Limits
+from transports.matching.ends import Stage
+from transports.matching.outgoing import Outgoing
+
+__all__ = ["LIMITS", "Departures", "Entry"]
+
+#: What both sides of a connection have agreed on, by the version of the handshake.
+LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
+
+#: What a rail keeps until it has arrived: a small frame, a chunk by reference, None for what need not be repeated.
+Entry: TypeAlias = "bytes | Chunk | None"
+
+
+class Departures:
+    """Everything that may leave on whichever rail has room; what has to be repeated comes first."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self._outgoing = outgoing
+        self._frames: deque[bytes] = deque()
+        self._chunks: deque[Chunk] = deque()
+
+    @property
+    def due(self) -> bool:
+        """Whether anything could leave now."""
+        return bool(self._frames or self._chunks or self._outgoing.due)
+
+    def next_frame(self) -> bytes | None:
+        """Return the next small frame, if one is due."""
+        if self._frames:
+            return self._frames.popleft()
+        message = self._outgoing.next_message()
+        if message is None:
+            return None
+        kind, fields, payload = message
+        if payload is None:
+            return pack(kind, *fields)
+        return b"".join((pack(kind, *fields, payload_bytes=payload.nbytes), payload))
+
+    def next_chunk(self) -> Chunk | None:
+        """Return the next chunk, if one is due."""
+        while self._chunks:
+            chunk = self._chunks.popleft()
+            if chunk.send.stage is not Stage.ENDED:
+                return chunk
+        return self._outgoing.next_chunk()
+
+    def add(self, frame: bytes) -> None:
+        """Queue a frame that could not be written at once."""
+        self._frames.append(frame)
+
+    def repeat(self, entries: Iterable[Entry]) -> int:
+        """Queue again what a dead rail has lost; return how many bytes that is."""
+        nbytes = 0
+        for entry in entries:
+            if isinstance(entry, Chunk) and entry.send.stage is not Stage.ENDED:
+                self._chunks.append(entry)
+                nbytes += entry.nbytes
+            elif isinstance(entry, bytes):
+                self._frames.append(entry)
+                nbytes += len(entry)
+        return nbytes
+
+    def clear(self) -> None:
+        """Forget it all."""
+        self._frames.clear()
+        self._chunks.clear()

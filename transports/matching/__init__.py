@@ -1,0 +1,20 @@
+"""Matching: what two processes say to each other about messages, as a state machine without sockets, tasks or time."""
+
+# The map of this room, in the order in which to read it:
+#
+#   protocol   the kinds of messages, the limits, and the error for what breaks the rules
+#   ends       one end of a message: a send or a receive, and how it ended
+#   outgoing   what leaves for the other process, most urgent first, within its credit
+#   incoming   what comes from it, in order, and the receives that wait
+#   engine     both halves: one for every other process
+#
+# A transport tells an engine what its ranks want (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and what
+# has come (`Engine.hear`, `Incoming.eager`, `Incoming.place`, `Incoming.filled`), and asks it what to transmit
+# (`Outgoing.next_message`, `Outgoing.next_chunk`). Nothing waits here. `transports.matched` is the asynchronous shell.
+
+from transports.matching.ends import Lane, Receive, Send
+from transports.matching.engine import Engine
+from transports.matching.outgoing import Chunk
+from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
+
+__all__ = ["Chunk", "Engine", "Lane", "Limits", "Message", "MessageKind", "ProtocolError", "Receive", "Send"]

@@ -1,0 +1,148 @@
+"""One end of a message: its bytes, how far it has come, and how it ended. Whoever waits for the end sets `wake`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TypeAlias
+
+from transports.base import Envelope, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+
+__all__ = ["Lane", "Receive", "Send", "Stage"]
+
+Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
+
+
+class _End:
+    """What sends and receives share.
+
+    Attributes:
+        lane: (src, dst, tag): messages of one lane are received in the order in which they were sent.
+        view: The caller's bytes; None once it has ended, for their owner may resize them from there on.
+        nbytes: Their length.
+        ended: It is over: done, withdrawn, or failed.
+        withdrawn: It was taken back in time, and has never been.
+        error: What it failed with.
+        wake: Called once when it ends.
+    """
+
+    __slots__ = ("ended", "error", "lane", "nbytes", "view", "wake", "withdrawn")
+
+    def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
+        self.lane = lane
+        self.view = view
+        self.nbytes = nbytes
+        self.ended = False
+        self.withdrawn = False
+        self.error: TransportError | None = None
+        self.wake: Callable[[], None] | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        """Who sends how much to whom."""
+        src, dst, tag = self.lane
+        return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
+
+    def end(self) -> None:
+        """Let go of the bytes, and wake whoever waits."""
+        self.ended = True
+        self.view = None
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake()
+
+    def withdraw(self) -> None:
+        """End as if it had never been."""
+        self.withdrawn = True
+        self.end()
+
+    def fail(self, error: TransportError) -> None:
+        """End with an error."""
+        self.error = error
+        self.end()
+
+    def lose(self, reason: str) -> None:
+        """Fail because the other process is gone."""
+        src, dst, tag = self.lane
+        self.fail(LinkLostError(reason, src=src, dst=dst, tag=tag))
+
+    def close(self) -> None:
+        """Fail because this side has closed."""
+        src, dst, tag = self.lane
+        self.fail(TransportClosedError("the transport has been closed", src=src, dst=dst, tag=tag))
+
+    def disagree(self, *, sent_bytes: int, expected_bytes: int) -> None:
+        """Fail because the two ends name different lengths."""
+        src, dst, tag = self.lane
+        self.fail(LengthMismatchError(sent_bytes=sent_bytes, expected_bytes=expected_bytes, src=src, dst=dst, tag=tag))
+
+
+class Stage(Enum):
+    """How far a send has come."""
+
+    WAITING = auto()  #: to be announced
+    OFFERED = auto()  #: for the receiver
+    FLOWING = auto()  #: accepted; from here on it is finished first, whatever is cancelled
+    ENDED = auto()
+
+
+class Send(_End):
+    """A message that leaves. A cancelled one that was offered waits for the receiver to say whether it came in time.
+
+    Attributes:
+        priority: As passed; any integer.
+        stage: How far it has come.
+        number: Of its announcement.
+        next_offset: What lies before has been handed to the wire.
+        cancelled: The caller has given up, and waits to hear if that was in time.
+    """
+
+    __slots__ = ("cancelled", "next_offset", "number", "priority", "stage")
+
+    def __init__(self, lane: Lane, view: memoryview, priority: int) -> None:
+        super().__init__(lane, view, view.nbytes)
+        self.priority = priority
+        self.stage = Stage.WAITING
+        self.number = -1
+        self.next_offset = 0
+        self.cancelled = False
+
+    def end(self) -> None:
+        """Let go of the bytes, and wake whoever waits."""
+        self.stage = Stage.ENDED
+        super().end()
+
+    def lose(self, reason: str) -> None:
+        """Fail because the other process is gone; a cancellation that was waiting to hear of it was in time."""
+        if self.cancelled and self.stage is Stage.OFFERED:
+            self.withdraw()
+        else:
+            super().lose(reason)
+
+
+class Receive(_End):
+    """A message that is wanted.
+
+    Attributes:
+        lend: The caller takes whatever memory the message is in.
+        lent: That memory, at the end.
+        matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
+        missing_bytes: What has not arrived yet.
+        seen: Offsets of the chunks that have arrived.
+    """
+
+    __slots__ = ("lend", "lent", "matched", "missing_bytes", "seen")
+
+    def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
+        super().__init__(lane, view, nbytes)
+        self.lend = view is None
+        self.lent: memoryview | None = None
+        self.matched = False
+        self.missing_bytes = nbytes
+        self.seen: set[int] = set()
+
+    def finish(self, lent: memoryview | None) -> None:
+        """End with the message in its place."""
+        self.matched = True
+        self.lent = lent
+        self.end()

@@ -1,0 +1,320 @@
+"""What comes from one other process, and the receives that wait for it.
+
+Announcements may overtake each other on the way; they are put in the order of their numbers before they are matched, so
+that messages of a lane meet receives in the order of the calls on both sides.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+from transports.bounce import BounceBuffers
+from transports.matching.ends import Lane, Receive
+from transports.matching.protocol import WAITING_LIMIT, Limits, MessageKind, ProtocolError
+
+__all__ = ["Arrival", "Incoming"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A message that has arrived before its receive: its bytes, or (None) an offer of them."""
+
+    number: int
+    nbytes: int
+    payload: bytes | None
+
+
+class Incoming:
+    """Arrivals, receives, and what is being filled.
+
+    Args:
+        srcs: Ranks of the other process.
+        dsts: Ranks of this process.
+        limits: What both have agreed on.
+        memory: For messages that are lent.
+        answer: Says something to the other process.
+
+    Attributes:
+        arrived: What no receive has met, by lane. No entry is empty.
+        posted: Receives that nothing has met, by lane. No entry is empty.
+        filling: Receives whose bytes are on the way, by number.
+    """
+
+    def __init__(
+        self,
+        srcs: Iterable[int],
+        dsts: Iterable[int],
+        limits: Limits,
+        memory: BounceBuffers,
+        answer: Callable[..., None],
+    ) -> None:
+        self.arrived: dict[Lane, deque[Arrival]] = {}
+        self.posted: dict[Lane, deque[Receive]] = {}
+        self.filling: dict[int, Receive] = {}
+        self._srcs = frozenset(srcs)
+        self._dsts = frozenset(dsts)
+        self._limits = limits
+        self._memory = memory
+        self._answer = answer
+        self._line: dict[int, Receive] = {}  # matched, by number, until one of the places is free
+        self._next_number = 0
+        self._early: dict[int, tuple[Lane, int, bytes | None]] = {}
+        self._offers: dict[int, Lane] = {}  # those in `arrived`
+        self._withdrawn: set[int] = set()  # before they were offered
+        self._used_bytes = 0  # of the budget, as the other side sees it
+        self._free_bytes = 0  # of these, what it may be told to use again
+        self._watchers: dict[Lane, list[Callable[[], None]]] = {}
+
+    @property
+    def waiting(self) -> Iterator[Receive]:
+        """Every receive that nothing has met."""
+        return chain.from_iterable(self.posted.values())
+
+    @property
+    def moving(self) -> bool:
+        """Whether a receive has met a message that is not all here."""
+        return bool(self.filling or self._line)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for a message that has not come, or not come whole."""
+        return bool(self.posted or self.filling or self._line or self._watchers)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory the messages take that no receive has met."""
+        return sum(len(arrival.payload or b"") for arrival in chain.from_iterable(self.arrived.values()))
+
+    # -- announcements ------------------------------------------------------------------------------------------------
+
+    def eager(self, fields: Sequence[int], payload: memoryview) -> None:
+        """Take a message with its bytes, which are copied."""
+        self._used_bytes += payload.nbytes + self._limits.overhead_bytes
+        if self._used_bytes > self._limits.budget_bytes:
+            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
+        number, src, dst, tag = fields
+        lane = (src, dst, tag)
+        if number != self._next_number or lane not in self.posted:
+            self._announced(number, lane, payload.nbytes, bytes(payload))
+            return
+        self._next_number += 1  # the short way: its turn has come, and a receive waits
+        self._hand_over(_pop(self.posted, lane), payload)
+        if self._early:
+            self._catch_up()
+
+    def offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
+        """Take the announcement of a long message."""
+        self._announced(number, (src, dst, tag), nbytes, None)
+
+    def withdraw(self, number: int) -> None:
+        """Forget an offer that no receive has met; if one has, the message is finished instead."""
+        if self._forgotten(number):
+            self._answer(MessageKind.WITHDRAWN, number)
+
+    def abandoned(self, number: int) -> Receive | None:
+        """Forget an offer; return the receive that has accepted it, which waits in vain."""
+        if self._forgotten(number):
+            return None
+        receive = self.filling.pop(number, None) or self._line.pop(number, None)
+        self._accept_next()
+        return receive
+
+    def _forgotten(self, number: int) -> bool:
+        """Forget an offer if it waits here; one that is still on its way is forgotten when it comes."""
+        if number >= self._next_number:
+            if number - self._next_number > WAITING_LIMIT:
+                raise ProtocolError(f"offer {number} is withdrawn long before its turn")
+            self._withdrawn.add(number)
+            return False
+        lane = self._offers.pop(number, None)
+        if lane is None:
+            return False
+        queue = self.arrived[lane]
+        queue.remove(next(arrival for arrival in queue if arrival.number == number))
+        if not queue:
+            del self.arrived[lane]
+        return True
+
+    def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
+        if lane[0] not in self._srcs or lane[1] not in self._dsts:
+            raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
+        if number < self._next_number or number in self._early:
+            raise ProtocolError(f"message {number} is announced twice")
+        if len(self._early) + len(self._offers) >= WAITING_LIMIT:
+            raise ProtocolError(f"more than {WAITING_LIMIT} messages wait to be received")
+        self._early[number] = (lane, nbytes, payload)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        while (early := self._early.pop(self._next_number, None)) is not None:
+            lane, nbytes, payload = early
+            arrival = Arrival(number=self._next_number, nbytes=nbytes, payload=payload)
+            self._next_number += 1
+            self._arrive(lane, arrival)
+
+    def _arrive(self, lane: Lane, arrival: Arrival) -> None:
+        if arrival.number in self._withdrawn and arrival.payload is None:
+            self._withdrawn.remove(arrival.number)
+            self._answer(MessageKind.WITHDRAWN, arrival.number)
+        elif lane in self.posted:
+            self._match(_pop(self.posted, lane), arrival)
+        else:
+            self.arrived.setdefault(lane, deque()).append(arrival)
+            if arrival.payload is None:
+                self._offers[arrival.number] = lane
+            for wake in self._watchers.get(lane, ()):
+                wake()
+
+    # -- receives -----------------------------------------------------------------------------------------------------
+
+    def take(self, receive: Receive) -> bool:
+        """Give a receive the oldest message of its lane; False if none has arrived."""
+        lane = receive.lane
+        if lane not in self.arrived:
+            return False
+        arrival = _pop(self.arrived, lane)
+        self._offers.pop(arrival.number, None)
+        self._match(receive, arrival)
+        return True
+
+    def post(self, receive: Receive) -> None:
+        """Queue a receive."""
+        queue = self.posted.get(receive.lane)
+        if queue is None:
+            queue = self.posted[receive.lane] = deque()
+        queue.append(receive)
+
+    def forget(self, receive: Receive) -> bool:
+        """Take a receive back; False if it has met its message."""
+        if receive.matched:
+            return False
+        queue = self.posted[receive.lane]
+        queue.remove(receive)
+        if not queue:
+            del self.posted[receive.lane]
+        receive.withdraw()
+        return True
+
+    def watch(self, lane: Lane, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end."""
+        self._watchers.setdefault(lane, []).append(wake)
+
+    def unwatch(self, lane: Lane, wake: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._watchers[lane].remove(wake)
+        if not self._watchers[lane]:
+            del self._watchers[lane]
+
+    def wake_watchers(self) -> None:
+        """Let everybody who watches look again."""
+        for wake in tuple(chain.from_iterable(self._watchers.values())):
+            wake()
+
+    def _match(self, receive: Receive, arrival: Arrival) -> None:
+        """Bring a receive and an arrival together."""
+        if arrival.payload is not None:
+            self._hand_over(receive, memoryview(arrival.payload))
+        elif arrival.nbytes != receive.nbytes:
+            self._answer(MessageKind.REFUSE, arrival.number, receive.nbytes)
+            receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
+        elif not arrival.nbytes:
+            self._answer(MessageKind.TAKEN, arrival.number)
+            receive.finish(memoryview(b"") if receive.lend else None)
+        else:
+            receive.matched = True
+            self._line[arrival.number] = receive
+            self._accept_next()
+
+    def _accept_next(self) -> None:
+        """Name the places of messages that are next in line, as far as there are places."""
+        places = self._limits.places
+        while self._line and (places is None or len(self.filling) < places):
+            number = next(iter(self._line))
+            receive = self.filling[number] = self._line.pop(number)
+            if receive.lend:
+                receive.view = self._memory.take(receive.nbytes)
+            self._answer(MessageKind.ACCEPT, number)
+
+    def _hand_over(self, receive: Receive, payload: memoryview) -> None:
+        self._free(payload.nbytes)
+        if payload.nbytes != receive.nbytes:
+            receive.disagree(sent_bytes=payload.nbytes, expected_bytes=receive.nbytes)
+        elif receive.view is None:
+            receive.finish(payload if type(payload.obj) is bytes else memoryview(bytes(payload)))
+        else:
+            receive.view[:] = payload
+            receive.finish(None)
+
+    def _free(self, nbytes: int) -> None:
+        self._free_bytes += nbytes + self._limits.overhead_bytes
+        if self._free_bytes >= self._limits.budget_bytes // 4:
+            self._used_bytes -= self._free_bytes
+            self._answer(MessageKind.CREDIT, self._free_bytes)
+            self._free_bytes = 0
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return where a chunk belongs.
+
+        Raises:
+            ProtocolError: It belongs nowhere, or is there already.
+        """
+        receive = self.filling.get(number)
+        if receive is None or receive.view is None:
+            raise ProtocolError(f"a chunk of message {number}, which nobody has accepted")
+        chunk_bytes = self._limits.chunk_bytes
+        if offset % chunk_bytes or nbytes != min(chunk_bytes, receive.nbytes - offset) or offset in receive.seen:
+            raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or had it already")
+        return receive.view[offset : offset + nbytes]
+
+    def filled(self, number: int, offset: int, nbytes: int) -> None:
+        """Note that a chunk is in its place."""
+        receive = self.filling.get(number)
+        if receive is None or offset in receive.seen:
+            raise ProtocolError(f"the chunk of message {number} at {offset} has come twice")
+        receive.seen.add(offset)
+        receive.missing_bytes -= nbytes
+        if not receive.missing_bytes:
+            del self.filling[number]
+            if self._limits.confirmed:
+                self._answer(MessageKind.TAKEN, number)
+            receive.finish(receive.view if receive.lend else None)
+            self._accept_next()
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def give_up_waiting(self) -> list[Receive]:
+        """Forget the receives that nothing has met, and return them."""
+        left = list(self.waiting)
+        self.posted.clear()
+        return left
+
+    def clear(self, *, keep_arrived: bool, keep_moving: bool) -> list[Receive]:
+        """Forget everything, except whole messages or what is under way; return the receives that had not ended."""
+        left = [*self.waiting, *self._line.values()]
+        self.posted.clear()
+        self._line.clear()
+        if not keep_moving:
+            left += self.filling.values()
+            self.filling.clear()
+        self._early.clear()
+        self._offers.clear()
+        self._withdrawn.clear()
+        whole = {lane: deque(a for a in queue if a.payload is not None) for lane, queue in self.arrived.items()}
+        self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
+        return left
+
+
+def _pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
+    queue = queues[lane]
+    one = queue.popleft()
+    if not queue:
+        del queues[lane]
+    return one

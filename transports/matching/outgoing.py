@@ -1,0 +1,244 @@
+"""What leaves for one other process: who may go next, whenever the wire has room.
+
+Order of leaving: what answers the other side, then announcements, then chunks; each of these the most urgent first. So
+small messages pass long ones at every chunk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from transports.matching.ends import Lane, Send, Stage
+from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
+
+__all__ = ["Chunk", "Outgoing"]
+
+
+class Chunk(NamedTuple):
+    """A piece of a long message, still in its sender's memory."""
+
+    send: Send
+    offset: int
+    nbytes: int
+
+    @property
+    def view(self) -> memoryview:
+        """Its bytes; only while the send has not ended."""
+        assert self.send.view is not None, "a flowing message keeps its bytes"
+        return self.send.view[self.offset : self.offset + self.nbytes]
+
+
+class Outgoing:
+    """Everything that this process still has to say to another one.
+
+    Attributes:
+        sends: Messages that were offered and have not ended, by number.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.sends: dict[int, Send] = {}
+        self._limits = limits
+        self._answers: deque[Message] = deque()
+        self._announcing: list[tuple[int, int, Send]] = []  # heap of (urgency, serial, send)
+        self._in_lane: dict[Lane, tuple[int, int]] = {}  # how many are announcing, and the urgency of the last
+        self._flowing: list[tuple[int, int, Send]] = []  # heap of (priority, number, send)
+        self._serial = count()
+        self._next_number = 0
+        self._given_up: set[int] = set()  # offers of this side, which has closed since
+        self._credit_bytes = limits.budget_bytes
+
+    # -- what this process wants --------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> Iterator[Send]:
+        """Every message that nobody has accepted yet."""
+        yield from (send for _, _, send in self._announcing if send.stage is Stage.WAITING)
+        yield from (send for send in self.sends.values() if send.stage is Stage.OFFERED)
+
+    @property
+    def credit_bytes(self) -> int:
+        """How much eager data may still leave."""
+        return self._credit_bytes
+
+    def eager(self, view: memoryview) -> int | None:
+        """Return the number of a message that leaves at once, before all that waits; None if it must queue.
+
+        The caller transmits it, as an EAGER message, before anything else.
+        """
+        nbytes = view.nbytes + self._limits.overhead_bytes
+        if view.nbytes > self._limits.eager_bytes or self._announcing or self._credit_bytes < nbytes:
+            return None
+        self._credit_bytes -= nbytes
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def announce(self, send: Send) -> None:
+        """Queue a message. One of the same lane that is queued already stays before it, however urgent this one is."""
+        queued, urgency = self._in_lane.get(send.lane, (0, send.priority))
+        urgency = max(urgency, send.priority)
+        self._in_lane[send.lane] = (queued + 1, urgency)
+        heappush(self._announcing, (urgency, next(self._serial), send))
+
+    def withdraw(self, send: Send) -> bool:
+        """Take a message back; False if it cannot be, or the receiver has to be asked first."""
+        if send.stage is Stage.WAITING:
+            send.withdraw()
+            return True
+        if send.stage is Stage.OFFERED and not send.cancelled:
+            send.cancelled = True
+            self.answer(MessageKind.WITHDRAW, send.number)
+        return False
+
+    def answer(self, kind: MessageKind, *fields: int) -> None:
+        """Queue a message without payload, before all others."""
+        self._answers.append((kind, fields, None))
+
+    # -- what to transmit ---------------------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether anything could leave now."""
+        return bool(self._answers or self._announcing or self._flowing)
+
+    def next_message(self) -> Message | None:
+        """Return what to say next, if anything but chunks is due.
+
+        A payload is its sender's memory, which may change as soon as other tasks run: transmit or copy it before.
+        """
+        if self._answers:
+            return self._answers.popleft()
+        while self._announcing:
+            _, _, send = heappop(self._announcing)
+            self._left_lane(send.lane)
+            if send.stage is Stage.WAITING:
+                return self._announcement(send)
+        return None
+
+    def _left_lane(self, lane: Lane) -> None:
+        queued, urgency = self._in_lane.pop(lane)
+        if queued > 1:
+            self._in_lane[lane] = (queued - 1, urgency)
+
+    def _announcement(self, send: Send) -> Message:
+        number, nbytes = self._next_number, send.nbytes
+        self._next_number += 1
+        cost_bytes = nbytes + self._limits.overhead_bytes
+        if nbytes <= self._limits.eager_bytes and self._credit_bytes >= cost_bytes:
+            self._credit_bytes -= cost_bytes
+            view = send.view
+            send.end()
+            return MessageKind.EAGER, (number, *send.lane), view
+        send.number, send.stage = number, Stage.OFFERED
+        self.sends[number] = send
+        return MessageKind.OFFER, (number, *send.lane, nbytes), None
+
+    def next_chunk(self) -> Chunk | None:
+        """Return the next piece of the most urgent message that has been accepted."""
+        while self._flowing:
+            send = self._flowing[0][2]
+            if send.stage is Stage.FLOWING:
+                break
+            heappop(self._flowing)
+        else:
+            return None
+        offset = send.next_offset
+        send.next_offset += self._limits.chunk_bytes
+        if send.next_offset >= send.nbytes:
+            heappop(self._flowing)
+        return Chunk(send, offset, min(self._limits.chunk_bytes, send.nbytes - offset))
+
+    def departed(self, send: Send) -> None:
+        """Note that all of a message has left; where that is not confirmed by the receiver."""
+        if self.sends.pop(send.number, None) is not None:
+            send.end()
+
+    # -- what the other process says ----------------------------------------------------------------------------------
+
+    def accepted(self, number: int) -> None:
+        """The receiver has named the place: let the message flow."""
+        send = self._offered(number)
+        if send is None:
+            return
+        if not send.nbytes:
+            raise ProtocolError(f"message {number} is empty; it is taken, not accepted")
+        send.stage = Stage.FLOWING
+        heappush(self._flowing, (send.priority, number, send))
+
+    def refused(self, number: int, expected_bytes: int) -> None:
+        """The receiver wanted another length."""
+        send = self._offered(number)
+        if send is not None:
+            del self.sends[number]
+            send.disagree(sent_bytes=send.nbytes, expected_bytes=expected_bytes)
+
+    def withdrawn(self, number: int) -> None:
+        """The receiver has forgotten the offer, as was asked."""
+        send = self._offered(number)
+        if send is None:
+            return
+        if not send.cancelled:
+            raise ProtocolError(f"offer {number} was withdrawn, which nobody had asked for")
+        del self.sends[number]
+        send.withdraw()
+
+    def taken(self, number: int) -> None:
+        """All of a message has arrived."""
+        if number in self._given_up:
+            self._given_up.remove(number)
+            return
+        send = self.sends.get(number)
+        if send is None or send.stage is not (Stage.FLOWING if send.nbytes else Stage.OFFERED):
+            raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
+        if send.nbytes and (send.next_offset < send.nbytes or not self._limits.confirmed):
+            raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
+        del self.sends[number]
+        send.end()
+
+    def credited(self, nbytes: int) -> None:
+        """Eager data has been received."""
+        if self._credit_bytes + nbytes > self._limits.budget_bytes:
+            raise ProtocolError(f"a credit of {nbytes} bytes is more than was ever used")
+        self._credit_bytes += nbytes
+
+    def _offered(self, number: int) -> Send | None:
+        """Return the send that an answer is for; None if this side has closed meanwhile."""
+        if number in self._given_up:
+            self._given_up.remove(number)
+            return None
+        send = self.sends.get(number)
+        if send is None or send.stage is not Stage.OFFERED:
+            raise ProtocolError(f"an answer to offer {number}, which is not waiting for one")
+        return send
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def give_up_waiting(self) -> list[Send]:
+        """Forget what nobody has accepted yet, tell the other side of it, and return it."""
+        left = list(self.waiting)
+        self._announcing.clear()
+        self._in_lane.clear()
+        for send in left:
+            if self.sends.pop(send.number, None) is not None:
+                self._given_up.add(send.number)
+                self.answer(MessageKind.ABANDON, send.number)
+        return left
+
+    def clear(self, *, keep_moving: bool) -> list[Send]:
+        """Forget everything, or everything but what has been accepted; return the messages that had not ended."""
+        left = [send for send in (*self.waiting, *self.sends.values()) if not (keep_moving and _moves(send))]
+        self.sends = {number: send for number, send in self.sends.items() if keep_moving and _moves(send)}
+        self._announcing.clear()
+        self._in_lane.clear()
+        self._answers.clear()
+        if not keep_moving:
+            self._flowing.clear()
+        return list(dict.fromkeys(left))
+
+
+def _moves(send: Send) -> bool:
+    return send.stage is Stage.FLOWING

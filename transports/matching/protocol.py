@@ -1,0 +1,63 @@
+"""What two processes say to each other about messages: the words, without their form on a wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+__all__ = ["WAITING_LIMIT", "Limits", "Message", "MessageKind", "ProtocolError"]
+
+#: Offers that may wait here, and announcements that may be early. A program with a million sends under way has other
+#: worries; a process that goes on for ever has lost its mind.
+WAITING_LIMIT = 1 << 20
+
+
+class MessageKind(IntEnum):
+    """What is said, and which unsigned integers belong to it.
+
+    Announcements (`EAGER`, `OFFER`) are numbered by the sending process, because they may overtake each other on the
+    way. Everything else names an offer by its number.
+    """
+
+    EAGER = 0  #: number, src, dst, tag; the payload is the message
+    OFFER = 1  #: number, src, dst, tag, nbytes: a long message waits to be accepted ("request to send")
+    ACCEPT = 2  #: number: the place for it is known ("clear to send")
+    REFUSE = 3  #: number, expected_bytes: the receiver wanted another length
+    CHUNK = 4  #: number, offset; the payload belongs there
+    TAKEN = 5  #: number: all of it has arrived
+    WITHDRAW = 6  #: number: the sender was cancelled
+    WITHDRAWN = 7  #: number: in time, nobody had accepted it
+    CREDIT = 8  #: nbytes: so much eager data has been received by ranks and may be followed by more
+    ABANDON = 9  #: number: the sender has closed; whoever has accepted the offer waits in vain
+
+
+#: MessageKind, fields, payload (EAGER only). A plain tuple: one is made for every small message that queues.
+Message: TypeAlias = "tuple[MessageKind, tuple[int, ...], memoryview | None]"
+
+
+class ProtocolError(ValueError):
+    """The other process says what it may not, or not now. Nothing after that can be understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What both processes have agreed on.
+
+    Attributes:
+        eager_bytes: Messages up to this length travel at once, longer ones when the receiver has named their place.
+        chunk_bytes: Longer ones are cut in pieces of this length.
+        budget_bytes: Eager data that one process may have lying unreceived at the other, before it must ask for each
+            further message.
+        overhead_bytes: What one waiting message costs beyond its bytes, so that empty ones are not free either.
+        places: How many long messages may be under way to one process at once; None: any number.
+        confirmed: A long message has been sent when the receiver has said that all of it is there. Otherwise the
+            transport says when it has left, see `Outgoing.departed`.
+    """
+
+    eager_bytes: int
+    chunk_bytes: int
+    budget_bytes: int = 16 << 20
+    overhead_bytes: int = 256
+    places: int | None = None
+    confirmed: bool = True

@@ -1,0 +1,252 @@
+"""The link to another process, or to this one itself: what its engine says becomes headers and pieces on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from transports.base import LinkLostError
+from transports.bounce import BounceBuffers
+from transports.matched import Link
+from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
+from transports.mpi.header import HEADER_BYTES, Header, HeaderError, Kind, header_of, read
+from transports.mpi.wire import CHUNK_BYTES, EAGER_BYTES, SLOTS, Wire
+
+__all__ = ["CREDIT_BYTES", "MpiLink", "limits"]
+
+#: What one process may have sent eagerly to another, and that has not been consumed, at most.
+CREDIT_BYTES = 16 << 20
+
+#: The same for all senders to one process together, as far as each keeps enough for a few messages.
+TOTAL_CREDIT_BYTES = 256 << 20
+
+#: What an eager message costs beside its payload: its header here and its place in the receiver's memory.
+OVERHEAD_BYTES = HEADER_BYTES + 208
+
+#: Pieces under way at once, to one process or of one receive: enough to keep the wire full while a finished one is
+#: noticed, few enough for a more urgent message to get its turn soon.
+WINDOW = 4
+
+
+def limits(members: int, *, credit_bytes: int = CREDIT_BYTES, chunk_bytes: int = CHUNK_BYTES) -> Limits:
+    """Return what so many processes agree on."""
+    return Limits(
+        eager_bytes=EAGER_BYTES,
+        chunk_bytes=chunk_bytes,
+        budget_bytes=max(4 * EAGER_BYTES, min(credit_bytes, TOTAL_CREDIT_BYTES // members)),
+        overhead_bytes=OVERHEAD_BYTES,
+        places=SLOTS,
+        confirmed=False,  # MPI says when a piece has left
+    )
+
+
+class MpiLink(Link):
+    """One of the processes of the communicator.
+
+    Args:
+        member: Its index.
+        ranks: Its ranks.
+        local: The ranks of this process.
+        agreed: The limits.
+        memory: For messages that are lent.
+        wire: How headers and bytes travel.
+        stir: Called whenever something is sent or waited for, so that what comes is looked for more often.
+        failed: Called when the wire fails.
+
+    Attributes:
+        said_bye: It has been told that nothing more will come.
+        lost: It went without a goodbye, and gets none.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        ranks: Sequence[int],
+        local: Sequence[int],
+        agreed: Limits,
+        memory: BounceBuffers,
+        *,
+        wire: Wire,
+        look: Callable[[], None] = lambda: None,
+        stir: Callable[[], None] = lambda: None,
+        failed: Callable[[LinkLostError], None],
+    ) -> None:
+        super().__init__(member, ranks, local, agreed, memory)
+        self.said_bye = False
+        self.lost = False
+        self._chunk_bytes = agreed.chunk_bytes
+        self._wire = wire
+        self._look, self._stir, self._failed = look, stir, failed
+        self._slots = list(range(SLOTS))  # free ones, for what it sends
+        self._landing: dict[int, _Landing] = {}  # by number of the announcement
+        self._their_slots: dict[int, int] = {}  # for what it is sent, by number of the announcement
+        self._left_bytes: dict[int, int] = {}  # of what it is being sent, the same
+        self._flying = 0
+
+    # -- what leaves --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Transmit what is due, as far as the window allows."""
+        try:
+            self._say_all()
+            self._send_chunks()
+        except LinkLostError as error:
+            self._failed(error)
+        self._stir()
+
+    def send_now(self, lane: Lane, view: memoryview) -> bool:
+        """Send a small message inside its header, if its receiver has room for it."""
+        number = self.engine.outgoing.eager(view)
+        if number is None and view.nbytes <= EAGER_BYTES:
+            self.look()  # credit may have come
+            self.engine.check(lane)
+            number = self.engine.outgoing.eager(view)
+        if number is None:
+            return False
+        try:
+            self._say(MessageKind.EAGER, (number, *lane), view)
+        except LinkLostError as error:
+            self._failed(error)
+            self.engine.check(lane)
+        return True
+
+    def look(self) -> None:
+        """Take in what has come, and look more often from now on."""
+        self._look()
+        self._stir()
+
+    def say_bye(self) -> None:
+        """Say that nothing more will come, unless the process is lost."""
+        if self.said_bye or self.lost:
+            return
+        self.said_bye = True
+        try:
+            self._wire.tell(self.member, Header(Kind.BYE).pack())
+        except LinkLostError as error:
+            self._failed(error)
+
+    def _say_all(self) -> None:
+        while (message := self.engine.outgoing.next_message()) is not None:
+            if self.engine.gone is None and not self.said_bye:
+                self._say(*message)
+
+    def _say(self, kind: MessageKind, fields: tuple[int, ...], payload: memoryview | None) -> None:
+        slot = self._prepare(fields[0]) if kind == MessageKind.ACCEPT else 0
+        nbytes = 0 if payload is None else payload.nbytes
+        header = header_of(kind, fields, slot=slot, payload_bytes=nbytes)
+        self._wire.tell(self.member, header.pack(b"" if payload is None else payload))
+
+    def _send_chunks(self) -> None:
+        while self._flying < WINDOW and (chunk := self.engine.outgoing.next_chunk()) is not None:
+            number = chunk.send.number
+            self._flying += 1
+            self._left_bytes.setdefault(number, chunk.send.nbytes)
+            self._wire.send(self.member, self._their_slots[number], chunk.view, partial(self._chunk_left, chunk))
+
+    def _chunk_left(self, chunk: Chunk) -> None:
+        number = chunk.send.number
+        self._flying -= 1
+        self._left_bytes[number] -= chunk.nbytes
+        if not self._left_bytes[number]:
+            del self._left_bytes[number], self._their_slots[number]
+            self.engine.outgoing.departed(chunk.send)
+        self.settle()
+
+    # -- what comes ---------------------------------------------------------------------------------------------------
+
+    def heard(self, message: memoryview) -> None:
+        """Act on a header. Whoever does not keep to the protocol is lost."""
+        if self.engine.gone is not None:
+            return
+        try:
+            header, payload = read(message)
+            self._act(header, payload)
+        except ProtocolError as error:
+            self.lost = True
+            self._take_back_all()
+            self.engine.end(f"{self.name} does not keep to the protocol: {error}")
+        self.settle()
+
+    def _act(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.EAGER:
+            self.engine.incoming.eager(header.fields, payload)
+        elif header.kind is Kind.BYE:
+            self.engine.end(f"{self.name} has left", keep_arrived=True, keep_moving=True)
+        else:
+            if header.kind is Kind.ACCEPT:
+                self._note_slot(header)
+            elif header.kind is Kind.ABANDON:
+                self._take_back(header.number)
+            self.engine.hear(header.kind, header.fields)
+
+    def _note_slot(self, header: Header) -> None:
+        if header.slot >= SLOTS:
+            raise HeaderError(f"ACCEPT names slot {header.slot} of {SLOTS}")
+        if header.number in self.engine.outgoing.sends:
+            self._their_slots.setdefault(header.number, header.slot)
+
+    def _prepare(self, number: int) -> int:
+        """Post receives for the pieces of a message that is about to be accepted; return their slot."""
+        slot = self._slots.pop()
+        receive = self.engine.incoming.filling[number]
+        landing = self._landing[number] = _Landing(slot, receive.nbytes)
+        self._post(number, landing)
+        return slot
+
+    def _post(self, number: int, landing: _Landing) -> None:
+        while landing.begun_bytes < landing.nbytes and len(landing.take_back) < WINDOW:
+            offset = landing.begun_bytes
+            nbytes = min(self._chunk_bytes, landing.nbytes - offset)
+            landing.begun_bytes += nbytes
+            piece = self.engine.incoming.place(number, offset, nbytes)
+            done = partial(self._landed, number, offset, nbytes)
+            landing.take_back.append(self._wire.receive(self.member, landing.slot, piece, done))
+
+    def _landed(self, number: int, offset: int, nbytes: int) -> None:
+        landing = self._landing.get(number)
+        if landing is None:
+            return  # the process was given up meanwhile
+        landing.take_back.pop(0)  # pieces of a slot arrive in order
+        self._post(number, landing)
+        if not landing.take_back:
+            del self._landing[number]
+            self._slots.append(landing.slot)
+        self.engine.incoming.filled(number, offset, nbytes)
+        self.settle()
+
+    def _take_back(self, number: int) -> None:
+        """Wait no more for the pieces of a message, whose sender has said that it sends nothing."""
+        landing = self._landing.pop(number, None)
+        if landing is not None:
+            for take_back in reversed(landing.take_back):
+                take_back()
+            self._slots.append(landing.slot)
+
+    def _take_back_all(self) -> None:
+        for number in list(self._landing):
+            self._take_back(number)
+
+    def lose(self, reason: str) -> None:
+        """Fail everything that waits: the wire is no more."""
+        self.lost = True
+        self._landing.clear()
+        self.engine.end(reason)
+
+
+class _Landing:
+    """A message whose pieces are being received.
+
+    Attributes:
+        slot: The slot that it occupies.
+        nbytes: Its length.
+        begun_bytes: What lies before has been received, or is going to be.
+        take_back: Takes back the receives that are posted, the oldest first.
+    """
+
+    __slots__ = ("begun_bytes", "nbytes", "slot", "take_back")
+
+    def __init__(self, slot: int, nbytes: int) -> None:
+        self.slot = slot
+        self.nbytes = nbytes
+        self.begun_bytes = 0
+        self.take_back: list[Callable[[], None]] = []
