@@ -45,7 +45,7 @@ _MACHINERY = (
 
 def report(error: BaseException) -> int:
     """Tell on stderr why a command ended, without what the reader cannot change, and return the exit code."""
-    error = _innermost(error)
+    error = innermost(error)
     cause = error.cause if isinstance(error, RankFailedError) else error
     if isinstance(cause, BrokenPipeError) and _nobody_reads_stdout():
         discard(sys.stdout)
@@ -74,7 +74,7 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
     """Unwrap the groups of nurseries: an interrupt or an exit wins, then an error alone, or lost output alone."""
     if isinstance(error, BaseExceptionGroup):
         for wanted in (KeyboardInterrupt, SystemExit):

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from .cost.maxplus import CostBreakdown
     from .cost.option import Option, Price, Rejected
 
-__all__ = ["DIRECT", "Alternative", "BusiestWire", "Plan", "algorithms", "check_algorithm", "plan", "size_class"]
+__all__ = [
+    "DIRECT",
+    "Alternative",
+    "BusiestWire",
+    "Plan",
+    "algorithms",
+    "check_algorithm",
+    "forget_plans",
+    "plan",
+    "size_class",
+]
 
 DIRECT = "direct"
 
@@ -180,6 +190,14 @@ def plan(
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
     return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm)
+
+
+def forget_plans() -> None:
+    """Forget all plans and what they were chosen from, because figures of the model are others now."""
+    from .cost.candidates import candidates
+
+    _plan.cache_clear()
+    candidates.cache_clear()
 
 
 @lru_cache(maxsize=4096)

@@ -44,7 +44,7 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
     Raises:
         UsageError: On process 0, if it cannot be written there; each process has kept its own then.
     """
-    with _undisturbed():
+    with undisturbed():
         try:
             with trio.fail_after(COMING_S):
                 await membership.barrier("trace")
@@ -145,7 +145,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Put off SIGTERM, by which a launcher ends what is left of a failed run: it gives a grace before it kills."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield

@@ -54,6 +54,11 @@ class Fluid:
         """Those in flight, oldest first."""
         return tuple(self._flows.values())
 
+    @property
+    def loads(self) -> dict[int, float]:
+        """What is asked of each resource that was ever used, by flows at rate 1; exactly 0 when nobody uses it."""
+        return {number: resource.load for number, resource in self._resources.items()}
+
     def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
         """Let flows begin, at an instant not before the last one. Keys must be new."""
         for flow in sorted(flows, key=_key):

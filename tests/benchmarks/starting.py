@@ -39,7 +39,7 @@ overlap.run(main)
 
 def measure_import(sampling: Sampling) -> Times:
     """Time that `import overlap` takes in a fresh interpreter after `import trio, numpy`."""
-    with _python() as python:
+    with fresh_python() as python:
         return Times.of([int(python("-c", _IMPORT)) for _ in range(sampling.few)])
 
 
@@ -61,7 +61,7 @@ async def _up_and_down(rank: Rank) -> None:
 def measure_run(sampling: Sampling) -> Times:
     """Time of `overlap run --ranks 4` on a script whose ranks do nothing, from the new process to its end."""
     samples = []
-    with _python() as python, TemporaryDirectory() as folder:
+    with fresh_python() as python, TemporaryDirectory() as folder:
         script = Path(folder, "trivial.py")
         script.write_text(_TRIVIAL, encoding="utf-8")
         for _ in range(sampling.few):
@@ -72,7 +72,7 @@ def measure_run(sampling: Sampling) -> Times:
 
 
 @contextmanager
-def _python() -> Iterator[Callable[..., str]]:
+def fresh_python() -> Iterator[Callable[..., str]]:
     """Give a function that runs the interpreter and returns what it prints, with everything compiled beforehand."""
     with TemporaryDirectory() as bytecode, imposed(Settings()):
         environ = environment(bytecode=bytecode)

@@ -160,7 +160,7 @@ def test_every_cost_can_be_measured(cost, small):
 def test_a_process_that_fails_is_no_time():
     with (
         pytest.raises(OverlapError, match=r"-c raise KeyError\('lost'\) failed: KeyError: 'lost'"),
-        starting._python() as python,
+        starting.fresh_python() as python,
     ):
         python("-c", "raise KeyError('lost')")
 
@@ -168,7 +168,7 @@ def test_a_process_that_fails_is_no_time():
 def test_files_of_the_current_directory_do_not_stand_in_for_modules(tmp_path, monkeypatch):
     (tmp_path / "trio.py").write_text("raise ImportError('not trio')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    with starting._python() as python:
+    with starting.fresh_python() as python:
         assert python("-c", "import trio, overlap; print(overlap.OPS['sum'])") == "<ufunc 'add'>\n"
 
 

@@ -256,12 +256,12 @@ def test_main_reads_the_arguments_of_the_process(monkeypatch, capsys):
 
 
 def test_broken_pipes_of_several_nodes_are_one():
-    from overlap.cli.failure import _innermost
+    from overlap.cli.failure import innermost
 
     pipe, other = BrokenPipeError(32, "Broken pipe"), ValueError("no")
-    assert _innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
+    assert innermost(ExceptionGroup("all", [pipe, ExceptionGroup("inner", [BrokenPipeError()])])) is pipe
     full = OutputError("the output", OSError(28, "No space left on device"))
-    assert _innermost(ExceptionGroup("all", [full, OutputError("the output", OSError(28))])) is full
+    assert innermost(ExceptionGroup("all", [full, OutputError("the output", OSError(28))])) is full
     both = ExceptionGroup("all", [pipe, other])
-    assert _innermost(both) is both
-    assert _innermost(ExceptionGroup("all", [other])) is other
+    assert innermost(both) is both
+    assert innermost(ExceptionGroup("all", [other])) is other

@@ -127,10 +127,10 @@ def test_a_part_is_kept_where_there_is_room(tmp_path: Path) -> None:
 
 WRITES = """
 import os, signal, sys, trio
-from overlap.setup.shared_trace import _undisturbed
+from overlap.setup.shared_trace import undisturbed
 
 async def main():
-    with _undisturbed():
+    with undisturbed():
         os.kill(os.getpid(), signal.SIGTERM)
         await trio.sleep(0)
         print("written", flush=True)

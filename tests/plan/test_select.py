@@ -7,12 +7,11 @@ import pytest
 
 import topology
 from overlap.collectives import host
-from overlap.collectives.cost.candidates import candidates
 from overlap.collectives.cost.parameters import parameters
 from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.host import short_cut_wins
 from overlap.collectives.proof import verify
-from overlap.collectives.select import DIRECT, _plan, _proved, algorithms, check_algorithm, plan, size_class
+from overlap.collectives.select import DIRECT, algorithms, check_algorithm, forget_plans, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
 
@@ -180,14 +179,17 @@ def test_permutes_take_pairs():
     assert dict(far.hops) == {"neuronlink": 1}
 
 
-def test_a_table_that_fails_its_proof_is_no_schedule(monkeypatch):
+def test_a_table_that_fails_its_proof_is_no_schedule():
     found = plan("all_gather", 999, TRN1, tuple(range(8)))
     table = generate("all_gather", "mesh", 8)
     wrong = replace(table, dst=np.where(np.arange(len(table)) == len(table) - 1, table.src, table.dst))
-    monkeypatch.setattr(type(found.option), "schedule", lambda self, slices: wrong)
-    _proved.cache_clear()
+
+    class Broken:
+        def schedule(self, slices):
+            return wrong
+
     with pytest.raises(ScheduleError):
-        found.schedule()
+        replace(found, option=Broken()).schedule()
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
@@ -234,11 +236,9 @@ def test_a_dear_meeting_loses_to_a_program(monkeypatch, fresh_plans):
 
 @pytest.fixture
 def fresh_plans():
-    for cached in (_plan, candidates):
-        cached.cache_clear()
+    forget_plans()
     yield
-    for cached in (_plan, candidates):
-        cached.cache_clear()
+    forget_plans()
 
 
 @pytest.mark.parametrize(

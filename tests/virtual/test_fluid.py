@@ -41,9 +41,7 @@ def play(*starts, caps=()):
                 if time == now_ns:
                     fluid.cap(each, cap)
     assert not fluid.flows
-    assert not any(each.load for each in fluid._resources.values()), (
-        "what was added to resources was taken away again, exactly"
-    )
+    assert not any(fluid.loads.values()), "what was added to resources was taken away again, exactly"
     return {name: times[0] if len(times) == 1 else times for name, times in reached.items()}
 
 
