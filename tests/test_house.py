@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,14 @@ def test_imports_only_point_down_the_house(name: str) -> None:
             assert other == room or FLOORS[other] < FLOORS[room], f"{name}:{line} imports {target}"
         if room in PURE:
             assert target.split(".")[0] not in WAITING, f"{name}:{line} imports {target}, but {room} is pure"
+
+
+@pytest.mark.parametrize("room", ["topology", "overlap.collectives", "overlap.timeline", "overlap.cli"])
+def test_files_of_a_room_do_not_import_round_and_round(room: str) -> None:
+    inside = {name for name in FILES if name.startswith(f"{room}.") and name not in PACKAGES}
+    graph = {name: inside.intersection(target for _, target in imports(name)) for name in inside}
+    assert any(graph.values())
+    TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
 
 
 def test_the_rule_sees_what_it_should() -> None:
