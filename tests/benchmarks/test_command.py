@@ -151,12 +151,22 @@ def small(monkeypatch):
         monkeypatch.setattr(schedules, name, ranks)
 
 
-@pytest.mark.parametrize("cost", costs.COSTS, ids=lambda cost: cost.name)
+PROCESSES = ("import", "run")  # these start interpreters, over and over
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        pytest.param(cost, id=cost.name, marks=[pytest.mark.slow] if cost.name in PROCESSES else [])
+        for cost in costs.COSTS
+    ],
+)
 def test_every_cost_can_be_measured(cost, small):
     told = cost.measure(Sampling(iters=1, warmup=0))
     assert 0 < told.p10_ns <= told.median_ns <= told.p90_ns
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_no_time():
     with (
         pytest.raises(OverlapError, match=r"-c raise KeyError\('lost'\) failed: KeyError: 'lost'"),
@@ -165,6 +175,7 @@ def test_a_process_that_fails_is_no_time():
         python("-c", "raise KeyError('lost')")
 
 
+@pytest.mark.slow
 def test_files_of_the_current_directory_do_not_stand_in_for_modules(tmp_path, monkeypatch):
     (tmp_path / "trio.py").write_text("raise ImportError('not trio')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

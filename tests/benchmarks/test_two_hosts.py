@@ -83,6 +83,7 @@ def test_only_the_overlapped_step_issues_before_its_backward_pass_ends(small, me
     assert (min(issued) < last_backward) == early
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 def test_pytorch_takes_as_many_steps_with_every_bucket_size():
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
@@ -227,6 +228,7 @@ def test_two_hosts_are_joined_by_shaped_links_and_then_gone(joined):
     assert not any(Path("/proc", str(host.pid)).exists() for host in pair)
 
 
+@pytest.mark.slow
 def test_a_step_between_two_hosts(joined):
     with joined as pair:
         told = programs.our_steps(pair, Sampling(iters=1, warmup=0))

@@ -189,6 +189,7 @@ def test_links_join_the_ranks_of_different_nodes():
 # -- on several nodes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_tell_it_all():
     """Without pacing, over the bare sockets."""
     losses = []
