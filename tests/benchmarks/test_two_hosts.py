@@ -93,7 +93,7 @@ def test_pytorch_takes_as_many_steps_with_every_bucket_size():
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=100,
     )
     told = json.loads(done.stdout)
     assert {bucket: [len(samples) for samples in ranks] for bucket, ranks in told["samples_ns"].items()} == {

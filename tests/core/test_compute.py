@@ -54,7 +54,7 @@ def test_each_rank_has_one_thread_of_its_own() -> None:
 
 def test_ranks_compute_at_the_same_time() -> None:
     """Each one waits inside its function until all are inside theirs."""
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=60)
 
     async def main(rank: overlap.Rank) -> None:
         await rank.compute(barrier.wait)

@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from overlap.runtime.engine.cc_core import run_in_workers
 from overlap.runtime.engine.workers import Workers
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Jobs:

@@ -13,7 +13,7 @@ from transports import NeuronLink, Recording, Transport
 T = TypeVar("T")
 
 # Far above what any test here takes on a busy machine: it bounds a hang and decides nothing else.
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 SIZES = (1, 2, 3, 4, 7, 8)
 # How the bytes get there: the short cut, one algorithm wherever it exists, or whatever is chosen over a wire.

@@ -61,7 +61,7 @@ DIGITS = re.compile(
 
 
 def printed_by(*argv):
-    done = subprocess.run([sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -116,7 +116,7 @@ def test_two_hosts():
         env=os.environ | {"PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=100,
     )
     assert (done.returncode, done.stderr, sorted_lines(done.stdout)) == (0, "", ON_TWO_NODES)
 

@@ -42,7 +42,7 @@ streams  layers ahead  step (ms)
 
 def printed_by(*argv):
     done = subprocess.run(
-        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=240, cwd=ROOT, check=False
+        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 90.0
 
 
 def mpiexec() -> str | None:

@@ -31,7 +31,7 @@ def run_pair(main: Callable[[LoopMpi, LoopMpi], Awaitable[None]], *, credit_byte
         pair = (LoopMpi(fabric, member, credit_bytes=credit_bytes) for member in range(2))
         async with next(pair).open() as a, next(pair).open() as b:
             try:
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     await main(a, b)
             finally:
                 async with trio.open_nursery() as nursery:  # each waits for the other
@@ -163,7 +163,7 @@ def test_a_process_that_breaks_the_protocol_is_lost(message: bytes, reason: str)
         reports: list[str] = []
         fabric = Fabric(2)
         async with LoopMpi(fabric, 0, linger_s=0.0, report=reports.append).open() as a:
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(fails, partial(a.endpoint(0).recv_into, 1, 2, bytearray(8)))
                     nursery.start_soon(fails, partial(a.endpoint(0).send, 1, 2, bytes(LARGE)))
