@@ -97,7 +97,8 @@ def test_what_was_published_is_no_extrapolation(overlap, script):
 
 def test_what_is_not_set_is_the_programs(overlap, script):
     own = "clock=overlap.Virtual(efficiency=0.5, conditions=overlap.Conditions(jitter=0.1, seed=3))"
-    text = script(TRAIN.replace("ranks=3", f"ranks=8, cluster='trn1.32xlarge', algorithm='ring', {own}"))
+    small = TRAIN.replace("1 << 20", "1 << 10")
+    text = script(small.replace("ranks=3", f"ranks=8, cluster='trn1.32xlarge', algorithm='ring', {own}"))
 
     def told(*options):
         lines = overlap("simulate", *options, text)[1].split("step time")[0].splitlines()[1:]
@@ -116,7 +117,7 @@ def test_what_is_not_set_is_the_programs(overlap, script):
     assert told("--ranks", "16").startswith("trn1.32xlarge, 16 ranks, virtual time assumed")
     assert told("--cluster", "trn2.48xlarge", "--lnc", "1").startswith("trn2.48xlarge lnc=1, 128 ranks, ")
     assert told("--cluster", "local").startswith("local, 8 ranks, ")
-    script(TRAIN.replace("ranks=3", "ranks=4"))
+    script(small.replace("ranks=3", "ranks=4"))
     assert told("--nodes", "2").startswith("local x2, 4 ranks, ")
 
 
@@ -280,7 +281,7 @@ def test_throughput_of_a_program_that_says_its_samples(simulated, script, sample
 
 def test_the_busiest_kind_is_that_which_takes_longest_added_up(simulated, script):
     text = TRAIN.replace("await reduced", "await reduced; await rank.barrier(); await rank.all_gather(np.zeros(2**20))")
-    [run] = simulated(*WHERE, script(text))
+    [run] = simulated(*WHERE, "--shapes-only", script(text))
     assert [shape["op"] for shape in run["communicated"]] == ["all_gather", "all_reduce", "barrier"]
     assert run["busiest"]["shape"] == {"op": "all_gather", "nbytes": 2**26, "dtype": "float64", "ranks": 8}
     assert run["busiest"]["count"] == 2
