@@ -28,7 +28,7 @@ AIM = 1 / 1.3  # at most 1.3 times as long
 
 _MANY_BYTES = 64 << 10  # up to here a sample is many operations; above, a few: two results are kept of at least three
 _FEW = 4
-_SUM = RANKS * (RANKS + 1) / 2  # of 1, 2, ...
+TOTAL = RANKS * (RANKS + 1) / 2  # of 1, 2, ...
 
 Array: TypeAlias = NDArray[np.float32]
 Loop: TypeAlias = "Callable[[Rank, Array, Array, int], Awaitable[None]]"
@@ -90,5 +90,5 @@ async def _on_rank(rank: Rank, size_bytes: int, sampling: Sampling, batch: int) 
             await loop(rank, x, out, batch)
             samples[kind].append(perf_counter_ns() - begun_ns)
     made = await rank.all_reduce(x)
-    wrong = int(np.count_nonzero(out != _SUM)) + int(np.count_nonzero(made != _SUM))
+    wrong = int(np.count_nonzero(out != TOTAL)) + int(np.count_nonzero(made != TOTAL))
     return {kind: taken[sampling.warmup :] for kind, taken in samples.items()}, wrong

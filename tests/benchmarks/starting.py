@@ -17,7 +17,7 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
 from overlap.settings import Settings, imposed
 
-__all__ = ["RANKS_RUN", "RANKS_UP", "measure_import", "measure_run", "measure_startup"]
+__all__ = ["RANKS_RUN", "RANKS_UP", "fresh_python", "measure_import", "measure_run", "measure_startup"]
 
 RANKS_UP = 32
 RANKS_RUN = 4

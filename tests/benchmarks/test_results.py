@@ -43,7 +43,7 @@ def test_given_results_are_all_one_array():
 @pytest.mark.parametrize(("total", "wrong"), [(3, 0), (4, 2 * 2 * (1 << 15))])
 def test_every_size_is_compared_and_checked(monkeypatch, total, wrong):
     monkeypatch.setattr(results, "SIZES_BYTES", (128 << 10,))
-    monkeypatch.setattr(results, "_SUM", total)
+    monkeypatch.setattr(results, "TOTAL", total)
     given, *made = results.figures(Sampling(iters=2, warmup=1))
     assert (given.name, given.text, given.aim) == ("results/131072", "all_reduce, 128 KiB, 2 ranks, out=", None)
     assert given.wrong == wrong

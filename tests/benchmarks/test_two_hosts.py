@@ -40,7 +40,7 @@ def test_gradients_are_those_of_the_loss(small):
     model = Perceptron()
     model.weights = [weights.astype(np.float64) for weights in model.weights]
     model.gradients = [np.zeros_like(weights) for weights in model.weights]
-    model._dy = model._dy.astype(np.float64)
+    model.rectified = model.rectified.astype(np.float64)
     x, y = (part.astype(np.float64) for part in batch(0))
     dy = model.forward(x, y)
     for layer in reversed(range(perceptron.LAYERS)):

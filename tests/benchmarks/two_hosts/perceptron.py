@@ -29,6 +29,7 @@ class Perceptron:
     Attributes:
         weights: Of each layer, shape (WIDTH, WIDTH).
         gradients: Of each layer; `backward` writes there.
+        rectified: Gradient of what the rectifier was given that `backward` was called for last, shape (BATCH, WIDTH).
         means: Of each layer's gradients on all ranks; whoever communicates writes there.
     """
 
@@ -38,7 +39,7 @@ class Perceptron:
         self.weights = [random.standard_normal((WIDTH, WIDTH), np.float32) * scale for _ in range(LAYERS)]
         self.gradients, self.means = ([np.zeros((WIDTH, WIDTH), np.float32) for _ in range(LAYERS)] for _ in range(2))
         self._seen: list[Floats] = []
-        self._dy = np.zeros((BATCH, WIDTH), np.float32)  # gradient of what the latest rectifier was given
+        self.rectified = np.zeros((BATCH, WIDTH), np.float32)
 
     def forward(self, x: Floats, y: Floats) -> Floats:
         """Return the gradient, by what comes out for `x`, of the mean square of its difference from `y`."""
@@ -53,12 +54,12 @@ class Perceptron:
 
     def backward(self, layer: int, dy: Floats) -> Floats:
         """Return the gradient of a layer's weights, given that of its output."""
-        np.multiply(dy, self._seen[layer + 1] > 0, out=self._dy)
-        return np.matmul(self._seen[layer].T, self._dy, out=self.gradients[layer])
+        np.multiply(dy, self._seen[layer + 1] > 0, out=self.rectified)
+        return np.matmul(self._seen[layer].T, self.rectified, out=self.gradients[layer])
 
     def propagate(self, layer: int) -> Floats:
         """Return the gradient of a layer's input, right after `backward` of that layer."""
-        back: Floats = self._dy @ self.weights[layer].T
+        back: Floats = self.rectified @ self.weights[layer].T
         return back
 
     def update(self, layer: int, gradient: Floats) -> None:
