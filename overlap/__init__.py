@@ -2,7 +2,7 @@
 
 # The map of the building, in the order data flows:
 #
-#   front       the front doors: run();  request: what it is asked, and by whom
+#   front       the front doors: run();  config: the one description of a run, and who has said what of it
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
@@ -24,7 +24,7 @@
 #   timeline/   spans, metrics, trace files, drawing
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
-#   settings    what a launcher says
+#   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces
 #   errors, notice, units, version   small things the others stand on
 
 from importlib import import_module

@@ -10,15 +10,15 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
+from . import trace_files
+from .config import ARGUMENT, RunConfig, Wires, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import TraceWarning, UsageError
-from .request import Request, Wires, requested
 from .runtime.world import World
-from .settings import trace_written
 from .setup.world_setup import alone, among, cluster_of
 from .timeline.spans import Timeline
 
@@ -68,10 +68,8 @@ def run(
         RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
         StallError: When `timeout_s` is over; in virtual time also when every rank is blocked and nothing is due.
     """
-    asked = Request(
-        ranks=ranks, cluster=cluster, trace=trace, timeout_s=timeout_s, transport=transport, algorithm=algorithm
-    )
-    wanted = requested(main, clock, asked)
+    asked = _asked(clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm)
+    wanted = requested(main, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
     keeper = _Keeper(wanted)
@@ -104,16 +102,14 @@ async def run_async(
 ) -> list[T]:
     """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
 
-    What a launcher has put in the environment (see `overlap.settings`, `overlap.launch`) wins over the arguments.
+    What a launcher has put in the environment (see `overlap.config`) wins over the arguments.
 
     Raises:
         UsageError: At once, for arguments that cannot be meant, and for virtual time, for which Trio must be started
             on a clock of its own.
     """
-    asked = Request(
-        ranks=ranks, cluster=cluster, trace=trace, timeout_s=timeout_s, transport=transport, algorithm=algorithm
-    )
-    wanted = requested(main, clock, asked)
+    asked = _asked(clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm)
+    wanted = requested(main, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
     keeper = _Keeper(wanted)
@@ -123,15 +119,22 @@ async def run_async(
     return results
 
 
+def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -> RunConfig:
+    """Return what the program asks for; the local machine is what it gets without asking."""
+    asked = RunConfig.given(cluster=None if cluster == "local" else cluster, **said)
+    if clock == "real":
+        return asked
+    from .virtual.simulated_backend import virtual_of  # and with it the model of the machines
+
+    return asked.changed(ARGUMENT, virtual=virtual_of(clock))
+
+
 async def _live(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request, keeper: _Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
 ) -> list[T]:
     """Let a world live in real time."""
     place = _place()
-    if place is None:
-        opened = alone(wanted.ranks, wanted.cluster, wanted.transport)
-    else:
-        opened = among(place, wanted.cluster, wanted.transport)
+    opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
     failure: Exception | None = None
     async with opened as around:
         joined = around.joined
@@ -155,14 +158,16 @@ async def _live(
     return results
 
 
-def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: Request, keeper: _Keeper) -> list[T]:
+def _simulate(
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
+) -> list[T]:
     """Let a world live in virtual time."""
     from .virtual.simulated_backend import ModelledClock
 
     assert wanted.virtual is not None
-    if wanted.transport is not None:
+    if wanted.wires is not None:
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
-    placed = cluster_of(wanted.cluster, wanted.ranks)
+    placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
     size = wanted.ranks or placed.world_size
     clock = ModelledClock(wanted.virtual, placed)
 
@@ -180,7 +185,7 @@ def _simulate(main: Callable[..., Awaitable[T]], args: tuple[object, ...], wante
 class _Keeper:
     """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""
 
-    def __init__(self, wanted: Request) -> None:
+    def __init__(self, wanted: RunConfig) -> None:
         self._wanted = wanted
         self._trouble: str | None = None
 
@@ -197,7 +202,7 @@ class _Keeper:
             from .setup.shared_trace import write_together
 
             if await write_together(timeline, self._wanted.trace, membership):
-                trace_written(self._wanted.trace)
+                trace_files.keep(self._wanted.trace)
 
     def keep_now(self, timeline: Callable[[], Timeline]) -> None:
         """Do so for a world in virtual time, whose loop waits for nothing real."""
@@ -211,7 +216,7 @@ class _Keeper:
         from .timeline.tracefile import write_trace
 
         write_trace(timeline(), path)
-        trace_written(path)
+        trace_files.keep(path)
 
     @contextmanager
     def _minding(self) -> Iterator[None]:

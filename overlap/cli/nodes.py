@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import shutil
@@ -12,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import trio
 
+from ..config import RunConfig
 from ..errors import UsageError
 from ..launch.memory import oom_kills
 from ..launch.processes import LaunchOutcome, launch
@@ -28,9 +27,10 @@ from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, f
 from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import ADVICE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
-from ..settings import Settings
 
 __all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
+
+GRACE_S = 10.0  # as torchrun's users know it
 
 _SIGNALS = {
     signal.SIGINT: "interrupted",
@@ -42,29 +42,29 @@ _SIGNALS = {
 _BOOT = "import sys; sys.path.insert(0, {root!r}); from overlap.cli import main; sys.path.pop(0); sys.exit(main())"
 
 
-def fitted(args: argparse.Namespace, wanted: Settings) -> Settings:
-    """Return the settings with the ranks of the whole world, and check what the options say of nodes.
+def fitted(config: RunConfig) -> RunConfig:
+    """Return the configuration with the ranks of the whole world, and check what the options say of nodes.
 
     Raises:
         UsageError: If they contradict each other or the launcher that has started this process.
     """
-    _check(args)
-    place, nodes, each = find_place(), args.nnodes, args.nproc_per_node
+    _check(config)
+    place, nodes, each = find_place(), config.nnodes, config.nproc_per_node
     if place is not None:
-        _check_launcher(args, place)
+        _check_launcher(config, place)
     if nodes is None:
         nodes = place.processes if place and each else 1
     if each is None and nodes > 1:
-        each = _share(wanted, nodes)
+        each = _share(config, nodes)
     if each is None:
-        return wanted
-    if wanted.ranks not in (None, nodes * each):
-        raise UsageError(f"--ranks {wanted.ranks} are not --nproc-per-node {each} on --nnodes {nodes}")
-    return replace(wanted, ranks=nodes * each)
+        return config
+    if config.ranks not in (None, nodes * each):
+        raise UsageError(f"--ranks {config.ranks} are not --nproc-per-node {each} on --nnodes {nodes}")
+    return config.changed(None if config.ranks else "--nproc-per-node", ranks=nodes * each)
 
 
-def _check_launcher(args: argparse.Namespace, place: Place) -> None:
-    nodes, node = args.nnodes, args.node_rank
+def _check_launcher(config: RunConfig, place: Place) -> None:
+    nodes, node = config.nnodes, config.node_rank
     if nodes not in (None, place.processes) or node not in (None, place.process):
         asked = f"--nnodes {nodes}" + ("" if node is None else f" --node-rank {node}")
         raise UsageError(
@@ -73,67 +73,67 @@ def _check_launcher(args: argparse.Namespace, place: Place) -> None:
         )
 
 
-def starts_nodes(args: argparse.Namespace) -> bool:
+def starts_nodes(config: RunConfig) -> bool:
     """Whether the program is to run in processes that are still to be started."""
-    return args.nnodes is not None and args.nnodes > 1 and find_place() is None
+    return config.nnodes is not None and config.nnodes > 1 and find_place() is None
 
 
 @contextmanager
-def among_nodes(args: argparse.Namespace) -> Iterator[None]:
+def among_nodes(config: RunConfig) -> Iterator[None]:
     """Let the processes of another launcher be as many nodes as `--nnodes` says, for the block."""
-    if args.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
+    if config.nnodes is None or find_place() is None or os.environ.get("OVERLAP_NNODES"):
         yield
         return
-    os.environ["OVERLAP_NNODES"] = str(args.nnodes)
+    os.environ["OVERLAP_NNODES"] = str(config.nnodes)
     try:
         yield
     finally:
         del os.environ["OVERLAP_NNODES"]
 
 
-def run_nodes(args: argparse.Namespace, wanted: Settings, program: Sequence[str]) -> int:
+def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     """Run the program on every node that belongs here, tell of the first failure, and return the exit code.
 
     Args:
-        args: The options.
-        wanted: Settings of the whole world.
+        config: Of the whole world.
         program: The script or `-m` and the module, and its arguments.
 
     Raises:
         UsageError: If it cannot start as asked for; nothing has run then.
     """
-    assert wanted.ranks
+    assert config.ranks
+    assert config.nnodes
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _boot(), "run", *program]
-    environ = {**without_membership(os.environ), **wanted.variables()}
-    if wanted.transport == "mpi":
-        _become_mpiexec(args.nnodes, command, environ)
+    environ = {**without_membership(os.environ), **config.variables()}
+    if config.transport == "mpi":
+        _become_mpiexec(config.nnodes, command, environ)
     environ.pop("OVERLAP_RANKS")
-    endpoint = _endpoint(args)
-    secret = _secret(args, endpoint)
-    here = range(args.nnodes) if args.node_rank is None else [args.node_rank]
-    if args.log_dir is not None:
-        _make_folder(args.log_dir)
+    endpoint = _endpoint(config)
+    secret = _secret(config, endpoint)
+    here = range(config.nnodes) if config.node_rank is None else [config.node_rank]
+    if config.log_dir is not None:
+        _make_folder(config.log_dir)
     killed = oom_kills()
     with _listening(endpoint, here=0 in here) as (listener, bound):
         what = LaunchSpec(
             command=command,
             environ=environ,
-            nodes=args.nnodes,
+            nodes=config.nnodes,
             here=here,
-            ranks_per_node=wanted.ranks // args.nnodes,
+            ranks_per_node=config.ranks // config.nnodes,
             endpoint=bound,
             listener=listener,
-            job=_job(args),
+            job=_job(config),
             secret=secret,
-            prefix=args.prefix is not False,
+            prefix=config.prefix is not False,
             colour=_colour(os.environ),
-            log_dir=args.log_dir,
-            grace_s=args.grace,
+            log_dir=config.log_dir,
+            grace_s=config.grace_s or GRACE_S,
             report=notify,
         )
         outcome = trio.run(launch, what)
-    return _end(outcome, oom_kills() - killed, announced=not args.unannounced)
+    return _end(outcome, oom_kills() - killed, announced=not config.unannounced)
 
 
 def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
@@ -151,24 +151,24 @@ def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
 # -- options -----------------------------------------------------------------------------------------------------
 
 
-def _check(args: argparse.Namespace) -> None:
-    if args.node_rank is None:
+def _check(config: RunConfig) -> None:
+    if config.node_rank is None:
         return
-    if args.nnodes is None or args.rdzv_endpoint is None:
+    if config.nnodes is None or config.rdzv_endpoint is None:
         raise UsageError("--node-rank needs --nnodes and --rdzv-endpoint, the same for all nodes")
-    if args.node_rank >= args.nnodes:
-        raise UsageError(f"--node-rank {args.node_rank}: nodes are numbered from 0, and --nnodes is {args.nnodes}")
-    if args.transport == "mpi":
+    if config.node_rank >= config.nnodes:
+        raise UsageError(f"--node-rank {config.node_rank}: nodes are numbered from 0, and --nnodes is {config.nnodes}")
+    if config.transport == "mpi":
         raise UsageError("--node-rank: with --transport mpi it is mpiexec that starts the nodes")
 
 
-def _share(wanted: Settings, nodes: int) -> int:
+def _share(config: RunConfig, nodes: int) -> int:
     """Return the ranks of each node when only those of the world are known."""
-    ranks = wanted.ranks
-    if ranks is None and wanted.cluster not in (None, "local"):
+    ranks = config.ranks
+    if ranks is None and config.cluster not in (None, "local"):
         from topology import cluster
 
-        ranks = cluster(wanted.cluster).world_size
+        ranks = cluster(str(config.cluster)).world_size
     if ranks is None:
         return 1
     if ranks % nodes:
@@ -176,30 +176,30 @@ def _share(wanted: Settings, nodes: int) -> int:
     return ranks // nodes
 
 
-def _endpoint(args: argparse.Namespace) -> Endpoint:
-    if args.rdzv_endpoint is None:
+def _endpoint(config: RunConfig) -> Endpoint:
+    if config.rdzv_endpoint is None:
         return "127.0.0.1", 0
     try:
-        host, port = parse_endpoint(args.rdzv_endpoint)
+        host, port = parse_endpoint(config.rdzv_endpoint)
     except UsageError as error:
         raise UsageError(f"--rdzv-endpoint: {error}") from None
-    if port == 0 and args.node_rank is not None:
+    if port == 0 and config.node_rank is not None:
         raise UsageError("--rdzv-endpoint: the nodes that are started elsewhere must know the port")
     return host, port
 
 
-def _secret(args: argparse.Namespace, endpoint: Endpoint) -> bytes:
+def _secret(config: RunConfig, endpoint: Endpoint) -> bytes:
     given = given_secret(os.environ)
-    if given is not None or args.node_rank is None:
+    if given is not None or config.node_rank is None:
         return given or generate()
     if not is_loopback(endpoint[0]):
         raise UsageError(f"--node-rank: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return user_secret()
 
 
-def _job(args: argparse.Namespace) -> str:
+def _job(config: RunConfig) -> str:
     """A name nobody else has, if all nodes are started here; by hand, one that all agree on."""
-    name: str = args.job_id or (DEFAULT_JOB if args.node_rank is not None else secrets.token_hex(8))
+    name: str = config.job_id or (DEFAULT_JOB if config.node_rank is not None else secrets.token_hex(8))
     if len(name) > LONGEST_JOB or not name.isprintable():
         raise UsageError(f"--job-id: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
     return name

@@ -15,7 +15,7 @@ from ..collectives.generators import GENERATORS
 from ..collectives.select import DIRECT, Plan, plan
 from ..errors import UsageError
 from ..units import format_bytes, format_ns, parse_bytes
-from .nodeoptions import index
+from .configoptions import index
 from .stepgrid import step_grid
 
 SCHEMA_VERSION = 1

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from .. import settings
+from .. import trace_files
 from ..errors import UsageError
 from ..notice import notify
 from ..rendezvous.launcher_environment import find_place
@@ -113,7 +113,7 @@ def as_main() -> Iterator[None]:
 # -- files -------------------------------------------------------------------------------------------------------
 
 
-def output_path(path: str | None, *, option: str = "--trace") -> str | None:
+def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace") -> str | None:
     """Refuse what could not be written at the end of a long run; the program may change its directory meanwhile.
 
     Raises:
@@ -130,7 +130,7 @@ def output_path(path: str | None, *, option: str = "--trace") -> str | None:
 
 
 @contextmanager
-def told_traces(name: str | None, path: str | None) -> Iterator[None]:
+def told_traces(name: str | None, path: str | os.PathLike[str] | None) -> Iterator[None]:
     """Say at the end, well or bad, where the traces are, under the name that the user gave them."""
     place = find_place()
     if place is not None and place.process != 0:  # the first process says it for all
@@ -138,10 +138,10 @@ def told_traces(name: str | None, path: str | None) -> Iterator[None]:
         return
     try:
         yield
-        if path is not None and not settings.asked_traces(path):
+        if path is not None and not trace_files.asked(str(path)):
             _note(f"no trace in {name or path}: the program did not call overlap.run")
     finally:
-        if path is not None and (files := settings.written_traces(path)):
+        if path is not None and (files := trace_files.written(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
             shown = name or path
             _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")

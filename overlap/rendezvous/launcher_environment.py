@@ -40,7 +40,7 @@ OVERLAP_STATUS_FD                           descriptor: see `status`
 ==========================================  ==================================================================
 
 The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
-member. What transports need (rails, TLS, ...) is in `overlap.settings`. Other launchers start one rank a process, or
+member. What transports need (rails, TLS, ...) is in `overlap.config`. Other launchers start one rank a process, or
 `OVERLAP_RANKS` in all; `OVERLAP_NNODES` then divides the processes into nodes that are not machines.
 """
 
@@ -50,7 +50,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .. import settings
+from ..config import RunConfig
 from ..errors import UsageError
 from .other_launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
@@ -136,7 +136,7 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     """
     if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
         return None
-    told = settings.from_environment(environ)
+    told = RunConfig.from_environment(environ)
     row = _own(environ) or _of_others(environ)
     if row is None or row.processes == 1:
         return None
@@ -270,7 +270,7 @@ def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | Non
     return nodes, row.process // (row.processes // nodes)
 
 
-def _tls(told: settings.Settings) -> tuple[str, str, str] | None:
+def _tls(told: RunConfig) -> tuple[str, str, str] | None:
     if told.tls_cert and told.tls_key and told.tls_ca:
         return told.tls_cert, told.tls_key, told.tls_ca
     if told.tls_cert or told.tls_key or told.tls_ca:

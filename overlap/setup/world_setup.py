@@ -14,8 +14,8 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     import topology
 
+    from ..config import RunConfig, Wires
     from ..rendezvous.launcher_environment import Place
-    from ..request import Wires
     from .connecting import Joined
 
 __all__ = ["WorldSetup", "alone", "among", "cluster_of"]
@@ -41,19 +41,18 @@ class WorldSetup:
 
 
 @asynccontextmanager
-async def alone(
-    ranks: int | None, cluster: str | topology.Cluster, transport: Wires | None
-) -> AsyncIterator[WorldSetup]:
+async def alone(config: RunConfig) -> AsyncIterator[WorldSetup]:
     """Set up a world in this process."""
-    if ranks is None and isinstance(transport, Transport):
-        ranks = len(transport.ranks)
-    placed = cluster_of(cluster, ranks)
+    ranks, wires = config.ranks, config.wires
+    if ranks is None and isinstance(wires, Transport):
+        ranks = len(wires.ranks)
+    placed = cluster_of(config.cluster, ranks, told=config.told("ranks", "cluster"))
     size = ranks or placed.world_size
-    wires = around(NeuronLink(size), transport)
-    if wires.ranks != tuple(range(size)):
-        raise UsageError(f"transport: joins ranks {list(wires.ranks)}, but the world has ranks 0 to {size - 1}")
-    async with wires.open():
-        yield WorldSetup(size=size, cluster=placed, transport=wires)
+    transport = around(NeuronLink(size), wires)
+    if transport.ranks != tuple(range(size)):
+        raise UsageError(f"transport: joins ranks {list(transport.ranks)}, but the world has ranks 0 to {size - 1}")
+    async with transport.open():
+        yield WorldSetup(size=size, cluster=placed, transport=transport)
 
 
 def around(wires: Transport, wrap: Wires | None) -> Transport:
@@ -74,11 +73,11 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 
 @asynccontextmanager
-async def among(place: Place, cluster: str | topology.Cluster, transport: Wires | None) -> AsyncIterator[WorldSetup]:
+async def among(place: Place, config: RunConfig) -> AsyncIterator[WorldSetup]:
     """Set up a world of several processes, of which this is one."""
     from .connecting import joined
 
-    placed = _spread(place, cluster)
+    placed, transport = _spread(place, config.cluster or "local"), config.wires
     own = transport if isinstance(transport, Transport) else None
     if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
         raise UsageError(
@@ -89,8 +88,13 @@ async def among(place: Place, cluster: str | topology.Cluster, transport: Wires 
         yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 
 
-def cluster_of(cluster: str | topology.Cluster, ranks: int | None) -> topology.Cluster:
+def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, told: str = "") -> topology.Cluster:
     """Return the cluster of that name; the plain machine has as many ranks as are asked for.
+
+    Args:
+        cluster: The cluster, its name, or None for the plain machine.
+        ranks: How many ranks it is to have at least.
+        told: Who has said so, for the error.
 
     Raises:
         UsageError: If the ranks do not fit.
@@ -98,11 +102,11 @@ def cluster_of(cluster: str | topology.Cluster, ranks: int | None) -> topology.C
     """
     import topology  # here, because a program that only imports us should not pay for the machines
 
-    if cluster == "local":
+    if cluster is None or cluster == "local":
         return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
     placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
     if ranks is not None and ranks > placed.world_size:
-        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}")
+        raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{told}")
     return placed
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from overlap import Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.settings import Settings, imposed
+from overlap.config import RunConfig, imposed
 from overlap.timeline.spans import RawCollective, Recorder
 
 __all__ = [
@@ -37,7 +37,7 @@ _SPANS = 1000  # in a sample: one span is shorter than two looks at the clock
 
 def measure_issue(sampling: Sampling) -> Times:
     """Time until `all_reduce()` of 8 bytes returns, on rank 0 of 2."""
-    with imposed(Settings()):
+    with imposed(RunConfig()):
         return Times.of(run(_issue, sampling, ranks=2)[0])
 
 
@@ -58,7 +58,7 @@ async def _issue(rank: Rank, sampling: Sampling) -> list[int]:
 
 def measure_issue_behind(sampling: Sampling) -> Times:
     """Time until `all_reduce()` returns while thousands wait for the other rank, each of an array of its own."""
-    with imposed(Settings()):
+    with imposed(RunConfig()):
         return Times.of(run(_issue_behind, sampling, trio.Event(), ranks=2)[0])
 
 
@@ -80,7 +80,7 @@ async def _issue_behind(rank: Rank, sampling: Sampling, issued: trio.Event) -> l
 
 def measure_issue_in_a_thread(sampling: Sampling) -> Times:
     """Time until `all_reduce()` of 8 bytes returns in the compute thread of rank 0 of 2."""
-    with imposed(Settings()):
+    with imposed(RunConfig()):
         return Times.of(run(_issue_in_a_thread, sampling, ranks=2)[0])
 
 
@@ -104,7 +104,7 @@ async def _issue_in_a_thread(rank: Rank, sampling: Sampling) -> list[int]:
 
 def measure_compute(sampling: Sampling, argument: Callable[[], object]) -> Times:
     """Time until `rank.compute(fn, argument)` returns, while the compute stream is busy with something else."""
-    with imposed(Settings()):
+    with imposed(RunConfig()):
         return Times.of(run(_compute, sampling, argument, ranks=1)[0])
 
 

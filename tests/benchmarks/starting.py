@@ -15,7 +15,7 @@ import numpy as np
 from overlap import OverlapError, Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
-from overlap.settings import Settings, imposed
+from overlap.config import RunConfig, imposed
 
 __all__ = ["RANKS_RUN", "RANKS_UP", "fresh_python", "measure_import", "measure_run", "measure_startup"]
 
@@ -46,7 +46,7 @@ def measure_import(sampling: Sampling) -> Times:
 def measure_startup(sampling: Sampling) -> Times:
     """Time of a world of 32 ranks from start to end, each with a compute thread and one collective."""
     samples = []
-    with imposed(Settings()):
+    with imposed(RunConfig()):
         for _ in range(sampling.few):
             begun_ns = perf_counter_ns()
             run(_up_and_down, ranks=RANKS_UP)
@@ -74,7 +74,7 @@ def measure_run(sampling: Sampling) -> Times:
 @contextmanager
 def fresh_python() -> Iterator[Callable[..., str]]:
     """Give a function that runs the interpreter and returns what it prints, with everything compiled beforehand."""
-    with TemporaryDirectory() as bytecode, imposed(Settings()):
+    with TemporaryDirectory() as bytecode, imposed(RunConfig()):
         environ = environment(bytecode=bytecode)
 
         def python(*args: str) -> str:

@@ -10,7 +10,7 @@ from operator import itemgetter
 import pytest
 
 import overlap
-from overlap.request import overriding
+from overlap.config import overriding
 from overlap.runtime.engine.mover import Engine
 from overlap.runtime.world import World
 from overlap.timeline.spans import Timeline

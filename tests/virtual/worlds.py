@@ -11,7 +11,7 @@ import trio
 
 import overlap
 import topology
-from overlap.request import overriding
+from overlap.config import overriding
 from overlap.timeline.spans import Timeline
 
 T = TypeVar("T")

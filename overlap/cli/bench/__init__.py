@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..nodeoptions import count, transport
+from ..configoptions import count, transport
 
 _DESCRIPTION = """\
 Measure an operation over a range of sizes: time, bandwidth, and whether every result was right.

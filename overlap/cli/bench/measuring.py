@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ... import Rank, run
-from ...settings import Settings, imposed
+from ...config import RunConfig, imposed
 from ..children import hear, start
 from . import data
 from .cases import Assignment, Case
@@ -78,7 +78,7 @@ def measure(
     clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> Result:
     """Run one case in a world of its own, in this process."""
-    with imposed(Settings()):  # a launcher's would change what is measured
+    with imposed(RunConfig()):  # a launcher's would change what is measured
         told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
     assert told is not None, "rank 0 is told"
     return summarised(case, sampling, told, check=check)

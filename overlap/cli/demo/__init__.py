@@ -17,8 +17,8 @@ from ...data import digits
 from ...errors import UsageError
 from ...timeline.tracefile import write_trace
 from ...units import parse_bytes
+from ..configoptions import count
 from ..console import Console
-from ..nodeoptions import count
 from .progress import progress
 from .report import drawings, gain, introduction, summary
 from .training import Task, compare, fitting_bandwidth

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topology import Cluster
 
-from ...request import Request
+from ...config import RunConfig
 from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
@@ -25,7 +25,7 @@ _WIDTH = 80
 _LISTED = 4  # shapes that are named one by one
 
 
-def page(outcome: StepSummary, request: Request, wall_s: float) -> list[str]:
+def page(outcome: StepSummary, request: RunConfig, wall_s: float) -> list[str]:
     """Return the figures as lines."""
     row = outcome.longest
     step = f"the median one of {outcome.steps} (step {outcome.step})" if outcome.steps else "the whole run"
@@ -46,7 +46,7 @@ def page(outcome: StepSummary, request: Request, wall_s: float) -> list[str]:
     ]
 
 
-def _machine(request: Request) -> str:
+def _machine(request: RunConfig) -> str:
     cluster = request.cluster
     assert isinstance(cluster, Cluster)
     lnc = f" lnc={cluster.lnc}" if len(cluster.machine.chip.lnc) > 1 else ""
@@ -59,7 +59,7 @@ def _throughput(outcome: StepSummary) -> list[str]:
     return _field("throughput", f"{outcome.samples_per_s:.2f} samples/s, {outcome.samples:g} a step")
 
 
-def assumptions(request: Request) -> list[str]:
+def assumptions(request: RunConfig) -> list[str]:
     """Say what was taken for granted."""
     virtual = request.virtual
     assert virtual is not None

@@ -11,12 +11,12 @@ import topology
 
 from ... import Interference, Virtual
 from ...collectives.select import check_algorithm
+from ...config import RunConfig
 from ...errors import UsageError
-from ...request import Request
 from ...setup.world_setup import DEFAULT_RANKS, cluster_of
 from ...virtual import Profile, Roofline
 from ...virtual.interference import ALL
-from ..nodeoptions import count
+from ..configoptions import count
 
 __all__ = ["PARAMETERS", "Parameter", "Setting", "add_options", "given"]
 
@@ -196,12 +196,12 @@ class Setting:
             check_algorithm(str(asked["algorithm"]))
         setting = cls(values=asked)
         if "cluster" in asked:
-            setting.revise(Request())
+            setting.revise(RunConfig())
         else:
             setting._virtual(Virtual())
         return setting
 
-    def revise(self, asked: Request) -> Request:
+    def revise(self, asked: RunConfig) -> RunConfig:
         """Return what a run of the program shall be, given what the program asks for.
 
         Raises:
@@ -225,7 +225,7 @@ class Setting:
             algorithm=known.get("algorithm", asked.algorithm),
         )
 
-    def _cluster(self, asked: Request) -> topology.Cluster:
+    def _cluster(self, asked: RunConfig) -> topology.Cluster:
         """Return the machine: another one, or the program's in another size."""
         size = self._known(_SIZE)
         if "cluster" in self.values:

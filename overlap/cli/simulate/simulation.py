@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 from topology import Cluster
 
-from ... import settings
+from ...config import RunConfig, imposed, overriding
 from ...errors import UsageError
-from ...request import Request, overriding
 from ...timeline.spans import Timeline
 from ..program import Program, as_main
 from .setting import Setting
@@ -31,7 +30,7 @@ class SimulatedRun:
         outcome: What that says.
     """
 
-    request: Request
+    request: RunConfig
     timeline: Timeline
     outcome: StepSummary
 
@@ -60,10 +59,10 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
     Raises:
         UsageError: If it simulates nothing, or what it says of its samples cannot be meant.
     """
-    requests: list[Request] = []
-    seen: list[tuple[Request, Timeline]] = []
+    requests: list[RunConfig] = []
+    seen: list[tuple[RunConfig, Timeline]] = []
 
-    def revise(asked: Request) -> Request:
+    def revise(asked: RunConfig) -> RunConfig:
         requests.append(setting.revise(asked))
         return requests[-1]
 
@@ -71,8 +70,8 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
         seen.append((requests[-1], timeline))
 
     begun_s = perf_counter()
-    wanted = replace(settings.from_environment(), trace=trace)
-    with settings.imposed(wanted), as_main(), overriding(revise=revise, watcher=watch):
+    wanted = RunConfig.from_environment().changed("--trace", trace=trace)
+    with imposed(wanted), as_main(), overriding(revise=revise, watcher=watch):
         names = _run(program)
     wall_s = perf_counter() - begun_s
     if not seen:
@@ -81,7 +80,7 @@ def simulate(program: Program, setting: Setting, *, trace: str | None = None) ->
     return Simulation(runs=tuple(_judged(request, timeline, samples) for request, timeline in seen), wall_s=wall_s)
 
 
-def _judged(request: Request, timeline: Timeline, samples: float | None) -> SimulatedRun:
+def _judged(request: RunConfig, timeline: Timeline, samples: float | None) -> SimulatedRun:
     assert isinstance(request.cluster, Cluster)
     outcome = measure(timeline, request.cluster, samples=samples)
     return SimulatedRun(request=request, timeline=timeline, outcome=outcome)

@@ -1,0 +1,315 @@
+"""The one description of a run: every setting, and who has said it.
+
+The arguments of `run`, the options of `overlap run`, the environment and the launcher each say some of it. What they
+say is laid over each other, the first wins:
+
+1. what a command imposes on every run of its program (`overriding`);
+2. the launcher that started several processes: how many ranks there are;
+3. the options of `overlap run`; then `OVERLAP_*` variables, `OVERLAP_RANKS` for `ranks` and so on; empty is unset;
+4. the arguments of `run`.
+
+A field of `RunConfig` is all there is to a setting: its option, its variable, the help and the checks follow from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from transports import Transport
+
+from . import trace_files
+from .errors import UsageError
+from .options import Option, count, index, option, parse_rails, parse_transport, seconds, switch, text_of
+from .timeline.spans import Timeline
+
+if TYPE_CHECKING:
+    import topology
+
+    from .virtual.simulated_backend import Virtual
+
+__all__ = ["ARGUMENT", "RunConfig", "Wires", "imposed", "overriding", "requested", "variable_of"]
+
+Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
+"""A transport, or a function that puts one around the transport that the world would have."""
+
+ARGUMENT = "argument"
+"""Source of what the program gives to `run`."""
+
+
+def _check_ranks(ranks: object) -> None:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
+
+
+def _check_timeout(timeout_s: float) -> None:
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s: expected a positive number of seconds, got {timeout_s!r}")
+
+
+def _check_trace(trace: str | PathLike[str]) -> None:
+    if not Path(trace).parent.is_dir():
+        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def _check_algorithm(name: str) -> None:
+    from .collectives.select import check_algorithm  # and with it the generators
+
+    check_algorithm(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """How to run; None leaves it open. What each field means stands in its help.
+
+    Attributes:
+        sources: Who has said what: "argument", an option, a variable, or the launcher's name; what is open has none.
+    """
+
+    ranks: int | None = option(
+        read=count, metavar="N", help="how many ranks; default: what the program says", check=_check_ranks
+    )
+    trace: str | PathLike[str] | None = option(
+        read=str, metavar="FILE", help="write the timeline there (.json or .json.gz)", check=_check_trace
+    )
+    cluster: str | topology.Cluster | None = option(
+        read=str, metavar="NAME", help='machine to run as, such as "trn1.32xlarge" or "local"'
+    )
+    timeout_s: float | None = option(
+        read=seconds, metavar="S", flag="--timeout", check=_check_timeout,
+        help="give up after S seconds; say who waits for whom",
+    )  # fmt: skip
+    algorithm: str | None = option(
+        read=str, metavar="A", help="use this algorithm wherever it exists, such as ring", check=_check_algorithm
+    )
+    nnodes: int | None = option(
+        read=count, metavar="N", help="how many nodes; default: 1, this process", nodes=True, variable=False
+    )
+    nproc_per_node: int | None = option(
+        read=count, metavar="N", help="ranks of each; default: what --ranks or --cluster say, or 1", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    node_rank: int | None = option(
+        read=index, metavar="I", help="start only node I; the others are started by hand elsewhere", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    rdzv_endpoint: str | None = option(
+        read=str, metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    job_id: str | None = option(
+        read=str, metavar="NAME", help="only processes of one job meet", nodes=True, variable=False
+    )
+    transport: str | None = option(
+        read=parse_transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed",
+        nodes=True,
+    )  # fmt: skip
+    rails: int | tuple[str, ...] | None = option(
+        read=parse_rails,
+        metavar="R",
+        help="connections for each pair of nodes: 4, or interfaces: eth0,eth1",
+        nodes=True,
+    )
+    peer_direct: bool | None = option(
+        read=switch, help="sockets read and write the arrays (default)", off="through a bounce buffer", nodes=True
+    )
+    unix: bool | None = option(
+        read=switch, help="Unix sockets inside one machine (default)", off="TCP there too", nodes=True
+    )
+    tls_cert: str | None = option(read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True)
+    tls_key: str | None = option(read=str, metavar="FILE", help="its private key", nodes=True)
+    tls_ca: str | None = option(
+        read=str, metavar="FILE", help="the authority that signed those of all nodes", nodes=True
+    )
+    join_timeout_s: float | None = option(
+        read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
+        nodes=True,
+    )  # fmt: skip
+    log_dir: str | None = option(
+        read=str, metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    prefix: bool | None = option(
+        read=switch, help="[node I] before each line (default with several nodes)", off="lines as they are", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    unannounced: bool | None = option(
+        read=switch, nodes=True, variable=False, hidden=True
+    )  # a command of ours says why
+    grace_s: float | None = option(
+        read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
+        variable=False,
+    )  # fmt: skip
+    virtual: Virtual | None = option(variable=False)
+    wires: Wires | None = option(variable=False)
+    watcher: Callable[[Timeline], None] | None = option(variable=False)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    # -- where it comes from -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Return how each field is told."""
+        return {each.name: each.metadata["option"] for each in fields(cls) if "option" in each.metadata}
+
+    @classmethod
+    def given(cls, source: str = ARGUMENT, **values: Any) -> Self:
+        """Return what one source says; None says nothing."""
+        said = {name: value for name, value in values.items() if value is not None}
+        return cls(**said, sources=dict.fromkeys(said, source))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read the variables.
+
+        Raises:
+            UsageError: If a value cannot be meant; names the variable and the value.
+        """
+        told = {
+            name: (variable_of(name), one.read)
+            for name, one in cls.options().items()
+            if one.variable and one.read is not None and environ.get(variable_of(name))
+        }
+        values: dict[str, Any] = {
+            name: _read(read, environ[variable], variable) for name, (variable, read) in told.items()
+        }
+        return cls(**values, sources={name: _source(name, environ, variable) for name, (variable, _) in told.items()})
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that say the same."""
+        return {
+            variable_of(name): text_of(getattr(self, name))
+            for name, one in self.options().items()
+            if one.variable and one.read is not None and getattr(self, name) is not None
+        }
+
+    def over(self, other: Self) -> Self:
+        """Return this laid over another: what is open here is as there."""
+        mine = {name: getattr(self, name) for name in self.options() if getattr(self, name) is not None}
+        return replace(other, **mine, sources={**other.sources, **{n: s for n, s in self.sources.items() if n in mine}})
+
+    def changed(self, source: str | None = None, /, **changes: Any) -> Self:
+        """Return this with some fields changed; without a source, those who have said them have meant it so."""
+        told = {} if source is None else dict.fromkeys(changes, source)
+        return replace(self, **changes, sources={**self.sources, **told})
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            UsageError: Naming the field and the value.
+        """
+        for name, one in self.options().items():
+            if one.check is not None and getattr(self, name) is not None:
+                one.check(getattr(self, name))
+
+    def told(self, *names: str) -> str:
+        """Return, for the end of an error, who has said these; nothing if it was the program itself."""
+        said = {name: self.sources[name] for name in names if name in self.sources}
+        if set(said.values()) <= {ARGUMENT}:
+            return ""
+        return f" ({', '.join(f'{name}: {source}' for name, source in said.items())})"
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each field that somebody can say: its name, its value, and who has said it."""
+        for name, one in self.options().items():
+            if one.read is not None and not one.hidden:
+                value = getattr(self, name)
+                text = "-" if value is None else text_of(getattr(value, "name", value))
+                yield f"{name:<16} {text:<32} {self.sources.get(name, 'default')}".rstrip()
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable of a field."""
+    return f"OVERLAP_{name.upper()}"
+
+
+def _read(read: Callable[[str], object], text: str, variable: str) -> object:
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(f"{variable}: {error}") from None
+
+
+# -- what commands impose ------------------------------------------------------------------------------------------
+
+_imposed: list[RunConfig] = []  # by `imposed`, the innermost last: it knows who has said what the variables say
+_overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("overriding", default=None)
+
+
+def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
+    said = _imposed[-1] if _imposed else RunConfig()
+    same = getattr(said, name, None) is not None and text_of(getattr(said, name)) == environ[variable]
+    return said.sources.get(name, variable) if same else variable
+
+
+@contextmanager
+def imposed(config: RunConfig) -> Iterator[None]:
+    """Make the environment say exactly `config` for the block, and number its traces from the start."""
+    names = [variable_of(name) for name, one in config.options().items() if one.variable]
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    _say(names, config.variables())
+    _imposed.append(config)
+    trace_files.forget()
+    try:
+        yield
+    finally:
+        _imposed.pop()
+        _say(names, before)
+
+
+def _say(names: list[str], variables: Mapping[str, str]) -> None:
+    for name in names:
+        if name in variables:
+            os.environ[name] = variables[name]
+        else:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def overriding(
+    *, revise: Callable[[RunConfig], RunConfig] | None = None, watcher: Callable[[Timeline], None] | None = None
+) -> Iterator[None]:
+    """Let this win over the arguments of every `run` in the block, and over the environment.
+
+    Args:
+        revise: Is given what a run is asked to be, and returns what it shall be.
+        watcher: Is given the timeline of each run.
+    """
+
+    def overrule(asked: RunConfig) -> RunConfig:
+        wanted = asked if revise is None else revise(asked)
+        return wanted if watcher is None else replace(wanted, watcher=watcher)
+
+    token = _overriding.set(overrule)
+    try:
+        yield
+    finally:
+        _overriding.reset(token)
+
+
+def requested(main: object, asked: RunConfig) -> RunConfig:
+    """Check what the program asks for, and overrule it: the environment does, and before it `overriding`.
+
+    Raises:
+        UsageError: For what cannot be meant.
+    """
+    told = RunConfig.from_environment()
+    wanted = told.over(asked)
+    if told.trace is not None:
+        wanted = wanted.changed(trace=trace_files.next_path(str(told.trace)))
+    overrule = _overriding.get()
+    if overrule is not None:
+        wanted = overrule(wanted)
+    if not callable(main):
+        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
+    wanted.check()
+    return wanted

@@ -1,0 +1,112 @@
+"""What a value of the configuration looks like from outside: its option, its environment variable, how text is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import UsageError
+
+__all__ = ["Option", "count", "index", "option", "parse_rails", "parse_transport", "seconds", "switch", "text_of"]
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How a field of the configuration is told.
+
+    Attributes:
+        read: Makes the value of text, or raises `UsageError`; None: it cannot be told by text.
+        metavar: What stands for the value in the help.
+        help: One line.
+        off: Of a switch, the same for `--no-...`.
+        flag: The option, if it is not made of the field's name.
+        variable: Whether `OVERLAP_` and its name is an environment variable that says it.
+        nodes: Whether it concerns several processes.
+        hidden: Whether the help leaves it out.
+        check: Refuses values that cannot be meant, whoever gave them.
+    """
+
+    read: Callable[[str], object] | None = None
+    metavar: str | None = None
+    help: str = ""
+    off: str | None = None
+    flag: str | None = None
+    variable: bool = True
+    nodes: bool = False
+    hidden: bool = False
+    check: Callable[[Any], object] | None = None
+
+
+def option(**details: Any) -> Any:
+    """Return a field of the configuration that is unset unless somebody says it; takes what `Option` does."""
+    return field(default=None, metadata={"option": Option(**details)})
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def count(text: str) -> int:
+    """Read a positive whole number."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise UsageError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def index(text: str) -> int:
+    """Read a whole number that may be 0."""
+    if not text.isdecimal():
+        raise UsageError(f"expected 0 or more, got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"expected a positive number of seconds, got {text!r}")
+    return value
+
+
+def switch(text: str) -> bool:
+    """Read yes or no."""
+    if text.lower() not in _YES + _NO:
+        raise UsageError(f"expected 1 or 0, got {text!r}")
+    return text.lower() in _YES
+
+
+def parse_rails(text: str) -> int | tuple[str, ...]:
+    """Read "4" as a number of connections and "eth0,eth1" as interfaces."""
+    if text.strip().isdecimal() and int(text) > 0:
+        return int(text)
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names) or any(_NUMBER.fullmatch(name) for name in names):
+        raise UsageError(f"expected a positive number, or different interfaces such as eth0,eth1, got {text!r}")
+    return names
+
+
+def parse_transport(text: str) -> str:
+    """Read the name of a transport, one that the registry knows; "auto" leaves the choice."""
+    from transports import registry
+
+    try:
+        if text != "auto":
+            registry.check(text)
+    except registry.UnknownTransportError as error:
+        raise UsageError(str(error).replace("known are ", "known are auto, ", 1)) from None
+    return text
+
+
+def text_of(value: object) -> str:
+    """Write a value so that it is read back."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

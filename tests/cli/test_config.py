@@ -1,0 +1,230 @@
+import argparse
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+import overlap
+from overlap import UsageError, trace_files
+from overlap.cli.configoptions import add_options, flag_of, given, variables
+from overlap.config import RunConfig, imposed, requested
+from overlap.options import count, option
+
+FULL = RunConfig(
+    ranks=4,
+    trace="run.json",
+    cluster="trn2.48xlarge x4",
+    timeout_s=2.5,
+    algorithm="ring",
+    transport="efa",
+    rails=("eth0", "10.0.0.1"),
+    peer_direct=False,
+    unix=True,
+    tls_cert="c.pem",
+    tls_key="k.pem",
+    tls_ca="a.pem",
+    join_timeout_s=60.0,
+)
+
+
+def test_what_is_written_is_read_back():
+    assert RunConfig.from_environment(FULL.variables()) == FULL
+
+
+def test_unset_and_empty_leave_the_choice_to_the_program():
+    empty = dict.fromkeys(FULL.variables(), "")
+    assert RunConfig.from_environment({}) == RunConfig.from_environment(empty) == RunConfig()
+    assert RunConfig().variables() == {}
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "two", "1e3", " "])
+def test_a_bad_number_of_ranks_is_named(value):
+    with pytest.raises(UsageError) as caught:
+        RunConfig.from_environment({"OVERLAP_RANKS": value})
+    assert str(caught.value) == f"OVERLAP_RANKS: expected a positive integer, got {value!r}"
+
+
+@pytest.mark.parametrize(("text", "rails"), [("2", 2), ("eth0", ("eth0",)), ("eth0, eth1", ("eth0", "eth1"))])
+def test_rails_are_a_number_or_interfaces(text, rails):
+    assert RunConfig.from_environment({"OVERLAP_RAILS": text}).rails == rails
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "2.5", "eth0,", "eth0,eth0", "eth0,2", " "])
+def test_bad_rails_are_named(value):
+    with pytest.raises(UsageError) as caught:
+        RunConfig.from_environment({"OVERLAP_RAILS": value})
+    assert str(caught.value).startswith("OVERLAP_RAILS: expected a positive number, or different interfaces such as ")
+    assert str(caught.value).endswith(f"got {value!r}")
+
+
+@pytest.mark.parametrize(("text", "answer"), [("1", True), ("0", False), ("Yes", True), ("off", False)])
+def test_yes_and_no(text, answer):
+    assert RunConfig.from_environment({"OVERLAP_UNIX": text}).unix is answer
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("OVERLAP_PEER_DIRECT", "2", "OVERLAP_PEER_DIRECT: expected 1 or 0, got '2'"),
+        ("OVERLAP_TRANSPORT", "tcp", "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, mpi, neuronlink"),
+        ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
+    ],
+)
+def test_a_bad_setting_is_named(name, value, message):
+    with pytest.raises(UsageError) as caught:
+        RunConfig.from_environment({name: value})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_a_bad_timeout_is_named(value):
+    with pytest.raises(UsageError) as caught:
+        RunConfig.from_environment({"OVERLAP_TIMEOUT_S": value})
+    assert str(caught.value) == f"OVERLAP_TIMEOUT_S: expected a positive number of seconds, got {value!r}"
+
+
+def test_imposed_settings_replace_the_environments_and_are_taken_back(monkeypatch):
+    monkeypatch.setenv("OVERLAP_RANKS", "7")
+    monkeypatch.setenv("OVERLAP_ALGORITHM", "mesh")
+    monkeypatch.delenv("OVERLAP_CLUSTER", raising=False)
+    with suppress(ZeroDivisionError), imposed(RunConfig(ranks=3, cluster="local")):
+        assert RunConfig.from_environment() == RunConfig(ranks=3, cluster="local")
+        raise ZeroDivisionError
+    assert RunConfig.from_environment() == RunConfig(ranks=7, algorithm="mesh")
+    assert "OVERLAP_CLUSTER" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("name", "second"),
+    [
+        ("run.json", "run-2.json"),
+        ("run.json.gz", "run-2.json.gz"),
+        ("run.trace.json", "run-2.trace.json"),
+        ("run.trace.json.gz", "run-2.trace.json.gz"),
+        ("v1.2.txt", "v1.2-2.txt"),
+        ("run", "run-2"),
+        (".json", ".json-2"),
+    ],
+)
+def test_later_traces_get_numbers(name, second, tmp_path):
+    with imposed(RunConfig()):
+        path = str(tmp_path / name)
+        assert [trace_files.next_path(path), trace_files.next_path(path)] == [Path(path), tmp_path / second]
+
+
+def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(tmp_path):
+    path = str(tmp_path / "run.json")
+    for _ in range(2):
+        with imposed(RunConfig()):
+            first, second, third = (trace_files.next_path(path) for _ in range(3))
+            assert third == tmp_path / "run-3.json"
+            second.touch()  # of an earlier program
+            trace_files.keep(first)
+            trace_files.keep(third)
+            assert (trace_files.asked(path), trace_files.written(path)) == ([first, second, third], [first, third])
+
+
+# -- who has said it ---------------------------------------------------------------------------------------------
+
+
+def test_every_value_says_where_it_came_from(monkeypatch):
+    monkeypatch.setenv("OVERLAP_RANKS", "3")
+    asked = RunConfig.given(ranks=2, timeout_s=5.0, trace=None)
+    wanted = requested(print, asked)
+    assert (wanted.ranks, wanted.timeout_s, wanted.trace) == (3, 5.0, None)
+    assert wanted.sources == {"ranks": "OVERLAP_RANKS", "timeout_s": "argument"}
+    launched = wanted.changed("torchrun", ranks=8)
+    assert (launched.ranks, launched.sources["ranks"]) == (8, "torchrun")
+
+
+def test_the_variables_of_an_imposed_configuration_were_said_by_its_options(monkeypatch):
+    with imposed(RunConfig.given("--ranks", ranks=3)):
+        assert RunConfig.from_environment().sources == {"ranks": "--ranks"}
+        monkeypatch.setenv("OVERLAP_RANKS", "4")  # by the program
+        assert RunConfig.from_environment().sources == {"ranks": "OVERLAP_RANKS"}
+
+
+def test_errors_name_who_said_it_unless_it_was_the_program(overlap, script, monkeypatch):
+    program = script("import overlap\nasync def main(rank): ...\noverlap.run(main, cluster='trn1.2xlarge', ranks=9)")
+    place = "overlap: train.py:3: ranks: 9 do not fit on trn1.2xlarge, which has 2"
+    assert overlap("run", program)[2] == f"{place}\n"
+    assert overlap("run", "--ranks", "9", program)[2] == f"{place} (ranks: --ranks, cluster: argument)\n"
+    monkeypatch.setenv("OVERLAP_RANKS", "9")
+    assert overlap("run", program)[2] == f"{place} (ranks: OVERLAP_RANKS, cluster: argument)\n"
+
+
+def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
+    monkeypatch.setenv("OVERLAP_ALGORITHM", "ring")
+    code, out, err = overlap("run", "--nnodes", "2", "--nproc-per-node", "3", "--no-unix", "--show-config")
+    assert (code, err) == (0, "")
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert {name: rows[name].split() for name in ("nnodes", "ranks", "unix", "algorithm", "trace")} == {
+        "nnodes": ["2", "--nnodes"],
+        "ranks": ["6", "--nproc-per-node"],
+        "unix": ["0", "--no-unix"],
+        "algorithm": ["ring", "OVERLAP_ALGORITHM"],
+        "trace": ["-", "default"],
+    }
+    assert list(rows) == [name for name, one in RunConfig.options().items() if one.read and not one.hidden]
+
+
+def test_the_launcher_is_shown_too(overlap, monkeypatch):
+    for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert overlap("run", "--show-config")[1].endswith("MPICH has started this process as number 3 of 4\n")
+
+
+# -- one edit a setting ------------------------------------------------------------------------------------------
+
+
+def check_depth(bits):
+    if bits > 48:
+        raise UsageError("colour_depth: too deep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class More(RunConfig):
+    """A configuration with one setting more, and nothing else."""
+
+    colour_depth: int | None = option(
+        read=count, metavar="N", help="how many bits", check=lambda bits: bits < 99 or no()
+    )
+
+
+def no():
+    raise UsageError("colour_depth: too deep")
+
+
+def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
+    parser = argparse.ArgumentParser()
+    add_options(parser, More)
+    assert "--colour-depth N" in parser.format_help()
+    told = given(parser.parse_args(["--colour_depth", "8"]), More)
+    assert (told.colour_depth, told.sources) == (8, {"colour_depth": "--colour-depth"})
+    assert told.variables() == {"OVERLAP_COLOUR_DEPTH": "8"}
+    assert More.from_environment({"OVERLAP_COLOUR_DEPTH": "24"}).over(told).colour_depth == 24
+    assert "OVERLAP_COLOUR_DEPTH" in variables(More)
+    assert f"{'colour_depth':<16} {'8':<32} --colour-depth" in told.lines()
+    with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
+        More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
+    with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):
+        More(colour_depth=100).check()
+    with imposed(told):
+        assert More.from_environment() == told
+
+
+def test_the_help_lists_every_option_and_every_variable(overlap):
+    out = overlap("run", "--help")[1]
+    for name, one in RunConfig.options().items():
+        if one.read is not None and not one.hidden:
+            assert f" {flag_of(name, one)}" in out
+            assert one.variable is (f"OVERLAP_{name.upper()}" in out)
+
+
+def test_what_run_takes_is_part_of_the_configuration():
+    own = {"main", "args", "clock", "transport"}  # `virtual` and `wires` are what becomes of the last two
+    for front in (overlap.run, overlap.run_async):
+        assert set(signature(front).parameters) - own <= set(RunConfig.options())
