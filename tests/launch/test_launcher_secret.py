@@ -84,3 +84,12 @@ def test_a_link_instead_of_the_folder_is_not_trusted(tmp_path):
     (tmp_path / f"overlap-{os.getuid()}").symlink_to(tmp_path / "mine")
     with pytest.raises(UsageError, match="not what a secret is kept in"):
         user_secret({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_secret_file_that_cannot_be_read_is_named_with_the_reason(tmp_path):
+    (tmp_path / "file").touch()
+    inside = tmp_path / "file" / "s"
+    assert error_of({"OVERLAP_SECRET_FILE": str(inside)}) == f"{inside}: Not a directory"
+    (tmp_path / "loop").symlink_to("loop")
+    assert error_of({"OVERLAP_SECRET_FILE": str(tmp_path / "loop")}).startswith(f"{tmp_path / 'loop'}: Too many levels")
+    assert error_of({"OVERLAP_SECRET_FILE": "/none"}) == "OVERLAP_SECRET_FILE: /none: there is no such file"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 from functools import partial
@@ -31,8 +32,9 @@ from overlap.membership.control_messages import (
     Ready,
     Refused,
 )
+from overlap.membership.coordinator import Coordinator
 from overlap.rendezvous import acceptor
-from transports.handshake import welcome
+from transports.handshake import Hello, welcome
 
 from .company import Company, Puppet, wait_and_leave, with_company
 
@@ -294,6 +296,53 @@ def test_time_in_which_this_process_was_stopped_is_nobodys_silence() -> None:
 
     clock = MockClock()
     trio.run(main, clock=clock)
+
+
+class Exhausted:
+    """A listener of a system that has no descriptors left."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.asked = number, 0
+
+    async def __aenter__(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def __aexit__(self, *_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def accept(self) -> trio.SocketStream:
+        self.asked += 1
+        assert self.asked < 10, "it asks again and again without a pause"
+        await trio.lowlevel.checkpoint()
+        raise OSError(self.number, "no more")
+
+
+def accepting(listener: Exhausted) -> acceptor.Acceptor:
+    mine = Hello(role="member", job="digits", epoch=0, member=0, members=2)
+    coordinator = Coordinator(members=2, detail="", report=print)
+    return acceptor.Acceptor(listener, coordinator, mine, secret=b"secret", tls=None, report=print)  # type: ignore[arg-type]
+
+
+def test_while_there_are_no_descriptors_left_it_asks_ten_times_a_second_and_no_more() -> None:
+    listener = Exhausted(errno.EMFILE)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accepting(listener).attend)
+            for asked in (1, 2, 3):
+                await trio.testing.wait_all_tasks_blocked()
+                assert listener.asked == asked
+                clock.jump(0.1)
+            nursery.cancel_scope.cancel()
+
+    clock = MockClock()
+    trio.run(main, clock=clock)
+
+
+def test_a_listener_that_is_broken_is_no_reason_to_wait() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(accepting(Exhausted(errno.EBADF)).attend)
+    assert [str(error) for error in caught.value.exceptions] == [f"[Errno {errno.EBADF}] no more"]
 
 
 def test_a_member_that_does_not_read_is_lost_rather_than_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
