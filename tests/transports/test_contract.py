@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from transports import Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Transport
+from transports import Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
 from transports.testing import CHECKS, MakePair, Scale, check_transport, run_check
 
 
@@ -29,6 +29,7 @@ REAL: dict[str, Callable[[], Transport]] = {
     "recording": lambda: Recording(NeuronLink(2)),
     "paced": lambda: Paced(NeuronLink(2), links=slow),
     "faulty": lambda: delayed(NeuronLink(2)),
+    "router": lambda: Router([NeuronLink(2)]),
     "all wrappers": lambda: Recording(Paced(delayed(NeuronLink(2)), links=slow)),
 }
 VIRTUAL: dict[str, Callable[[], Transport]] = {

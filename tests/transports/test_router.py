@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from transports import ArgumentError, NeuronLink, Recording, Router
+from transports import ArgumentError, NeuronLink, Recording, Router, TransportClosedError
 
 
 def parts() -> tuple[NeuronLink, Recording]:
@@ -63,5 +64,73 @@ def test_what_it_cannot_reach_is_named() -> None:
     async def main() -> None:
         with pytest.raises(ArgumentError, match=r"^rank 0 cannot reach rank 9; this router reaches ranks 0, 1$"):
             await Router([memory]).endpoint(0).send(9, 0, b"")
+
+    trio.run(main)
+
+
+def split() -> tuple[Router, NeuronLink, NeuronLink]:
+    """Rank 0 reaches itself over one part and rank 1 over another one."""
+    near, far = NeuronLink([0, 1]), NeuronLink([0, 1])
+    near.peers = (0,)
+    return Router([near, far]), near, far
+
+
+def test_waiting_for_any_asks_every_part_that_is_named() -> None:
+    async def main() -> None:
+        router, _, far = split()
+        end = router.endpoint(0)
+        async with trio.open_nursery() as nursery:
+            for sender, src, choice in ((far.endpoint(1), 1, 1), (end, 0, 0)):
+                found: list[int] = []
+
+                async def look(found: list[int] = found) -> None:
+                    found.append(await end.wait_any([(0, 5), (1, 6)]))
+
+                nursery.start_soon(look)
+                await wait_all_tasks_blocked()
+                assert found == []
+                nursery.start_soon(sender.send, 0, 5 + src, b"x")
+                await wait_all_tasks_blocked()
+                assert found == [choice]
+                await end.recv_into(src, 5 + src, bytearray(1))
+
+    trio.run(main)
+
+
+def test_the_first_choice_counts_whatever_part_it_is_on() -> None:
+    async def main() -> None:
+        router, near, far = split()
+        end = router.endpoint(0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(near.endpoint(0).send, 0, 5, b"x")
+            nursery.start_soon(far.endpoint(1).send, 0, 6, b"x")
+            await wait_all_tasks_blocked()
+            assert await end.wait_any([(1, 6), (0, 5)]) == 0
+            assert await end.wait_any([(0, 5), (1, 6)]) == 0
+            await end.recv_into(0, 5, bytearray(1))
+            await end.recv_into(1, 6, bytearray(1))
+
+    trio.run(main)
+
+
+def test_waiting_for_any_fails_with_the_part_that_fails_and_can_be_cancelled() -> None:
+    async def main() -> None:
+        router, _, far = split()
+        end = router.endpoint(0)
+        with trio.move_on_after(0) as scope:
+            await end.wait_any([(0, 5), (1, 6)])
+        assert scope.cancelled_caught
+        errors: list[TransportClosedError] = []
+
+        async def look() -> None:
+            with pytest.raises(TransportClosedError) as caught:
+                await end.wait_any([(0, 5), (1, 6)])
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()
+            await far.aclose()
+        assert [(error.src, error.dst, error.tag) for error in errors] == [(1, 0, 6)]
 
     trio.run(main)

@@ -241,3 +241,23 @@ def test_a_cut_by_chance_is_written_down() -> None:
 def test_impossible_faults_are_rejected(options: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=f"^{next(iter(options))} is "):
         Faulty(NeuronLink(1), seed=0, **options)
+
+
+def test_a_cut_link_ends_waiting_for_any() -> None:
+    async def main() -> None:
+        faulty = Faulty(NeuronLink(3), seed=1)
+        errors: list[LinkLostError] = []
+
+        async def look() -> None:
+            with pytest.raises(LinkLostError, match="the link was cut") as caught:
+                await faulty.endpoint(0).wait_any([(1, 5), (2, 6)])
+            errors.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()
+            faulty.cut(0, 2)
+        await look()
+        assert [(error.src, error.dst, error.tag) for error in errors] == [(2, 0, 6)] * 2
+
+    trio.run(main)

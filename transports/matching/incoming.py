@@ -228,18 +228,26 @@ class Incoming:
             receive.finish(memoryview(b"") if receive.lend else None)
         else:
             receive.matched = True
-            self._line[arrival.number] = receive
-            self._accept_next()
+            if self._line or not self._has_place:
+                self._line[arrival.number] = receive
+            else:
+                self._accept(arrival.number, receive)
+
+    @property
+    def _has_place(self) -> bool:
+        return self._limits.places is None or len(self.filling) < self._limits.places
 
     def _accept_next(self) -> None:
         """Name the places of messages that are next in line, as far as there are places."""
-        places = self._limits.places
-        while self._line and (places is None or len(self.filling) < places):
+        while self._line and self._has_place:
             number = next(iter(self._line))
-            receive = self.filling[number] = self._line.pop(number)
-            if receive.lend:
-                receive.view = self._memory.take(receive.nbytes)
-            self._answer(MessageKind.ACCEPT, number)
+            self._accept(number, self._line.pop(number))
+
+    def _accept(self, number: int, receive: Receive) -> None:
+        self.filling[number] = receive
+        if receive.lend:
+            receive.view = self._memory.take(receive.nbytes)
+        self._answer(MessageKind.ACCEPT, number)
 
     def _hand_over(self, receive: Receive, payload: memoryview) -> None:
         self._free(payload.nbytes)

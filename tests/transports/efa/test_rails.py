@@ -207,3 +207,26 @@ def test_an_event_loop_that_stood_still_proves_nothing() -> None:
             assert link.engine.gone == "process 1 (rank 1) is lost: nothing was heard from it for 8 s"
 
     run(main)
+
+
+def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_come() -> None:
+    async def main() -> None:
+        world = World(((0,), (1,), (2,)))
+        async with opened(world.efas):
+            end, choices = world.efas[0].endpoint(0), [(1, 5), (2, 5)]
+            await world.efas[2].endpoint(2).send(0, 5, b"in time")
+            assert await end.wait_any(choices) == 1
+            errors: list[BaseException] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(quietly, partial(end.wait_any, [(1, 5), (1, 6)]), errors)
+                await wait_all_tasks_blocked()
+                await world.efas[1].aclose()
+            assert [str(error) for error in errors] == [
+                "message from rank 1 to rank 0, tag 5: process 1 (rank 1) has left"
+            ]
+            assert await end.wait_any(choices) == 1
+            await end.recv_into(2, 5, bytearray(7))
+            with pytest.raises(LinkLostError, match=r"process 1 \(rank 1\) has left"):
+                await end.wait_any(choices)
+
+    run(main)
