@@ -28,7 +28,7 @@ __all__ = [
     "PREFIX_BYTES",
     "Frame",
     "FrameError",
-    "Kind",
+    "FrameKind",
     "pack",
     "parse",
 ]
@@ -46,7 +46,7 @@ _PREFIX = struct.Struct("<HI")
 PREFIX_BYTES = _PREFIX.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame says: something about messages, see `MessageKind`, or about the connection that it comes on."""
 
     EAGER = MessageKind.EAGER
@@ -69,24 +69,26 @@ _U64, _RANK, _SIZE, _RAIL = 2**64, 2**32, 2**63, 2**16
 #: What the fields of each kind are below.
 LIMITS: Mapping[int, tuple[int, ...]] = MappingProxyType(
     {
-        Kind.EAGER: (_U64, _RANK, _RANK, _U64),
-        Kind.OFFER: (_U64, _RANK, _RANK, _U64, _SIZE),
-        Kind.ACCEPT: (_U64,),
-        Kind.REFUSE: (_U64, _SIZE),
-        Kind.CHUNK: (_U64, _SIZE),
-        Kind.TAKEN: (_U64,),
-        Kind.WITHDRAW: (_U64,),
-        Kind.WITHDRAWN: (_U64,),
-        Kind.CREDIT: (_SIZE,),
-        Kind.ABANDON: (_U64,),
-        Kind.ALIVE: (_U64,),
-        Kind.LOST: (_RAIL, _U64),
-        Kind.BYE: (),
+        FrameKind.EAGER: (_U64, _RANK, _RANK, _U64),
+        FrameKind.OFFER: (_U64, _RANK, _RANK, _U64, _SIZE),
+        FrameKind.ACCEPT: (_U64,),
+        FrameKind.REFUSE: (_U64, _SIZE),
+        FrameKind.CHUNK: (_U64, _SIZE),
+        FrameKind.TAKEN: (_U64,),
+        FrameKind.WITHDRAW: (_U64,),
+        FrameKind.WITHDRAWN: (_U64,),
+        FrameKind.CREDIT: (_SIZE,),
+        FrameKind.ABANDON: (_U64,),
+        FrameKind.ALIVE: (_U64,),
+        FrameKind.LOST: (_RAIL, _U64),
+        FrameKind.BYE: (),
     }
 )
 # The same with the kind itself in front, as a header has it.
-_HEADER_LIMITS = tuple((len(Kind), *LIMITS[kind]) for kind in Kind)
-_PAYLOAD_LIMITS_BYTES = tuple({Kind.EAGER: EAGER_BYTES, Kind.CHUNK: CHUNK_BYTES}.get(kind, 0) for kind in Kind)
+_HEADER_LIMITS = tuple((len(FrameKind), *LIMITS[kind]) for kind in FrameKind)
+_PAYLOAD_LIMITS_BYTES = tuple(
+    {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: CHUNK_BYTES}.get(kind, 0) for kind in FrameKind
+)
 
 
 class FrameError(ProtocolError):
@@ -148,10 +150,10 @@ def _checked(header: object, payload_bytes: int) -> int:
     kind: int = header[0]
     limits = _HEADER_LIMITS[kind]
     if len(header) != len(limits):
-        raise FrameError(f"{Kind(kind).name} has {len(limits) - 1} fields, not {len(header) - 1}")
+        raise FrameError(f"{FrameKind(kind).name} has {len(limits) - 1} fields, not {len(header) - 1}")
     for field, limit in zip(header, limits, strict=True):
         if type(field) is not int or not 0 <= field < limit:
-            raise FrameError(f"a field of {Kind(kind).name} is not in 0 ... {limit - 1}")
+            raise FrameError(f"a field of {FrameKind(kind).name} is not in 0 ... {limit - 1}")
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
-        raise FrameError(f"{Kind(kind).name} carries {payload_bytes} bytes")
+        raise FrameError(f"{FrameKind(kind).name} carries {payload_bytes} bytes")
     return kind

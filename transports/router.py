@@ -136,6 +136,7 @@ async def _first_of(routes: Mapping[Endpoint, Sequence[int]], choices: Sequence[
             found.append(indices[await endpoint.wait_any([choices[index] for index in indices])])
         except TransportError as error:
             errors.append(error)
+        await trio.lowlevel.cancel_shielded_checkpoint()  # who knows at once, too, may say so: the first choice counts
         nursery.cancel_scope.cancel()  # taking nothing, the others lose nothing
 
     async with trio.open_nursery() as nursery:

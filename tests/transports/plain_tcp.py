@@ -9,7 +9,7 @@ from typing import Self
 import trio
 
 from transports.factory import Bootstrap
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, Kind, pack, parse
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, Frame, FrameKind, pack, parse
 from transports.handshake import Hello, greet, welcome
 from transports.matched import Link, MatchedTransport
 from transports.matching import Limits, ProtocolError
@@ -38,7 +38,7 @@ class PlainLink(Link):
                 await self.stream.send_all(pack(kind, *fields, payload_bytes=len(body)) + body)
             elif (chunk := self.engine.outgoing.next_chunk()) is not None:
                 piece = chunk.view
-                head = pack(Kind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
+                head = pack(FrameKind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
                 await self.stream.send_all(head)
                 await self.stream.send_all(piece)
             elif self.closing and self.engine.quiet:
@@ -68,9 +68,9 @@ class PlainLink(Link):
     def hear(self, frame: Frame, buffer: bytearray) -> None:
         kind, fields, start, nbytes = frame
         payload = memoryview(bytes(buffer[start : start + nbytes]))
-        if kind == Kind.EAGER:
+        if kind == FrameKind.EAGER:
             self.engine.incoming.eager(fields, payload)
-        elif kind == Kind.CHUNK:
+        elif kind == FrameKind.CHUNK:
             number, offset = fields
             self.engine.incoming.place(number, offset, nbytes)[:] = payload
             self.engine.incoming.filled(number, offset, nbytes)

@@ -20,25 +20,25 @@ from transports.frame import (
     LIMITS,
     PREFIX_BYTES,
     FrameError,
-    Kind,
+    FrameKind,
     pack,
     parse,
 )
 
 FUZZ_COUNT = 25_000
-PAYLOADS_BYTES = {Kind.EAGER: EAGER_BYTES, Kind.CHUNK: CHUNK_BYTES}
+PAYLOADS_BYTES = {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: CHUNK_BYTES}
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> tuple[Kind, list[int], int]:
-    kind = draw(st.sampled_from(Kind))
+def frames(draw: st.DrawFn) -> tuple[FrameKind, list[int], int]:
+    kind = draw(st.sampled_from(FrameKind))
     fields = [draw(st.integers(0, limit - 1)) for limit in LIMITS[kind]]
     return kind, fields, draw(st.integers(0, PAYLOADS_BYTES.get(kind, 0)))
 
 
 @given(frames(), st.binary(max_size=100), st.binary(max_size=100))
 def test_what_is_packed_is_parsed_wherever_it_lies(
-    frame: tuple[Kind, list[int], int], before: bytes, after: bytes
+    frame: tuple[FrameKind, list[int], int], before: bytes, after: bytes
 ) -> None:
     kind, fields, payload_bytes = frame
     packed = pack(kind, *fields, payload_bytes=payload_bytes)
@@ -53,11 +53,11 @@ def test_the_longest_headers_fit() -> None:
     for kind, limits in LIMITS.items():
         packed = pack(kind, *(limit - 1 for limit in limits))
         assert len(packed) <= PREFIX_BYTES + HEADER_LIMIT_BYTES
-    assert set(LIMITS) == set(Kind)
+    assert set(LIMITS) == set(FrameKind)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_field_has_its_limits(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", FrameKind)
+def test_every_field_has_its_limits(kind: FrameKind) -> None:
     fields = [0] * len(LIMITS[kind])
     for place, limit in enumerate(LIMITS[kind]):
         for wrong in (-1, limit):
@@ -145,7 +145,7 @@ def noise(count: int, seed: int) -> Iterator[bytearray]:
 def mutants(count: int, seed: int) -> Iterator[bytearray]:
     """Good frames with one bit flipped."""
     chance = np.random.default_rng(seed)
-    frames = [pack(kind, *(limit // 3 for limit in LIMITS[kind])) for kind in Kind]
+    frames = [pack(kind, *(limit // 3 for limit in LIMITS[kind])) for kind in FrameKind]
     for which, place, bit in zip(*chance.integers(0, (12, 2**16, 8), (count, 3)).T.tolist(), strict=True):
         mutant = bytearray(frames[which])
         mutant[place % len(mutant)] ^= 1 << bit

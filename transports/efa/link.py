@@ -9,7 +9,7 @@ import trio
 from transports.bounce import BounceBuffers
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail
-from transports.frame import FrameError, Kind, pack
+from transports.frame import FrameError, FrameKind, pack
 from transports.matched import Link
 from transports.matching import Lane, MessageKind
 
@@ -100,16 +100,16 @@ class EfaLink(Link):
 
     def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
         """Act on a frame that is no chunk."""
-        if kind == Kind.EAGER:
+        if kind == FrameKind.EAGER:
             if self.engine.gone is None:
                 self.engine.incoming.eager(fields, payload)
-        elif kind == Kind.ALIVE:
+        elif kind == FrameKind.ALIVE:
             rail.acknowledged(*fields)
-        elif kind == Kind.BYE:
+        elif kind == FrameKind.BYE:
             self._bye(rail)
         elif self.engine.gone is not None:
             pass
-        elif kind == Kind.LOST:
+        elif kind == FrameKind.LOST:
             self._lost_there(*fields)
         else:
             self.engine.hear(kind, fields)
@@ -139,7 +139,7 @@ class EfaLink(Link):
         # The rail may have carried the news of another's death, and this news may be lost in the same way on both
         # sides: then each would wait for the other's. So every death brings all of them up again.
         for index, count in self._arrived.items():
-            self.departures.add(pack(Kind.LOST, index, count))
+            self.departures.add(pack(FrameKind.LOST, index, count))
         self.settle()
 
     def _lost_there(self, index: int, count: int) -> None:

@@ -14,7 +14,16 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
 from transports.efa.departures import Departures, Entry
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, HEADER_LIMIT_BYTES, PREFIX_BYTES, FrameError, Kind, pack, parse
+from transports.frame import (
+    CHUNK_BYTES,
+    EAGER_BYTES,
+    HEADER_LIMIT_BYTES,
+    PREFIX_BYTES,
+    FrameError,
+    FrameKind,
+    pack,
+    parse,
+)
 from transports.matching import ProtocolError
 
 __all__ = ["Owner", "Rail"]
@@ -148,7 +157,7 @@ class Rail(ABC):
         if chunk is None:
             return []
         self.keep(chunk)
-        head = pack(Kind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
+        head = pack(FrameKind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
         return [head, self._staged(chunk.view)]
 
     def _small(self) -> list[bytes]:
@@ -166,11 +175,11 @@ class Rail(ABC):
         if self.acknowledge:
             self.acknowledge = False
             self._acknowledged = self.arrived
-            frames.append(pack(Kind.ALIVE, self.arrived))
+            frames.append(pack(FrameKind.ALIVE, self.arrived))
             self.keep(None)
         if self.say_bye and not self.owner.departures.due:
             self.say_bye, self.bye_said = False, True
-            frames.append(pack(Kind.BYE))
+            frames.append(pack(FrameKind.BYE))
             self.keep(None)
         return frames
 
@@ -234,7 +243,7 @@ class Rail(ABC):
             while (frame := parse(buffer, start, end)) is not None:
                 kind, fields, payload_at, payload_bytes = frame
                 after = payload_at + payload_bytes
-                if kind == Kind.CHUNK:
+                if kind == FrameKind.CHUNK:
                     ready = min(after, end)
                     await self._read_chunk(fields, payload_bytes, view[payload_at:ready])
                     start, wanted = ready, _HEAD_BYTES

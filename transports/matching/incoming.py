@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from transports.bounce import BounceBuffers
 from transports.matching.ends import Lane, Receive
-from transports.matching.protocol import WAITING_LIMIT, Limits, MessageKind, ProtocolError
+from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
 __all__ = ["Arrival", "Incoming"]
 
@@ -128,7 +128,7 @@ class Incoming:
     def _forgotten(self, number: int) -> bool:
         """Forget an offer if it waits here; one that is still on its way is forgotten when it comes."""
         if number >= self._next_number:
-            if number - self._next_number > WAITING_LIMIT:
+            if number - self._next_number > self._limits.waiting:
                 raise ProtocolError(f"offer {number} is withdrawn long before its turn")
             self._withdrawn.add(number)
             return False
@@ -146,8 +146,8 @@ class Incoming:
             raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
         if number < self._next_number or number in self._early:
             raise ProtocolError(f"message {number} is announced twice")
-        if len(self._early) + len(self._offers) >= WAITING_LIMIT:
-            raise ProtocolError(f"more than {WAITING_LIMIT} messages wait to be received")
+        if len(self._early) + len(self._offers) >= self._limits.waiting:
+            raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
         self._early[number] = (lane, nbytes, payload)
         self._catch_up()
 

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-__all__ = ["WAITING_LIMIT", "Limits", "Message", "MessageKind", "ProtocolError"]
-
-#: Offers that may wait here, and announcements that may be early. A program with a million sends under way has other
-#: worries; a process that goes on for ever has lost its mind.
-WAITING_LIMIT = 1 << 20
+__all__ = ["Limits", "Message", "MessageKind", "ProtocolError"]
 
 
 class MessageKind(IntEnum):
@@ -50,6 +46,8 @@ class Limits:
         budget_bytes: Eager data that one process may have lying unreceived at the other, before it must ask for each
             further message.
         overhead_bytes: What one waiting message costs beyond its bytes, so that empty ones are not free either.
+        waiting: Offers that may wait here, and announcements that may be early. A program with a million sends under
+            way has other worries; a process that goes on for ever has lost its mind.
         places: How many long messages may be under way to one process at once; None: any number.
         confirmed: A long message has been sent when the receiver has said that all of it is there. Otherwise the
             transport says when it has left, see `Outgoing.departed`.
@@ -59,5 +57,6 @@ class Limits:
     chunk_bytes: int
     budget_bytes: int = 16 << 20
     overhead_bytes: int = 256
+    waiting: int = 1 << 20
     places: int | None = None
     confirmed: bool = True

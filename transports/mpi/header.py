@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from transports.matching import MessageKind, ProtocolError
 
-__all__ = ["HEADER_BYTES", "Header", "HeaderError", "Kind", "header_of", "read"]
+__all__ = ["HEADER_BYTES", "Header", "HeaderError", "HeaderKind", "header_of", "read"]
 
 #: Names the protocol and its version; processes that run another one are told apart from garbage by nothing else.
 MAGIC = b"oMP2"
@@ -27,7 +27,7 @@ class HeaderError(ProtocolError):
     """What came is no header of ours."""
 
 
-class Kind(IntEnum):
+class HeaderKind(IntEnum):
     """What a header says: something about a message, see `MessageKind`, or (BYE) that it is the last of a process."""
 
     EAGER = MessageKind.EAGER
@@ -55,7 +55,7 @@ class Header(NamedTuple):
         nbytes: Length of the message; REFUSE: the length that was expected; CREDIT: what has been consumed.
     """
 
-    kind: Kind
+    kind: HeaderKind
     slot: int = 0
     src: int = 0
     dst: int = 0
@@ -66,29 +66,29 @@ class Header(NamedTuple):
     def pack(self, payload: memoryview | bytes = b"") -> bytes:
         """Return the header as bytes, followed by the payload of an EAGER message."""
         head = _LAYOUT.pack(MAGIC, *self)
-        return b"".join((head, payload)) if self.kind is Kind.EAGER else head
+        return b"".join((head, payload)) if self.kind is HeaderKind.EAGER else head
 
     @property
     def fields(self) -> tuple[int, ...]:
         """What belongs to a `MessageKind` of the same name, in its order."""
-        if self.kind is Kind.EAGER:
+        if self.kind is HeaderKind.EAGER:
             return self.number, self.src, self.dst, self.tag
-        if self.kind is Kind.OFFER:
+        if self.kind is HeaderKind.OFFER:
             return self.number, self.src, self.dst, self.tag, self.nbytes
-        if self.kind is Kind.REFUSE:
+        if self.kind is HeaderKind.REFUSE:
             return self.number, self.nbytes
-        return (self.nbytes if self.kind is Kind.CREDIT else self.number,)
+        return (self.nbytes if self.kind is HeaderKind.CREDIT else self.number,)
 
 
 def header_of(kind: int, fields: tuple[int, ...], *, slot: int = 0, payload_bytes: int = 0) -> Header:
     """Return the header that says what a matching engine wants to say."""
     known = _KINDS[kind]
-    if known is Kind.EAGER or known is Kind.OFFER:
+    if known is HeaderKind.EAGER or known is HeaderKind.OFFER:
         number, src, dst, tag, *nbytes = fields
         return Header(known, 0, src, dst, tag, number, nbytes[0] if nbytes else payload_bytes)
-    if known is Kind.CREDIT:
+    if known is HeaderKind.CREDIT:
         return Header(known, nbytes=fields[0])
-    return Header(known, slot, number=fields[0], nbytes=fields[1] if known is Kind.REFUSE else 0)
+    return Header(known, slot, number=fields[0], nbytes=fields[1] if known is HeaderKind.REFUSE else 0)
 
 
 def read(message: memoryview) -> tuple[Header, memoryview]:
@@ -106,10 +106,10 @@ def read(message: memoryview) -> tuple[Header, memoryview]:
     if known is None:
         raise HeaderError(f"there is no header of kind {kind}")
     header, payload = Header(known, *rest), message[HEADER_BYTES:]
-    promised = header.nbytes if known is Kind.EAGER else 0
+    promised = header.nbytes if known is HeaderKind.EAGER else 0
     if len(payload) != promised:
         raise HeaderError(f"{known.name} is followed by {len(payload)} bytes instead of {promised}")
     return header, payload
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in HeaderKind}

@@ -9,7 +9,7 @@ from transports.base import LinkLostError
 from transports.bounce import BounceBuffers
 from transports.matched import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
-from transports.mpi.header import HEADER_BYTES, Header, HeaderError, Kind, header_of, read
+from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read
 from transports.mpi.wire import CHUNK_BYTES, EAGER_BYTES, SLOTS, Wire
 
 __all__ = ["CREDIT_BYTES", "MpiLink", "limits"]
@@ -121,7 +121,7 @@ class MpiLink(Link):
             return
         self.said_bye = True
         try:
-            self._wire.tell(self.member, Header(Kind.BYE).pack())
+            self._wire.tell(self.member, Header(HeaderKind.BYE).pack())
         except LinkLostError as error:
             self._failed(error)
 
@@ -168,14 +168,14 @@ class MpiLink(Link):
         self.settle()
 
     def _act(self, header: Header, payload: memoryview) -> None:
-        if header.kind is Kind.EAGER:
+        if header.kind is HeaderKind.EAGER:
             self.engine.incoming.eager(header.fields, payload)
-        elif header.kind is Kind.BYE:
+        elif header.kind is HeaderKind.BYE:
             self.engine.end(f"{self.name} has left", keep_arrived=True, keep_moving=True)
         else:
-            if header.kind is Kind.ACCEPT:
+            if header.kind is HeaderKind.ACCEPT:
                 self._note_slot(header)
-            elif header.kind is Kind.ABANDON:
+            elif header.kind is HeaderKind.ABANDON:
                 self._take_back(header.number)
             self.engine.hear(header.kind, header.fields)
 

@@ -10,7 +10,7 @@ import trio
 
 from transports import Efa
 from transports.efa.address import PeerAddress
-from transports.frame import Frame, Kind, pack, parse
+from transports.frame import Frame, FrameKind, pack, parse
 from transports.handshake import Hello, greet
 
 from .processes import SECRET, Table
@@ -28,7 +28,7 @@ class Impostor:
 
     async def hear(self) -> tuple[int, list[int], bytes]:
         """Return the next frame that is no sign of life."""
-        while (frame := self._next()) is None or frame[0] == Kind.ALIVE:
+        while (frame := self._next()) is None or frame[0] == FrameKind.ALIVE:
             if frame is None:
                 more = await self.stream.receive_some()
                 if not more:

@@ -26,7 +26,7 @@ from transports import (
 from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind, pack
 from transports.matching.ends import Stage
 from transports.testing import CHECKS, Scale, run_check
 from transports.tls import Tls
@@ -74,9 +74,9 @@ def test_a_flood_of_small_messages_lets_others_run() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
-                flood = [pack(Kind.EAGER, number, 0, 1, number) for number in range(2000)]
+                flood = [pack(FrameKind.EAGER, number, 0, 1, number) for number in range(2000)]
                 await impostor.stream.send_all(b"".join(flood))
-            await impostor.say(Kind.BYE)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
     # each of two rounds runs every task once, in any order: two turns of the reader may lie between two looks
@@ -116,17 +116,17 @@ def test_urgent_messages_pass_at_chunk_boundaries(monkeypatch: pytest.MonkeyPatc
                 numbers = {fields[0]: fields[3] for _, fields, _ in [await impostor.hear() for _ in range(4)]}
                 rail.idle = False  # as if it were writing
                 for number in numbers:
-                    await impostor.say(Kind.ACCEPT, number)
+                    await impostor.say(FrameKind.ACCEPT, number)
                 await wait_all_tasks_blocked()
                 rail.idle = True
                 victim.efa.links[0].settle()
                 for _ in range(8):
                     kind, fields, _ = await impostor.hear()
-                    assert kind == Kind.CHUNK
+                    assert kind == FrameKind.CHUNK
                     chunks.append(numbers[fields[0]])
                 for number in numbers:
-                    await impostor.say(Kind.TAKEN, number)
-            await impostor.say(Kind.BYE)
+                    await impostor.say(FrameKind.TAKEN, number)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
     assert chunks == [3, 3, 2, 2, 4, 4, 1, 1]
@@ -141,19 +141,19 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(end.send, 0, 1, bytes(64 * CHUNK_BYTES))
                 await impostor.hear()
-                await impostor.say(Kind.ACCEPT, 0)
+                await impostor.say(FrameKind.ACCEPT, 0)
                 await wait_all_tasks_blocked()  # the connection is full of chunks
                 nursery.start_soon(partial(end.send, 0, 2, b"small", priority=9))
                 await wait_all_tasks_blocked()
                 for _ in range(65):
                     heard.append((await impostor.hear())[0])
-                await impostor.say(Kind.TAKEN, 0)
-            await impostor.say(Kind.BYE)
+                await impostor.say(FrameKind.TAKEN, 0)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
-    assert heard.count(Kind.EAGER) == 1
-    assert heard[-1] == Kind.CHUNK
-    assert heard.index(Kind.EAGER) < 60
+    assert heard.count(FrameKind.EAGER) == 1
+    assert heard[-1] == FrameKind.CHUNK
+    assert heard.index(FrameKind.EAGER) < 60
 
 
 def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
@@ -308,15 +308,15 @@ def test_a_cancelled_offer_is_withdrawn_although_its_rail_is_late() -> None:
 
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            await impostor.say(Kind.WITHDRAW, 1)
-            await impostor.say(Kind.OFFER, 1, 0, 1, 5, 10**6)
-            await impostor.say(Kind.EAGER, 0, 0, 1, 5, payload=b"first")
-            await impostor.say(Kind.EAGER, 2, 0, 1, 5, payload=b"third")
-            assert await impostor.hear() == (Kind.WITHDRAWN, [1], b"")
+            await impostor.say(FrameKind.WITHDRAW, 1)
+            await impostor.say(FrameKind.OFFER, 1, 0, 1, 5, 10**6)
+            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, payload=b"first")
+            await impostor.say(FrameKind.EAGER, 2, 0, 1, 5, payload=b"third")
+            assert await impostor.hear() == (FrameKind.WITHDRAWN, [1], b"")
             for text in (b"first", b"third"):
                 with await victim.efa.endpoint(1).recv(0, 5, 5) as delivery:
                     assert delivery.view == text
-            await impostor.say(Kind.BYE)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
 
@@ -336,17 +336,17 @@ def test_a_cancellation_that_comes_too_late_is_not_told() -> None:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(send)
-                assert (await impostor.hear())[0] == Kind.OFFER
+                assert (await impostor.hear())[0] == FrameKind.OFFER
                 scope.cancel()
-                assert await impostor.hear() == (Kind.WITHDRAW, [0], b"")
+                assert await impostor.hear() == (FrameKind.WITHDRAW, [0], b"")
                 assert ended == []
-                await impostor.say(Kind.ACCEPT, 0)
-                assert (await impostor.hear())[0] == Kind.CHUNK
+                await impostor.say(FrameKind.ACCEPT, 0)
+                assert (await impostor.hear())[0] == FrameKind.CHUNK
                 assert ended == []
-                await impostor.say(Kind.TAKEN, 0)
+                await impostor.say(FrameKind.TAKEN, 0)
             assert ended == ["sent"]
             assert not scope.cancelled_caught
-            await impostor.say(Kind.BYE)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
 
@@ -455,10 +455,11 @@ class Resolver(trio.abc.HostnameResolver):
 
 def test_a_slow_resolver_holds_nobody_up() -> None:
     async def main() -> None:
-        trio.socket.set_custom_hostname_resolver(Resolver())
+        resolver = Resolver()
+        trio.socket.set_custom_hostname_resolver(resolver)
         world = World(rails=["here.test", "127.0.0.1"], unix=False)
         async with opened(world.efas):
-            pass
+            assert resolver.asked == 2
 
     run(main)
 
@@ -542,11 +543,11 @@ def test_offsets_beyond_four_gibibytes() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, out), errors)
-                await impostor.say(Kind.OFFER, 0, 0, 1, 5, nbytes)
-                assert await impostor.hear() == (Kind.ACCEPT, [0], b"")
-                await impostor.say(Kind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
-                await impostor.say(Kind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")
-                await impostor.say(Kind.BYE)
+                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes)
+                assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
+                await impostor.say(FrameKind.CHUNK, 0, 2**32, payload=b"m" * CHUNK_BYTES)
+                await impostor.say(FrameKind.CHUNK, 0, 2**32 + CHUNK_BYTES, payload=b"end")
+                await impostor.say(FrameKind.BYE)
 
     run(main)
     assert (out[2**32 - 1], bytes(out[2**32 + CHUNK_BYTES - 2 :])) == (0, b"mmend")

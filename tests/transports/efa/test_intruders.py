@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from transports import LinkLostError
 from transports.base import TransportError
 from transports.efa.address import PeerAddress
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind, pack
 from transports.handshake import HandshakeError, greet
 
 from .impostor import Impostor, Victim, confronted, dial, hello
@@ -54,7 +54,7 @@ async def join(victim: Victim, before: Callable[[PeerAddress], Awaitable[None]])
         stream = await dial(card)
         await greet(stream, hello(), SECRET)
         await entered.wait()
-        await stream.send_all(pack(Kind.EAGER, 0, 0, 1, 7, payload_bytes=4) + b"here")
+        await stream.send_all(pack(FrameKind.EAGER, 0, 0, 1, 7, payload_bytes=4) + b"here")
         await Impostor(stream).is_hung_up_on()
         await stream.aclose()
 
@@ -152,24 +152,24 @@ BAD_FRAMES: dict[str, bytes] = {
     "no msgpack": b"\x01\x00\x00\x00\x00\x00\xc1",
     "no array": b"\x01\x00\x00\x00\x00\x00\x05",
     "empty array": b"\x01\x00\x00\x00\x00\x00\x90",
-    "unknown kind": pack(len(Kind), 1),
-    "a field too few": pack(Kind.ACCEPT),
-    "a field too many": pack(Kind.ACCEPT, 1, 2),
-    "a negative field": pack(Kind.ACCEPT, -1),
-    "no such offer": pack(Kind.ACCEPT, 17),
-    "nothing was refused": pack(Kind.REFUSE, 17, 5),
-    "nothing was taken": pack(Kind.TAKEN, 17),
-    "nothing was withdrawn": pack(Kind.WITHDRAWN, 17),
-    "credit from nowhere": pack(Kind.CREDIT, 1),
-    "no such rail": pack(Kind.LOST, 5, 0),
-    "payload where none belongs": pack(Kind.ACCEPT, 1, payload_bytes=1) + b"x",
-    "eager message too long": pack(Kind.EAGER, 0, 0, 1, 0, payload_bytes=EAGER_BYTES + 1),
-    "unknown source": pack(Kind.EAGER, 0, 9, 1, 0),
-    "unknown destination": pack(Kind.OFFER, 0, 0, 9, 0, 8),
-    "source is here": pack(Kind.EAGER, 0, 2, 1, 0),
-    "announced twice": pack(Kind.EAGER, 0, 0, 1, 0) * 2,
-    "unknown chunk": pack(Kind.CHUNK, 3, 0, payload_bytes=4) + b"abcd",
-    "withdrawn in the far future": pack(Kind.WITHDRAW, 2**63),
+    "unknown kind": pack(len(FrameKind), 1),
+    "a field too few": pack(FrameKind.ACCEPT),
+    "a field too many": pack(FrameKind.ACCEPT, 1, 2),
+    "a negative field": pack(FrameKind.ACCEPT, -1),
+    "no such offer": pack(FrameKind.ACCEPT, 17),
+    "nothing was refused": pack(FrameKind.REFUSE, 17, 5),
+    "nothing was taken": pack(FrameKind.TAKEN, 17),
+    "nothing was withdrawn": pack(FrameKind.WITHDRAWN, 17),
+    "credit from nowhere": pack(FrameKind.CREDIT, 1),
+    "no such rail": pack(FrameKind.LOST, 5, 0),
+    "payload where none belongs": pack(FrameKind.ACCEPT, 1, payload_bytes=1) + b"x",
+    "eager message too long": pack(FrameKind.EAGER, 0, 0, 1, 0, payload_bytes=EAGER_BYTES + 1),
+    "unknown source": pack(FrameKind.EAGER, 0, 9, 1, 0),
+    "unknown destination": pack(FrameKind.OFFER, 0, 0, 9, 0, 8),
+    "source is here": pack(FrameKind.EAGER, 0, 2, 1, 0),
+    "announced twice": pack(FrameKind.EAGER, 0, 0, 1, 0) * 2,
+    "unknown chunk": pack(FrameKind.CHUNK, 3, 0, payload_bytes=4) + b"abcd",
+    "withdrawn in the far future": pack(FrameKind.WITHDRAW, 2**63),
 }
 
 
@@ -199,11 +199,11 @@ def test_chunks_must_fit_their_message() -> None:
             errors: list[BaseException] = []
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, lambda: victim.efa.endpoint(1).recv_into(0, 5, bytearray(nbytes)), errors)
-                await impostor.say(Kind.OFFER, 0, 0, 1, 5, nbytes)
-                assert await impostor.hear() == (Kind.ACCEPT, [0], b"")
-                await impostor.say(Kind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
+                await impostor.say(FrameKind.OFFER, 0, 0, 1, 5, nbytes)
+                assert await impostor.hear() == (FrameKind.ACCEPT, [0], b"")
+                await impostor.say(FrameKind.CHUNK, 0, CHUNK_BYTES, payload=b"12345")
                 offset, size = chunk
-                await quietly(partial(impostor.say, Kind.CHUNK, 0, offset, payload=bytes(size)), [])
+                await quietly(partial(impostor.say, FrameKind.CHUNK, 0, offset, payload=bytes(size)), [])
                 assert await impostor.is_hung_up_on()
             assert "a bad frame: message 0 has no chunk" in str(errors[0])
 
@@ -223,7 +223,7 @@ def test_eager_data_has_a_budget() -> None:
 
     async def pour(impostor: Impostor) -> None:
         for number in range(10_000):
-            await impostor.say(Kind.EAGER, number, 0, 1, number, payload=bytes(EAGER_BYTES))
+            await impostor.say(FrameKind.EAGER, number, 0, 1, number, payload=bytes(EAGER_BYTES))
 
     run(main)
 
@@ -231,12 +231,12 @@ def test_eager_data_has_a_budget() -> None:
 def test_a_frame_for_a_tag_that_nobody_knows_waits_and_harms_nobody() -> None:
     async def main() -> None:
         async with confronted() as (impostor, victim):
-            await impostor.say(Kind.EAGER, 0, 0, 1, 2**64 - 1, payload=b"nobody")
-            await impostor.say(Kind.EAGER, 1, 0, 1, 5, payload=b"somebody")
+            await impostor.say(FrameKind.EAGER, 0, 0, 1, 2**64 - 1, payload=b"nobody")
+            await impostor.say(FrameKind.EAGER, 1, 0, 1, 5, payload=b"somebody")
             out = bytearray(8)
             await victim.efa.endpoint(1).recv_into(0, 5, out)
             assert out == b"somebody"
-            await impostor.say(Kind.BYE)
+            await impostor.say(FrameKind.BYE)
 
     run(main)
 

@@ -9,7 +9,7 @@ from transports.base import LinkLostError
 from transports.bounce import BounceBuffers
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, Kind, pack, parse
+from transports.frame import CHUNK_BYTES, FrameKind, pack, parse
 from transports.matching import Receive, Send
 
 LONG_BYTES = CHUNK_BYTES + 100
@@ -98,8 +98,8 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     link = a_link(1, (1,), (0,))
     dying, other = Pipe(link, 0), Pipe(link, 1)
     end = receive(link, 5, 8)
-    message = pack(Kind.EAGER, 0, 1, 0, 5, payload_bytes=8) + b"12345678"
-    dying.incoming = pack(Kind.LOST, 0, 0) + message
+    message = pack(FrameKind.EAGER, 0, 1, 0, 5, payload_bytes=8) + b"12345678"
+    dying.incoming = pack(FrameKind.LOST, 0, 0) + message
     trio.run(dying.read_until_dead)
     assert dying.dead
     assert dying.arrived == 1

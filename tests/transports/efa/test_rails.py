@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from transports import LinkLostError
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, Kind
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind
 from transports.testing import Scale, run_check
 
 from .impostor import confronted
@@ -175,7 +175,7 @@ def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None
                 nursery.start_soon(pour)
                 await wait_all_tasks_blocked()
                 for number in range(100):
-                    await impostor.say(Kind.EAGER, number, 0, 1, 5, payload=b"12345678")
+                    await impostor.say(FrameKind.EAGER, number, 0, 1, 5, payload=b"12345678")
                     await end.recv_into(0, 5, bytearray(8))
                 assert not errors
                 (link,) = victim.efa.links.values()

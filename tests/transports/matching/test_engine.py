@@ -203,3 +203,139 @@ def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
     hear(engine, Kind.EAGER, [3, 1, 0, 5], b"")
     engine.close()
     assert woken == [2]
+
+
+def test_eager_data_has_a_budget_which_comes_back_as_it_is_received() -> None:
+    limits = Limits(eager_bytes=100, chunk_bytes=100, budget_bytes=400, overhead_bytes=0)
+    engine = an_engine(limits)
+    for number in range(10):  # more than the budget, but never more than is credited
+        wanted = receive(engine, 5, 100)
+        hear(engine, Kind.EAGER, [number, 1, 0, 5], bytes(100))
+        assert wanted.ended
+        assert said(engine) == [(Kind.CREDIT, (100,))]
+    for number in range(10, 14):
+        hear(engine, Kind.EAGER, [number, 1, 0, 5], bytes(100))
+    with pytest.raises(ProtocolError, match="more eager data than the agreed 400 bytes"):
+        hear(engine, Kind.EAGER, [14, 1, 0, 5], b"x")
+
+
+def test_what_may_wait_and_what_may_be_early_is_bounded() -> None:
+    limits = Limits(eager_bytes=100, chunk_bytes=100, waiting=3)
+    engine = an_engine(limits)
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, 1000])
+    for number in (7, 9):
+        hear(engine, Kind.OFFER, [number, 1, 0, 5, 1000])
+    with pytest.raises(ProtocolError, match="more than 3 messages wait to be received"):
+        hear(engine, Kind.OFFER, [11, 1, 0, 5, 1000])
+    hear(engine, Kind.WITHDRAW, [4])
+    for kind in (Kind.WITHDRAW, Kind.ABANDON):
+        with pytest.raises(ProtocolError, match="offer 5 is withdrawn long before its turn"):
+            hear(engine, kind, [5])
+
+
+@pytest.mark.parametrize("kind", [Kind.WITHDRAW, Kind.ABANDON])
+def test_a_withdrawal_may_overtake_its_offer(kind: Kind) -> None:
+    engine = an_engine()
+    wanted = receive(engine, 5, 8)
+    hear(engine, kind, [0])
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    assert not wanted.ended
+    assert said(engine) == [(Kind.WITHDRAWN, (0,))]
+    hear(engine, Kind.EAGER, [1, 1, 0, 5], b"12345678")
+    assert wanted.ended
+    assert wanted.error is None
+
+
+def test_an_abandoned_message_makes_place() -> None:
+    engine = an_engine(Limits(eager_bytes=0, chunk_bytes=LONG_BYTES, places=1))
+    first, second = (receive(engine, tag, 8) for tag in range(2))
+    for tag in range(2):
+        hear(engine, Kind.OFFER, [tag, 1, 0, tag, 8])
+    assert said(engine) == [(Kind.ACCEPT, (0,))]
+    hear(engine, Kind.ABANDON, [0])
+    assert isinstance(first.error, LinkLostError)
+    assert said(engine) == [(Kind.ACCEPT, (1,))]
+    hear(engine, Kind.CHUNK, [1, 0], b"12345678")
+    assert bytes(second.lent or b"")[:8] == b"12345678"
+
+
+def test_the_most_urgent_message_that_is_accepted_goes_next() -> None:
+    engine = an_engine()
+    ends = [Send((0, 1, tag), memoryview(bytes(2 * LIMITS.chunk_bytes)), -tag) for tag in range(3)]
+    for end in ends:
+        engine.outgoing.announce(end)
+        said(engine)  # one by one, so that their numbers say nothing of how urgent they are
+    left: list[tuple[int, int]] = []
+
+    def next_chunk() -> None:
+        chunk = engine.outgoing.next_chunk()
+        assert chunk is not None
+        left.append((chunk.send.lane[2], chunk.offset // LIMITS.chunk_bytes))
+
+    hear(engine, Kind.ACCEPT, [ends[0].number])
+    next_chunk()
+    for end in ends[1:]:
+        hear(engine, Kind.ACCEPT, [end.number])
+    for _ in range(5):
+        next_chunk()
+    assert engine.outgoing.next_chunk() is None
+    assert left == [(0, 0), (2, 0), (2, 1), (1, 0), (1, 1), (0, 1)]
+
+
+def test_the_most_urgent_message_is_announced_next_but_not_before_its_elders_of_the_same_lane() -> None:
+    engine = an_engine()
+    for tag, priority in ((0, 0), (1, -1), (2, 5), (2, -9)):
+        engine.outgoing.announce(Send((0, 1, tag), memoryview(b""), priority))
+    assert [fields[3] for _, fields in said(engine)] == [1, 0, 2, 2]
+
+
+def test_a_cancelled_send_whose_receiver_is_lost_was_in_time() -> None:
+    engine = an_engine()
+    cancelled, other = send(engine, 5, LONG_BYTES), send(engine, 6, LONG_BYTES)
+    said(engine)
+    engine.withdraw(cancelled)
+    engine.end("process 1 (ranks 1, 2) is lost")
+    assert (cancelled.withdrawn, cancelled.error) == (True, None)
+    assert isinstance(other.error, LinkLostError)
+
+
+def test_a_chunk_comes_once() -> None:
+    engine = an_engine()
+    receive(engine, 5, LONG_BYTES)
+    hear(engine, Kind.OFFER, [0, 1, 0, 5, LONG_BYTES])
+    hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
+    with pytest.raises(ProtocolError, match="message 0 has no chunk of 100000 bytes at 0, or had it already"):
+        hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
+
+
+@pytest.mark.parametrize(
+    ("limits", "nbytes", "kinds", "reason"),
+    [
+        (LIMITS, LONG_BYTES, [Kind.TAKEN], "message 0 is reported as taken, but was not flowing"),
+        (LIMITS, LONG_BYTES, [Kind.ACCEPT, Kind.TAKEN], "message 0 is reported as taken, but has not left yet"),
+        (LIMITS, LONG_BYTES, [Kind.ACCEPT, Kind.ACCEPT], "an answer to offer 0, which is not waiting for one"),
+        (LIMITS, LONG_BYTES, [Kind.WITHDRAWN], "offer 0 was withdrawn, which nobody had asked for"),
+        (Limits(eager_bytes=0, chunk_bytes=9, budget_bytes=0), 0, [Kind.ACCEPT], "message 0 is empty; it is taken"),
+    ],
+)
+def test_answers_that_make_no_sense_are_refused(limits: Limits, nbytes: int, kinds: list[Kind], reason: str) -> None:
+    engine = an_engine(limits)
+    send(engine, 5, nbytes)
+    assert engine.outgoing.next_message() is not None
+    for kind in kinds[:-1]:
+        hear(engine, kind, [0])
+    with pytest.raises(ProtocolError, match=reason):
+        hear(engine, kinds[-1], [0])
+
+
+def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
+    """The wire still reads the memory of a message that has been handed to it."""
+    engine = an_engine(Limits(eager_bytes=0, chunk_bytes=100, confirmed=False))
+    end = send(engine, 5, 100)
+    said(engine)
+    hear(engine, Kind.ACCEPT, [0])
+    assert engine.outgoing.next_chunk() is not None
+    with pytest.raises(ProtocolError, match="message 0 is reported as taken, but has not left yet"):
+        hear(engine, Kind.TAKEN, [0])
+    engine.outgoing.departed(end)
+    assert end.ended

@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports.matching import MessageKind
-from transports.mpi.header import HEADER_BYTES, MAGIC, Header, HeaderError, Kind, header_of, read
+from transports.mpi.header import HEADER_BYTES, MAGIC, Header, HeaderError, HeaderKind, header_of, read
 
 WORD = st.integers(0, 2**64 - 1)
 RANK = st.integers(0, 2**32 - 1)
 
 
-@given(st.sampled_from(Kind), st.integers(0, 2**16 - 1), RANK, RANK, WORD, WORD, WORD)
-def test_what_is_packed_is_read(kind: Kind, slot: int, src: int, dst: int, tag: int, number: int, nbytes: int) -> None:
-    payload = b"" if kind is not Kind.EAGER else bytes(range(nbytes % 200))
-    nbytes = nbytes if kind is not Kind.EAGER else len(payload)
+@given(st.sampled_from(HeaderKind), st.integers(0, 2**16 - 1), RANK, RANK, WORD, WORD, WORD)
+def test_what_is_packed_is_read(
+    kind: HeaderKind, slot: int, src: int, dst: int, tag: int, number: int, nbytes: int
+) -> None:
+    payload = b"" if kind is not HeaderKind.EAGER else bytes(range(nbytes % 200))
+    nbytes = nbytes if kind is not HeaderKind.EAGER else len(payload)
     header = Header(kind, slot, src, dst, tag, number, nbytes)
     got, behind = read(memoryview(header.pack(payload)))
     assert got == header
@@ -45,34 +47,34 @@ def test_what_an_engine_says_is_heard(kind: MessageKind, fields: tuple[int, ...]
 @pytest.mark.parametrize("nbytes", [0, 1, HEADER_BYTES - 1])
 def test_too_short(nbytes: int) -> None:
     with pytest.raises(HeaderError, match=f"{nbytes} bytes are no header, which has {HEADER_BYTES}"):
-        read(memoryview(Header(Kind.BYE).pack()[:nbytes]))
+        read(memoryview(Header(HeaderKind.BYE).pack()[:nbytes]))
 
 
 def test_another_protocol() -> None:
     with pytest.raises(HeaderError, match=r"a header starts with b'oMP2', this one with b'oMP1'"):
-        read(memoryview(b"oMP1" + Header(Kind.BYE).pack()[len(MAGIC) :]))
+        read(memoryview(b"oMP1" + Header(HeaderKind.BYE).pack()[len(MAGIC) :]))
 
 
-@pytest.mark.parametrize("kind", [MessageKind.CHUNK, max(Kind) + 1, 2**16 - 1])
+@pytest.mark.parametrize("kind", [MessageKind.CHUNK, max(HeaderKind) + 1, 2**16 - 1])
 def test_an_unknown_kind(kind: int) -> None:
-    message = bytearray(Header(Kind.BYE).pack())
+    message = bytearray(Header(HeaderKind.BYE).pack())
     message[4:6] = kind.to_bytes(2, "little")
     with pytest.raises(HeaderError, match=f"no header of kind {kind}"):
         read(memoryview(message))
 
 
 def test_a_payload_of_another_length_than_promised() -> None:
-    whole = Header(Kind.EAGER, nbytes=4).pack(b"four")
+    whole = Header(HeaderKind.EAGER, nbytes=4).pack(b"four")
     for message in (whole[:-1], whole + b"x"):
         with pytest.raises(HeaderError, match=r"EAGER is followed by [35] bytes instead of 4"):
             read(memoryview(message))
     with pytest.raises(HeaderError, match="OFFER is followed by 1 bytes instead of 0"):
-        read(memoryview(Header(Kind.OFFER, nbytes=1).pack() + b"x"))
+        read(memoryview(Header(HeaderKind.OFFER, nbytes=1).pack() + b"x"))
 
 
 def test_noise_is_refused_or_read_but_nothing_else() -> None:
     random = np.random.default_rng(0)
-    good = Header(Kind.EAGER, 1, 2, 3, 4, 5, 6).pack(b"abcdef")
+    good = Header(HeaderKind.EAGER, 1, 2, 3, 4, 5, 6).pack(b"abcdef")
     refused = 0
     for _ in range(20_000):
         message = bytearray(good)

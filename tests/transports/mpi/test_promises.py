@@ -15,7 +15,7 @@ from transports import ArgumentError, LinkLostError, Statistics, TransportClosed
 from transports.bounce import BounceBuffers
 from transports.matching import Limits, Receive, Send
 from transports.mpi import Mpi
-from transports.mpi.header import HEADER_BYTES, Header, Kind
+from transports.mpi.header import HEADER_BYTES, Header, HeaderKind
 from transports.mpi.link import CREDIT_BYTES, WINDOW, MpiLink
 from transports.mpi.polling import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, pause_s
 from transports.mpi.wire import EAGER_BYTES, SLOTS
@@ -151,10 +151,16 @@ def test_closing_fails_what_waits() -> None:
     ("message", "reason"),
     [
         (b"?" * HEADER_BYTES, "a header starts with"),
-        (Header(Kind.OFFER, src=0, dst=1).pack(), "a message from rank 0 to rank 1, who do not live there and here"),
-        (Header(Kind.EAGER, src=1, dst=5).pack(), "a message from rank 1 to rank 5, who do not live there and here"),
-        (Header(Kind.ACCEPT, slot=SLOTS).pack(), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
-        (Header(Kind.WITHDRAWN, number=4).pack(), "an answer to offer 4, which is not waiting for one"),
+        (
+            Header(HeaderKind.OFFER, src=0, dst=1).pack(),
+            "a message from rank 0 to rank 1, who do not live there and here",
+        ),
+        (
+            Header(HeaderKind.EAGER, src=1, dst=5).pack(),
+            "a message from rank 1 to rank 5, who do not live there and here",
+        ),
+        (Header(HeaderKind.ACCEPT, slot=SLOTS).pack(), f"ACCEPT names slot {SLOTS} of {SLOTS}"),
+        (Header(HeaderKind.WITHDRAWN, number=4).pack(), "an answer to offer 4, which is not waiting for one"),
     ],
     ids=["noise", "offer from a stranger", "eager for a stranger", "slot", "withdrawn"],
 )
