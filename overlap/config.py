@@ -115,12 +115,17 @@ class RunConfig:
         metavar="R",
         help="connections for each pair of nodes: 4, or interfaces: eth0,eth1",
         nodes=True,
+        wire=True,
     )
     peer_direct: bool | None = option(
-        read=switch, help="sockets read and write the arrays (default)", off="through a bounce buffer", nodes=True
+        read=switch,
+        help="sockets read and write the arrays (default)",
+        off="through a bounce buffer",
+        nodes=True,
+        wire=True,
     )
     unix: bool | None = option(
-        read=switch, help="Unix sockets inside one machine (default)", off="TCP there too", nodes=True
+        read=switch, help="Unix sockets inside one machine (default)", off="TCP there too", nodes=True, wire=True
     )
     tls_cert: str | None = option(read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True)
     tls_key: str | None = option(read=str, metavar="FILE", help="its private key", nodes=True)
@@ -199,6 +204,23 @@ class RunConfig:
         told = {} if source is None else dict.fromkeys(changes, source)
         return replace(self, **changes, sources={**self.sources, **told})
 
+    def transport_options(self) -> dict[str, object]:
+        """Return what the transport between processes is told, as far as anybody has said it."""
+        told = {name: getattr(self, name) for name, one in self.options().items() if one.wire}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def tls_files(self) -> tuple[str, str, str] | None:
+        """Return the files with the certificate, its key and the trusted authorities; None: no encryption.
+
+        Raises:
+            UsageError: If there are some of them only.
+        """
+        if self.tls_cert and self.tls_key and self.tls_ca:
+            return self.tls_cert, self.tls_key, self.tls_ca
+        if self.tls_cert or self.tls_key or self.tls_ca:
+            raise UsageError("TLS needs three files: OVERLAP_TLS_CERT, OVERLAP_TLS_KEY and OVERLAP_TLS_CA")
+        return None
+
     # -- what it says ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -210,6 +232,7 @@ class RunConfig:
         for name, one in self.options().items():
             if one.check is not None and getattr(self, name) is not None:
                 one.check(getattr(self, name))
+        self.tls_files()
 
     def told(self, *names: str) -> str:
         """Return, for the end of an error, who has said these; nothing if it was the program itself."""

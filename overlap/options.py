@@ -28,6 +28,7 @@ class Option:
         flag: The option, if it is not made of the field's name.
         variable: Whether `OVERLAP_` and its name is an environment variable that says it.
         nodes: Whether it concerns several processes.
+        wire: Whether it is passed on to the transport that joins them.
         hidden: Whether the help leaves it out.
         check: Refuses values that cannot be meant, whoever gave them.
     """
@@ -39,6 +40,7 @@ class Option:
     flag: str | None = None
     variable: bool = True
     nodes: bool = False
+    wire: bool = False
     hidden: bool = False
     check: Callable[[Any], object] | None = None
 

@@ -102,13 +102,13 @@ def _tell(error: BaseException) -> int:
 
 def _config(args: argparse.Namespace) -> RunConfig:
     config = given(args).over(RunConfig.from_environment())
-    config = config.changed(trace=output_path(config.trace))
+    config = _with_tls_files(config.changed(trace=output_path(config.trace)))
     config.check()
     if isinstance(config.cluster, str):
         from topology import cluster
 
         cluster(config.cluster)
-    return _with_tls_files(config)
+    return config
 
 
 def _with_tls_files(config: RunConfig) -> RunConfig:

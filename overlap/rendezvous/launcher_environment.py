@@ -56,9 +56,8 @@ from .other_launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
-__all__ = ["DEFAULT_JOIN_TIMEOUT_S", "Place", "find_place", "member_variables", "without_membership"]
+__all__ = ["Place", "find_place", "member_variables", "without_membership"]
 
-DEFAULT_JOIN_TIMEOUT_S = 60.0
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
 
@@ -86,12 +85,6 @@ class Place:
             `secret.user_secret` is theirs.
         listener: Descriptor of the socket on which process 0 listens already.
         lifeline: Descriptor that ends this process when its launcher is gone.
-        transport: "auto", or the name of one.
-        rails: Connections for each pair of processes: how many, or names of interfaces; None: the transport's choice.
-        peer_direct: Whether sockets read and write the arrays themselves.
-        unix: Whether processes of one host use Unix sockets.
-        tls: Files with the certificate, its key and the trusted authorities; None: no encryption.
-        timeout_s: Seconds within which all processes must have met.
     """
 
     source: str
@@ -105,12 +98,6 @@ class Place:
     secret: bytes | None = field(default=None, repr=False)
     listener: int | None = None
     lifeline: int | None = None
-    transport: str = "auto"
-    rails: int | tuple[str, ...] | None = None
-    peer_direct: bool = True
-    unix: bool = True
-    tls: tuple[str, str, str] | None = None
-    timeout_s: float = DEFAULT_JOIN_TIMEOUT_S
 
     @property
     def ranks(self) -> range:
@@ -143,9 +130,8 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
     endpoint = endpoint_of(environ, row)
     ranks_per_process = row.ranks_per_process or _share(told.ranks, row)
     nodes, node = _nodes(environ, row, endpoint)
-    transport = told.transport or "auto"
     secret = given_secret(environ)
-    if endpoint and not is_loopback(endpoint[0]) and secret is None and transport != "mpi":
+    if endpoint and not is_loopback(endpoint[0]) and secret is None and told.transport != "mpi":
         raise UsageError(f"no secret: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
     return Place(
         source=row.source,
@@ -159,12 +145,6 @@ def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = Non
         secret=secret,
         listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
         lifeline=_descriptor(environ, "OVERLAP_LIFELINE_FD"),
-        transport=transport,
-        rails=told.rails,
-        peer_direct=told.peer_direct is not False,
-        unix=told.unix is not False,
-        tls=_tls(told),
-        timeout_s=told.join_timeout_s or DEFAULT_JOIN_TIMEOUT_S,
     )
 
 
@@ -268,14 +248,6 @@ def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | Non
     alone = endpoint is not None and is_loopback(endpoint[0])
     nodes = asked or row.nodes or (1 if alone else row.processes)
     return nodes, row.process // (row.processes // nodes)
-
-
-def _tls(told: RunConfig) -> tuple[str, str, str] | None:
-    if told.tls_cert and told.tls_key and told.tls_ca:
-        return told.tls_cert, told.tls_key, told.tls_ca
-    if told.tls_cert or told.tls_key or told.tls_ca:
-        raise UsageError("TLS needs three files: OVERLAP_TLS_CERT, OVERLAP_TLS_KEY and OVERLAP_TLS_CA")
-    return None
 
 
 def _job(name: str) -> str:

@@ -15,6 +15,7 @@ from transports import ArgumentError, NeuronLink, Router, Transport, registry
 from transports.factory import Bootstrap
 from transports.tls import Tls
 
+from ..config import RunConfig
 from ..errors import UsageError
 from ..membership.handle import MemberLostError, Membership
 from ..membership.inbox import Lost
@@ -29,6 +30,8 @@ __all__ = ["Joined", "joined"]
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
+# From the first process to the last; a cluster's scheduler may start them a while apart.
+JOIN_TIMEOUT_S = 60.0
 
 _epochs = count()
 """A program may run several worlds, one after the other; each process counts them alike."""
@@ -56,13 +59,14 @@ class Joined:
 
 @asynccontextmanager
 async def joined(
-    place: Place, machine: str, *, wires: Callable[[Transport], Transport] = lambda default: default
+    place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
 ) -> AsyncIterator[Joined]:
     """Meet the other processes and open the wires to them, for the length of an ``async with``.
 
     Args:
         place: Where this process stands.
         machine: Name of the cluster; all processes must mean the same.
+        run: What joins them, how, and how long to wait for them.
         wires: Given memory inside the process and sockets or MPI between processes, returns what to use.
 
     Raises:
@@ -71,25 +75,18 @@ async def joined(
     epoch = next(_epochs)
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
-    config = await _config(place, epoch, machine)
+    config = await _config(place, epoch, machine, run)
     with config.listener or nullcontext():
-        async with _met(place, placement, config, wires) as found:
-            yield found
+        async with join(config, report=notify) as membership:
+            between = await _between(place, placement, config, membership, run)
+            transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+            async with _opened(transport):
+                neighbours = Neighbours(_Company(membership), placement)
+                yield Joined(transport=transport, neighbours=neighbours, membership=membership)
 
 
-@asynccontextmanager
-async def _met(
-    place: Place, placement: Sequence[Sequence[int]], config: RendezvousConfig, wires: Callable[[Transport], Transport]
-) -> AsyncIterator[Joined]:
-    async with join(config, report=notify) as membership:
-        between = await _between(place, placement, config, membership)
-        transport = wires(Router([NeuronLink(list(place.ranks)), between]))
-        async with _opened(transport):
-            neighbours = Neighbours(_Company(membership), placement)
-            yield Joined(transport=transport, neighbours=neighbours, membership=membership)
-
-
-async def _config(place: Place, epoch: int, machine: str) -> RendezvousConfig:
+async def _config(place: Place, epoch: int, machine: str, run: RunConfig) -> RendezvousConfig:
+    tls = run.tls_files()
     endpoint, secret, listener = place.endpoint, place.secret, None
     if endpoint is None:
         endpoint, secret, listener = await introduced(place)
@@ -103,18 +100,21 @@ async def _config(place: Place, epoch: int, machine: str) -> RendezvousConfig:
         endpoint=endpoint,
         listener=listener,
         secret=secret or user_secret(),
-        tls=Tls(certificate=place.tls[0], key=place.tls[1], authority=place.tls[2]) if place.tls else None,
-        timeout_s=place.timeout_s,
+        tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
+        timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
         detail=f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process, {machine}",
     )
 
 
 async def _between(
-    place: Place, placement: Sequence[Sequence[int]], config: RendezvousConfig, membership: Membership
+    place: Place,
+    placement: Sequence[Sequence[int]],
+    config: RendezvousConfig,
+    membership: Membership,
+    run: RunConfig,
 ) -> Transport:
     """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
     standard = "mpi" if place.endpoint is None else "efa"
-    rails = {} if place.rails is None else {"rails": place.rails}
     bootstrap = Bootstrap(
         member=place.process,
         placement=placement,
@@ -124,11 +124,11 @@ async def _between(
         epoch=config.epoch,
         host=await _local_address(config.endpoint),
         tls=config.tls,
-        options={"unix": place.unix, "peer_direct": place.peer_direct, **rails},
+        options=run.transport_options(),
         report=notify,
     )
     with _as_the_users():
-        return registry.find(standard if place.transport == "auto" else place.transport)(bootstrap)
+        return registry.find(standard if run.transport in (None, "auto") else run.transport)(bootstrap)
 
 
 @asynccontextmanager

@@ -84,7 +84,7 @@ async def among(place: Place, config: RunConfig) -> AsyncIterator[WorldSetup]:
             f"transport: serves ranks {list(own.ranks)} and reaches {len(own.peers)}; this is process "
             f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
         )
-    async with joined(place, placed.name, wires=lambda default: own or around(default, transport)) as found:
+    async with joined(place, placed.name, config, wires=lambda default: own or around(default, transport)) as found:
         yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 
 

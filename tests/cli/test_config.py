@@ -177,6 +177,27 @@ def test_the_launcher_is_shown_too(overlap, monkeypatch):
     assert overlap("run", "--show-config")[1].endswith("MPICH has started this process as number 3 of 4\n")
 
 
+def test_a_transport_is_told_what_somebody_has_said():
+    told = {
+        "TRANSPORT": "efa",
+        "RAILS": "eth0,eth1",
+        "PEER_DIRECT": "0",
+        "TLS_CERT": "c",
+        "TLS_KEY": "k",
+        "TLS_CA": "a",
+    }
+    config = RunConfig.from_environment({f"OVERLAP_{name}": value for name, value in told.items()})
+    assert config.transport_options() == {"rails": ("eth0", "eth1"), "peer_direct": False}
+    assert config.tls_files() == ("c", "k", "a")
+    assert (RunConfig().transport_options(), RunConfig().tls_files()) == ({}, None)
+
+
+def test_some_tls_files_alone_are_refused(monkeypatch):
+    monkeypatch.setenv("OVERLAP_TLS_KEY", "k")
+    with pytest.raises(UsageError, match=r"^TLS needs three files: OVERLAP_TLS_CERT, "):
+        requested(print, RunConfig())
+
+
 # -- one edit a setting ------------------------------------------------------------------------------------------
 
 

@@ -185,14 +185,6 @@ def test_processes_of_several_machines_may_be_one_node():
     assert (place.node, place.nodes, place.process, place.processes) == (0, 1, 5, 8)
 
 
-def test_settings_of_the_transport_are_part_of_the_place():
-    told = {"TRANSPORT": "efa", "RAILS": "eth0,eth1", "PEER_DIRECT": "0", "UNIX": "no", "TLS_CERT": "c", "TLS_KEY": "k"}
-    told |= {"TLS_CA": "a", "JOIN_TIMEOUT_S": "5"}
-    place = find_place(own() | {f"OVERLAP_{name}": value for name, value in told.items()})
-    assert (place.transport, place.rails, place.peer_direct, place.unix) == ("efa", ("eth0", "eth1"), False, False)
-    assert (place.tls, place.timeout_s) == (("c", "k", "a"), 5.0)
-
-
 def test_the_secret_shows_nowhere():
     place = find_place(TORCHRUN | SECRET)
     assert "0123456789" not in repr(place)
@@ -222,7 +214,6 @@ def test_the_secret_shows_nowhere():
         (MPICH | {"OVERLAP_NNODES": "3"}, "OVERLAP_NNODES=3: does not divide the 8 processes of MPICH"),
         (MPICH | {"OVERLAP_RDZV_ENDPOINT": "here"}, "OVERLAP_RDZV_ENDPOINT: "),
         (MPICH | {"OVERLAP_RDZV_ENDPOINT": "here:0"}, "OVERLAP_RDZV_ENDPOINT: 'here:0' has no port"),
-        (MPICH | {"OVERLAP_TLS_KEY": "k"}, "TLS needs three files: OVERLAP_TLS_CERT, OVERLAP_TLS_KEY and "),
         (own(job="x" * 65), "job: expected at most 64 printable characters, got 'xxx"),
         ({"OVERLAP_NODE_RANK": "1"}, "OVERLAP_NODE_RANK=1 needs OVERLAP_NNODES, the number of nodes"),
         ({"OVERLAP_NODE_RANK": "2", "OVERLAP_NNODES": "2"}, "OVERLAP_NODE_RANK=2: nodes are numbered from 0"),

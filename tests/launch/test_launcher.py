@@ -73,6 +73,7 @@ def ends(pid):
 
 SHOW = """
 import hashlib, json, socket
+from overlap.config import RunConfig
 from overlap.rendezvous.launcher_environment import find_place
 place = find_place()
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
@@ -80,7 +81,8 @@ listener = place.listener and socket.socket(fileno=os.dup(place.listener))
 print(json.dumps({
     "argv": sys.argv, "torch": [int(os.environ[name]) for name in names], "ranks": list(place.ranks),
     "endpoint": place.endpoint, "job": place.job, "secret": hashlib.sha256(place.secret).hexdigest(),
-    "leads": os.getpgrp() == os.getpid(), "OVERLAP_RANKS": os.environ.get("OVERLAP_RANKS"), "rails": place.rails,
+    "leads": os.getpgrp() == os.getpid(), "OVERLAP_RANKS": os.environ.get("OVERLAP_RANKS"),
+    "rails": RunConfig.from_environment().rails,
     "port": listener and listener.getsockname()[1],
 }))
 """
