@@ -98,7 +98,7 @@ def out_cases(size: int) -> list[Case]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(7, marks=pytest.mark.slow)])
 def test_out_is_filled_and_returned(size: int, path: str) -> None:
     todo = out_cases(size)
 
@@ -130,7 +130,7 @@ def in_place(case: Case, rank: int, size: int) -> tuple[Array, Array | None]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(7, marks=pytest.mark.slow)])
 def test_in_place(size: int, path: str) -> None:
     kinds = ("all_reduce", "reduce", "broadcast", "all_gather", "gather")
     todo = [case for kind in kinds for case in cases(kind, size)]
