@@ -67,7 +67,7 @@ def by_kind(
     return speed_of
 
 
-class Transfer:
+class PlannedTransfer:
     """A message on a wire's plan.
 
     Attributes:
@@ -86,7 +86,7 @@ class Transfer:
         self.sent_at_s = math.inf
 
 
-class Wire:
+class PlannedWire:
     """One direction between two ranks: a pure state machine that is told the time.
 
     One message leaves at a time, the most urgent first, in order of arrival among equals. A strictly more urgent
@@ -97,11 +97,13 @@ class Wire:
         self._bytes_per_s = speed.bandwidth_bytes_per_s
         self._latency_s = speed.latency_s
         self._quantum_s = quantum_s
-        self._queue: list[Transfer] = []  # in the order in which they leave
+        self._queue: list[PlannedTransfer] = []  # in the order in which they leave
         self._busy_until_s = -math.inf  # what leaves before is decided; from then on the queue leaves, back to back
-        self._last_of_tag: dict[int, Transfer] = {}
+        self._last_of_tag: dict[int, PlannedTransfer] = {}
 
-    def add(self, tag: int, nbytes: int, *, priority: int, now_s: float, planned: Callable[[float], None]) -> Transfer:
+    def add(
+        self, tag: int, nbytes: int, *, priority: int, now_s: float, planned: Callable[[float], None]
+    ) -> PlannedTransfer:
         """Put a message on the plan; ``planned`` is called with its time of arrival, again whenever that changes.
 
         Cost: O(1) behind messages that are as urgent, plus one call for each message that it overtakes.
@@ -109,7 +111,7 @@ class Wire:
         self._settle(now_s)
         last = self._last_of_tag.get(tag)
         urgency = priority if last is None else max(priority, last.urgency)
-        transfer = self._last_of_tag[tag] = Transfer(tag, nbytes, urgency, planned)
+        transfer = self._last_of_tag[tag] = PlannedTransfer(tag, nbytes, urgency, planned)
         place = bisect_right(self._queue, urgency, key=lambda other: other.urgency)
         if place == 0:
             self._cut(now_s)
@@ -117,7 +119,7 @@ class Wire:
         self._plan_from(place)
         return transfer
 
-    def remove(self, transfer: Transfer, *, now_s: float) -> None:
+    def remove(self, transfer: PlannedTransfer, *, now_s: float) -> None:
         """Take a message back; a quantum of it that is leaving leaves in full. Harmless once the message has left."""
         self._settle(now_s)
         if transfer.sent_at_s <= now_s:
@@ -162,7 +164,7 @@ class Wire:
         self._busy_until_s = first.sent_at_s
         self._forget(first)
 
-    def _forget(self, transfer: Transfer) -> None:
+    def _forget(self, transfer: PlannedTransfer) -> None:
         if self._last_of_tag.get(transfer.tag) is transfer:
             del self._last_of_tag[transfer.tag]
 
@@ -194,17 +196,17 @@ class Paced(Wrapper):
         super().__init__(inner)
         self._links = links
         self._quantum_s = quantum_s
-        self._wires: dict[tuple[int, int], Wire | None] = {}
+        self._wires: dict[tuple[int, int], PlannedWire | None] = {}
         self.gate = OrderedGate()
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
         """Return an endpoint whose sends take their time."""
         return _PacedEndpoint(endpoint, self)
 
-    def _wire(self, src: int, dst: int) -> Wire | None:
+    def _wire(self, src: int, dst: int) -> PlannedWire | None:
         if (src, dst) not in self._wires:
             speed = None if src == dst else self._links(src, dst)
-            self._wires[src, dst] = None if speed is None else Wire(speed, quantum_s=self._quantum_s)
+            self._wires[src, dst] = None if speed is None else PlannedWire(speed, quantum_s=self._quantum_s)
         return self._wires[src, dst]
 
 
@@ -223,7 +225,7 @@ class _PacedEndpoint(WrapperEndpoint):
         await self.inner.send(dst, tag, view, priority=priority)
 
 
-async def _cross(wire: Wire, tag: int, nbytes: int, priority: int) -> None:
+async def _cross(wire: PlannedWire, tag: int, nbytes: int, priority: int) -> None:
     """Sleep until the message has arrived, however often the plan changes meanwhile."""
     arrival = trio.CancelScope()
     transfer = wire.add(

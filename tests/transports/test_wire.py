@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import LinkSpeed
-from transports.paced import Transfer, Wire
+from transports.paced import PlannedTransfer, PlannedWire
 
 QUANTUM = 8  # ticks; a wire of one byte per tick makes every instant a whole number
 
@@ -44,12 +44,12 @@ def simulated(messages: list[Message]) -> dict[int, float]:
 
 def planned(messages: list[Message], latency: int = 0) -> dict[int, float]:
     """Tell a wire what happens when, and read the last plan."""
-    wire = Wire(LinkSpeed(latency_s=latency, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
+    wire = PlannedWire(LinkSpeed(latency_s=latency, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
     calls = [(message.at, 0, i) for i, message in enumerate(messages)]
     calls += [
         (int(message.cancelled_at), 1, i) for i, message in enumerate(messages) if message.cancelled_at < math.inf
     ]
-    transfers: dict[int, Transfer] = {}
+    transfers: dict[int, PlannedTransfer] = {}
     for at, is_cancel, i in sorted(calls):
         message = messages[i]
         if is_cancel:
@@ -98,7 +98,7 @@ def test_equals_never_change_a_plan() -> None:
 
 
 def test_an_urgent_message_of_the_same_tag_waits_for_its_elder() -> None:
-    wire = Wire(LinkSpeed(latency_s=0, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
+    wire = PlannedWire(LinkSpeed(latency_s=0, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
     elder, younger, other = (list[float]() for _ in range(3))
     wire.add(0, 20, priority=0, now_s=0, planned=elder.append)
     wire.add(0, 20, priority=-9, now_s=0, planned=younger.append)
@@ -107,7 +107,7 @@ def test_an_urgent_message_of_the_same_tag_waits_for_its_elder() -> None:
 
 
 def test_an_elder_that_has_left_holds_nobody_back() -> None:
-    wire = Wire(LinkSpeed(latency_s=0, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
+    wire = PlannedWire(LinkSpeed(latency_s=0, bandwidth_bytes_per_s=1), quantum_s=QUANTUM)
     urgent, other = list[float](), list[float]()
     wire.add(0, 20, priority=0, now_s=0, planned=lambda _: None)
     wire.add(1, 20, priority=-1, now_s=100, planned=other.append)
@@ -126,7 +126,7 @@ def test_an_empty_message_does_not_pass_a_more_urgent_one_of_its_instant() -> No
 
 
 def test_an_infinite_bandwidth_leaves_the_latency() -> None:
-    wire = Wire(LinkSpeed(latency_s=3, bandwidth_bytes_per_s=math.inf))
+    wire = PlannedWire(LinkSpeed(latency_s=3, bandwidth_bytes_per_s=math.inf))
     arrivals = list[float]()
     for priority in (0, -1, 1):
         wire.add(priority + 1, 2**40, priority=priority, now_s=5, planned=arrivals.append)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transports.base import LengthMismatchError
@@ -137,7 +137,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60), st.booleans(), st.sampled_from((None, 1)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_message_meets_its_receive_and_no_other(
     steps: list[tuple[str, *tuple[int, ...]]], confirmed: bool, places: int | None
 ) -> None:
