@@ -71,12 +71,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         jsonfile.check_path(args.json)
         told = list(_told(MEASURED[args.what](how, contenders)))
         print(verdict(told), flush=True)
+        lost = False
         if args.json is not None:
-            jsonfile.write(jsonfile.document(how, {"figures": rows(told)}), args.json)
+            lost = not jsonfile.write(jsonfile.document(how, {"figures": rows(told)}), args.json)
     except OverlapError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    return 1 if any(figure.wrong for figure in told) else 0
+    return 1 if lost or any(figure.wrong for figure in told) else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ PROGRAM = "import overlap\nasync def main(rank): await rank.barrier()\noverlap.r
         (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--json", "/dev/full", "train.py"), "ranks"),
         (("simulate", "--cluster", "trn1.2xlarge", "--sweep", "ranks=1,2", "--csv", "/dev/full", "train.py"), "ranks"),
         (("timeline", "run.json", "--html", "/dev/full"), "rank"),
+        (("bench", "all_reduce", "--ranks", "2", "-b", "8", "-e", "8", "--json", "/dev/full"), "all_reduce"),
     ],
 )
 def test_what_was_found_is_shown(overlap, script, argv, shown):

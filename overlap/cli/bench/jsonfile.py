@@ -8,12 +8,12 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import trio
 
 from ... import UsageError
+from ..outputs import written
 from .data import SEED
 from .measuring import Result
 from .sampling import BATCH, BATCHED_BYTES, Sampling
@@ -92,17 +92,10 @@ def check_path(path: str | None) -> None:
         raise UsageError(f"--json: cannot write {path}")
 
 
-def write(told: Mapping[str, object], path: str) -> None:
-    """Write it to a file, or to stdout for `-`.
-
-    Raises:
-        UsageError: If the file cannot be written.
-    """
+def write(told: Mapping[str, object], path: str) -> bool:
+    """Write it to a file, or to stdout for `-`; return whether it could be, after telling the user if not."""
     text = json.dumps(told, indent=2) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--json: cannot write {path}: {error.strerror}") from error
+    if path != "-":
+        return written(text, path, option="--json")
+    sys.stdout.write(text)
+    return True

@@ -60,8 +60,8 @@ def _measure_collective(args: argparse.Namespace) -> int:
         rows += ours
         others += jsonfile.contender_rows(world[0].ranks, results)
     say(columns.summary(rows))
-    _write(args.json, how, {"layout": asdict(layout), "rows": jsonfile.measured_rows(rows), "peers": others})
-    return _WRONG_EXIT if any(row.wrong for row in rows) else 0
+    told_all = _write(args.json, how, {"layout": asdict(layout), "rows": jsonfile.measured_rows(rows), "peers": others})
+    return _WRONG_EXIT if not told_all or any(row.wrong for row in rows) else 0
 
 
 def _measure_contenders(contenders: Iterable[Contender], assignment: Assignment, say: Say) -> Iterator[ContenderResult]:
@@ -90,8 +90,8 @@ def _compare_peer_direct(args: argparse.Namespace) -> int:
     say(columns.summary(rows))
     sides = (("host_copies", 0), ("peer_direct", 1))
     told = {name: jsonfile.measured_rows([pair[side] for pair in pairs]) for name, side in sides}
-    _write(args.json, how, {"layout": asdict(direct), **told})
-    return _WRONG_EXIT if any(row.wrong for row in rows) else 0
+    told_all = _write(args.json, how, {"layout": asdict(direct), **told})
+    return _WRONG_EXIT if not told_all or any(row.wrong for row in rows) else 0
 
 
 def _printer(json_path: str | None) -> Say:
@@ -99,6 +99,5 @@ def _printer(json_path: str | None) -> Say:
     return (lambda text: None) if json_path == "-" else (lambda text: print(text, flush=True))
 
 
-def _write(path: str | None, how: Sampling, parts: dict[str, object]) -> None:
-    if path is not None:
-        jsonfile.write(jsonfile.document(how, parts), path)
+def _write(path: str | None, how: Sampling, parts: dict[str, object]) -> bool:
+    return path is None or jsonfile.write(jsonfile.document(how, parts), path)
