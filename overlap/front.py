@@ -139,7 +139,7 @@ async def _live(
     async with opened as around:
         joined = around.joined
         neighbours = joined.neighbours if joined else None
-        world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, neighbours=neighbours)
+        world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=neighbours)
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)
@@ -162,14 +162,14 @@ def _simulate(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
 ) -> list[T]:
     """Let a world live in virtual time."""
-    from .virtual.simulated_backend import ModelledClock
+    from .virtual.simulated_backend import SimulatedBackend
 
     assert wanted.virtual is not None
     if wanted.wires is not None:
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
     placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
     size = wanted.ranks or placed.world_size
-    clock = ModelledClock(wanted.virtual, placed)
+    clock = SimulatedBackend(wanted.virtual, placed)
 
     async def live() -> list[T]:
         world = clock.world(size, placed, algorithm=wanted.algorithm)

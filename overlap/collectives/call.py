@@ -8,15 +8,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from .kinds import Collective, Shape, check_input, result_shape
 from .reduce import Reducer, check_dtype, reducer
 
-__all__ = ["Call", "Pairs", "call"]
+__all__ = ["Call", "CallKey", "Pairs", "call"]
 
 Pairs = tuple[tuple[int, int], ...]
+
+
+class CallKey(NamedTuple):
+    """What ranks must agree on, as plain values that mean the same in every process; see `Call`."""
+
+    kind: str
+    op: str | None
+    dtype: str | None
+    shape: Shape | None
+    size: int
+    root: int
+    pairs: Pairs
+
+    def without_data(self) -> CallKey:
+        """Return what a rank says that only receives."""
+        return self._replace(op=None, dtype=None, shape=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +51,8 @@ class Call:
         reducer: The operator on the dtype.
         result_shape: Of a receiver's result.
         nbytes: The larger of input and result, as nccl-tests counts sizes.
+        work_bytes: Bytes of float32 whose reduction takes as long as that of one rank's array.
+        key: All that ranks must agree on, as plain values: what tells calls apart, in one process and on the wire.
     """
 
     kind: Collective
@@ -46,6 +65,8 @@ class Call:
     reducer: Reducer | None
     result_shape: Shape
     nbytes: int
+    work_bytes: int
+    key: CallKey
 
     @property
     def settled(self) -> bool:
@@ -54,11 +75,9 @@ class Call:
 
     def agrees(self, other: Call) -> bool:
         """Whether two ranks mean the same; a rank that has not said dtype and shape agrees with any."""
-        if (self.kind, self.root, self.pairs) != (other.kind, other.root, other.pairs):
-            return False
         if self.dtype is None or other.dtype is None:
-            return True
-        return (self.op, self.dtype, self.shape) == (other.op, other.dtype, other.shape)
+            return self.key.without_data() == other.key.without_data()
+        return self.key == other.key
 
     def __str__(self) -> str:
         if self.kind is Collective.BARRIER:
@@ -91,8 +110,8 @@ def call(
     what = Collective(kind)
     if dtype is None or shape is None:
         return Call(
-            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs,
-            reducer=None, result_shape=(), nbytes=0,
+            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, reducer=None, result_shape=(),
+            nbytes=0, work_bytes=0, key=CallKey(kind, op, None, None, size, root, pairs),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
@@ -100,7 +119,9 @@ def call(
     if traits.scatters or traits.gathers:
         check_input(what, shape, size)
     result = result_shape(what, shape, size)
+    nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
-        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs,
-        reducer=combine, result_shape=result, nbytes=max(prod(shape), prod(result)) * dtype.itemsize,
+        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, reducer=combine,
+        result_shape=result, nbytes=nbytes, work_bytes=nbytes * (combine.weight if combine is not None else 1),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs),
     )  # fmt: skip

@@ -1,7 +1,6 @@
 """This computer, in a few nominal figures: what ranks that are threads of one process pay for meeting and for messages.
 
-They decide whether such ranks take the short cut, which reads every input and writes every output in shared memory, or
-run a program; and they are what plans for the plain machine rest on. Nothing here is paced by them.
+They are what plans for the plain machine rest on. Nothing here is paced by them.
 
 Fitted to medians of all-reduces, all-gathers, broadcasts and all-to-alls of 64 B and 16 MiB among 2, 4 and 8 ranks of
 one process on two cores, by the short cut, `one_shot`, `mesh` and `ring` (CPython 3.11, Trio 0.31). Ranks of a process
@@ -10,7 +9,7 @@ share its event loop, so everything they do there counts once for each of them.
 
 from __future__ import annotations
 
-__all__ = ["MEMORY_BYTES_PER_S", "launch_s", "meeting_s", "message_s", "short_cut_wins"]
+__all__ = ["MEMORY_BYTES_PER_S", "launch_s", "meeting_s", "message_s"]
 
 MEMORY_BYTES_PER_S = 25e9
 """What reads and writes of all ranks get together: 2 and 4 ranks reducing 16 MiB in place."""
@@ -35,13 +34,3 @@ def launch_s(ranks: int) -> float:
 def message_s(ranks: int) -> float:
     """Return the time to start a message while all ranks of a process start theirs."""
     return _MESSAGE_S_PER_RANK * ranks
-
-
-def short_cut_wins(ranks: int) -> bool:
-    """Return whether the short cut is the cheapest way for ranks that share memory: for all collectives and sizes.
-
-    The short cut takes a meeting, and reads every input and writes every output once. No program can read or write
-    less, and it takes a launch and at least one message. So the bytes never decide, and one answer does for all calls
-    of a group. That it is the one that `plan` gives for the plain machine, size by size, is tested.
-    """
-    return ranks < 2 or meeting_s(ranks) <= launch_s(ranks) + message_s(ranks)

@@ -47,6 +47,7 @@ class Reducer:
         accumulator: The dtype partial results are kept in.
         ufunc: Combines two arrays of the accumulator's dtype.
         divides: Whether the result is divided by the number of contributions.
+        weight: How many times as long as float32 it takes for each byte.
     """
 
     op: str
@@ -54,6 +55,7 @@ class Reducer:
     accumulator: DType
     ufunc: np.ufunc
     divides: bool
+    weight: int = 1
 
     @property
     def plain(self) -> bool:
@@ -117,7 +119,24 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
         raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}")
     if dtype.kind == "b" and op in ("sum", "mean"):
         raise UsageError(f"op: {op!r} is not defined for bool; use 'max' (or), 'min' (and), or pass integers")
-    return Reducer(op=op, dtype=dtype, accumulator=_accumulator(op, dtype), ufunc=OPS[op], divides=op == "mean")
+    return Reducer(
+        op=op,
+        dtype=dtype,
+        accumulator=_accumulator(op, dtype),
+        ufunc=OPS[op],
+        divides=op == "mean",
+        weight=_weight(op, dtype),
+    )
+
+
+# Measured on two arrays of 1 MiB (numpy 2.4, ml_dtypes 0.5), against 0.03 ms of float32: float8 6 to 9.5 ms, float16 1
+# to 3.5, bfloat16 0.3 to 1.8; means of integers 7.5 ms for 8 bits and 0.25 for 64; complex means 0.2.
+def _weight(op: str, dtype: DType) -> int:
+    if dtype.name in _NARROW:
+        return 256 if dtype.itemsize == 1 else 64
+    if op == "mean" and dtype.kind in "iuc":
+        return 256 // dtype.itemsize if dtype.kind != "c" else 8
+    return 1
 
 
 def _accumulator(op: str, dtype: DType) -> DType:

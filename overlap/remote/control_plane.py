@@ -13,19 +13,18 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
 from traceback import format_exception
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import trio
 
 from ..diagnostics import where
 from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
+from ..runtime.communicator import BaseEngine
+from ..runtime.world import World
 from . import call_codec
-from .spanning import FarChannel, Said
+from .spanning import Said, SpanningCommunicators
 
-if TYPE_CHECKING:
-    from ..runtime.world import World
-
-__all__ = ["Company", "Neighbours"]
+__all__ = ["Company", "ControlPlane"]
 
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
@@ -53,7 +52,7 @@ class Company(Protocol):
         """Wait for every other process to come here."""
 
 
-class Neighbours:
+class ControlPlane:
     """Speaks for the ranks of this process, and listens.
 
     Args:
@@ -64,10 +63,16 @@ class Neighbours:
     def __init__(self, company: Company, placement: Sequence[Sequence[int]]) -> None:
         self._company, self._placement = company, placement
         self._world: World
+        self._communicators: SpanningCommunicators
         self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._reports: dict[int, list[str]] = {}
         self._news = trio.Event()
+
+    def communicators(self, engine: BaseEngine, local: frozenset[int]) -> SpanningCommunicators:
+        """Return where the ranks of all processes meet."""
+        self._communicators = SpanningCommunicators(engine, local, self)
+        return self._communicators
 
     @asynccontextmanager
     async def attached(self, world: World) -> AsyncIterator[None]:
@@ -86,7 +91,7 @@ class Neighbours:
     async def verdict(self) -> None:
         """Give the others a moment to say who is at fault."""
         with trio.move_on_after(_VERDICT_S, shield=True):
-            while self._world.failure is None:
+            while self._world.ending.failure is None:
                 await self._next_news()
 
     async def reports(self, mine: list[str]) -> list[str]:
@@ -115,39 +120,44 @@ class Neighbours:
             place=where(error), doing=doing,
         )  # fmt: skip
 
-    def tell_left(self, rank: int, issued: Mapping[int, int]) -> None:
-        """Say that a rank here has finished its program, and how many operations it issued on each channel."""
-        pairs = [list(pair) for pair in issued.items()]
+    def tell_left(self, rank: int) -> None:
+        """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
+        pairs = [list(pair) for pair in self._communicators.issued(rank).items()]
         for start in range(0, len(pairs), 1000):
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
         self._tell("left", rank=rank)
 
-    def tell_call(self, channel: FarChannel, seq: int, said: Said) -> None:
+    def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
         """Say what a rank here has called."""
         self._tell(
-            "call", channel=channel.id, seq=seq, rank=said.rank, call=call_codec.pack(said.call), site=said.call_site
+            "call",
+            channel=communicator_id,
+            seq=seq,
+            rank=said.rank,
+            call=call_codec.pack(said.call),
+            site=said.call_site,
         )
 
-    def tell_difference(self, channel: FarChannel, seq: int, error: CollectiveMismatchError) -> None:
+    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
         self._tell(
-            "differ", channel=channel.id, seq=seq, group=error.group, ranks=list(error.ranks), calls=list(error.calls),
-            sites=list(error.call_sites),
+            "differ", channel=communicator_id, seq=seq, group=error.group, ranks=list(error.ranks),
+            calls=list(error.calls), sites=list(error.call_sites),
         )  # fmt: skip
 
-    def tell_failed_end(self, channel: FarChannel, seq: int, rank: int, error: BaseException) -> None:
+    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
-        self._tell("end failed", channel=channel.id, seq=seq, rank=rank, text=str(error)[:_TRACE_CHARS])
+        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=str(error)[:_TRACE_CHARS])
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
-    def said_before(self, channel: int, seq: int) -> list[Said]:
+    def said_before(self, communicator_id: int, seq: int) -> list[Said]:
         """Return, once, what the others called in an operation before any rank here came to it."""
-        return self._said.pop((channel, seq), []) if self._said else []
+        return self._said.pop((communicator_id, seq), []) if self._said else []
 
-    def issued_by(self, rank: int, channel: int) -> int:
-        """Return how many operations a rank elsewhere, which has finished, issued on a channel."""
-        return self._issued.get(rank, {}).get(channel, 0)
+    def issued_by(self, rank: int, communicator_id: int) -> int:
+        """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
+        return self._issued.get(rank, {}).get(communicator_id, 0)
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -155,9 +165,9 @@ class Neighbours:
         while True:
             await trio.sleep(_WATCH_S)
             before_ns = perf_counter_ns() - _LONG_NS
-            for channel in self._world.far_channels():
-                for seq, said in channel.waiting(before_ns):
-                    self.tell_call(channel, seq, said)
+            for communicator in self._communicators.spanning.values():
+                for seq, said in communicator.waiting(before_ns):
+                    self.tell_call(communicator.id, seq, said)
 
     async def _listen(self) -> None:
         async for member, message, reason in self._company.messages():
@@ -201,11 +211,11 @@ class Neighbours:
         self._issued.setdefault(rank, {}).update({int(channel): int(count) for channel, count in issued})
 
     def _hear_left(self, _: int, *, rank: int) -> None:
-        self._world.left_elsewhere(rank)
+        self._communicators.rank_left(rank)
 
     def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
         said = Said(rank=rank, call=call_codec.unpack(call), call_site=site)
-        known = self._world.far_channel(channel)
+        known = self._communicators.spanning.get(channel)
         if known is None or not known.hear(seq, said):
             self._said.setdefault((channel, seq), []).append(said)
             if len(self._said) > _MOST_SAID:
@@ -214,12 +224,12 @@ class Neighbours:
     def _hear_differ(
         self, _: int, *, channel: int, seq: int, group: str, ranks: list[int], calls: list[str], sites: list[str]
     ) -> None:
-        known = self._world.far_channel(channel)
+        known = self._communicators.spanning.get(channel)
         if known is not None and len(ranks) == len(calls) == len(sites) == 2:
             known.fail_here(seq, _mismatch(group, seq, ranks, calls, sites))
 
     def _hear_end_failed(self, _: int, *, channel: int, seq: int, rank: int, text: str) -> None:
-        known = self._world.far_channel(channel)
+        known = self._communicators.spanning.get(channel)
         if known is not None:
             known.hear_failed_end(seq, rank, text)
 
@@ -243,17 +253,17 @@ def _mismatch(
 
 _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "failed": (
-        Neighbours._hear_failed,
+        ControlPlane._hear_failed,
         {"culprit": int, "type": str, "text": str, "trace": str, "place": str, "doing": list},
     ),
-    "issued": (Neighbours._hear_issued, {"rank": int, "issued": list}),
-    "left": (Neighbours._hear_left, {"rank": int}),
-    "call": (Neighbours._hear_call, {"channel": int, "seq": int, "rank": int, "call": list, "site": str}),
+    "issued": (ControlPlane._hear_issued, {"rank": int, "issued": list}),
+    "left": (ControlPlane._hear_left, {"rank": int}),
+    "call": (ControlPlane._hear_call, {"channel": int, "seq": int, "rank": int, "call": list, "site": str}),
     "differ": (
-        Neighbours._hear_differ,
+        ControlPlane._hear_differ,
         {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
     ),
-    "end failed": (Neighbours._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
-    "stalled": (Neighbours._hear_stalled, {"lines": list}),
+    "end failed": (ControlPlane._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
+    "stalled": (ControlPlane._hear_stalled, {"lines": list}),
 }
 """What may be said: who handles it, and the type of each field."""

@@ -1,39 +1,33 @@
-"""Channels whose members live in several processes.
+"""Communicators whose members live in several processes.
 
 Here only the ranks of this process meet; their programs start as soon as anybody has said what travels. That the
 others mean the same is checked without a message on the way: the tags of an operation are made from what it is, so
-ranks that disagree exchange no byte. Both wait then, and `Neighbours` tells what waits for long; whoever hears of an
-operation that differs from its own fails it everywhere, with both calls.
+ranks that disagree exchange no byte. Both wait then, and the control plane tells what waits for long; whoever hears of
+an operation that differs from its own fails it everywhere, with both calls.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Channel, Meeting
+from ..runtime.communicator import BaseEngine, Communicator, Communicators, Key, Match
 from ..runtime.future import Failure
+from ..runtime.operation import Operation
 from ..timeline.spans import call_site
 
-if TYPE_CHECKING:
-    from ..runtime.operation import CollectiveFuture
-    from ..runtime.world import World
-    from .control_plane import Neighbours
-
-Operation: TypeAlias = "CollectiveFuture[object]"
 CodePlace: TypeAlias = tuple[CodeType, int]
 
-__all__ = ["FarChannel", "Said"]
+__all__ = ["Said", "SpanningCommunicator", "SpanningCommunicators", "Telling"]
 
-# How many finished operations a channel remembers, for a neighbour that comes to them late and with another call. A
+# How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
 _REMEMBERED = 256
 
@@ -56,15 +50,34 @@ class Said:
     call_site: str
 
 
-class FarMeeting(Meeting):
-    """A meeting of which only some ends are in this process."""
+class Telling(Protocol):
+    """What communicators tell other processes, and know from them: the control plane, as they see it."""
+
+    def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
+        """Say what a rank here has called."""
+
+    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
+        """Say that two ranks mean different operations."""
+
+    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Say that a rank here cannot take part in an operation."""
+
+    def said_before(self, communicator_id: int, seq: int) -> list[Said]:
+        """Return, once, what the others called in an operation before any rank here came to it."""
+
+    def issued_by(self, rank: int, communicator_id: int) -> int:
+        """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
+
+
+class SpanningMatch(Match):
+    """A match of which only some ends are in this process."""
 
     __slots__ = ("ended", "heard_of", "told")
 
     def __init__(self, members: int) -> None:
         super().__init__(members)
         self.ended = 0
-        self.told = False  # whether the neighbours know that ranks wait here
+        self.told = False  # whether the other processes know that ranks wait here
         self.heard_of: set[int] = set()  # ranks elsewhere that are known to be in it
 
     @property
@@ -73,25 +86,25 @@ class FarMeeting(Meeting):
         return min((end.started_ns for end in self.arrived if end is not None), default=0)
 
 
-class FarChannel(Channel):
-    """A channel of which only some members are in this process.
+class SpanningCommunicator(Communicator):
+    """A communicator of which only some members are in this process.
 
     Attributes:
-        id: Names the channel in what processes tell each other.
+        id: Names it in what processes tell each other.
         issued: Of the members here, by world rank: how many operations they have issued.
     """
 
-    _meetings: dict[int, FarMeeting]  # type: ignore[assignment]
+    _matches: dict[int, SpanningMatch]  # type: ignore[assignment]
 
     def __init__(
-        self, world: World, key: tuple[object, ...], name: str, members: tuple[int, ...], neighbours: Neighbours
+        self, shared: Communicators, key: Key, name: str, members: tuple[int, ...], local: frozenset[int], told: Telling
     ) -> None:
-        super().__init__(world, key, name, members)
+        super().__init__(shared, key, name, members)
         self.direct = False
-        self.here = sum(member in world.local for member in members)
-        self.id = self.tag_base >> 24
+        self.here = sum(member in local for member in members)
+        self.id = key.tag_base() >> 24
         self.issued: dict[int, int] = {}
-        self._neighbours = neighbours
+        self._local, self._others = local, told
         self._bases: dict[Call, int] = {}
         self._past: OrderedDict[int, tuple[int, Call, CodePlace]] = OrderedDict()
         self._broken: Callable[[], BaseException] | None = None
@@ -100,9 +113,7 @@ class FarChannel(Channel):
         """Return a tag that no rank shares which means another operation."""
         base = self._bases.get(pattern)
         if base is None:
-            told = f"{self.key!r} {pattern}".encode()
-            base = int.from_bytes(hashlib.blake2b(told, digest_size=5).digest(), "big") << 24
-            self._bases[pattern] = base
+            base = self._bases[pattern] = self.key.tag_base(*pattern.key)
         return base + ((seq & 0xFFFF) << 8)
 
     # -- our own ranks -------------------------------------------------------------------------------------------
@@ -110,63 +121,62 @@ class FarChannel(Channel):
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; its program starts as soon as it is known what travels."""
         seq, position = operation.seq, operation.port.position
-        meeting = self._meetings.get(seq)
-        if meeting is None:
-            meeting = self._open(operation)
-        meeting.arrived[position] = operation
-        meeting.count += 1
+        match = self._matches.get(seq)
+        if match is None:
+            match = self._open(operation)
+        match.arrived[position] = operation
+        match.count += 1
         self.issued[self.members[position]] = max(seq + 1, self.issued.get(self.members[position], 0))
-        if meeting.pattern is not operation.call:
-            self._compare(meeting, operation)
+        if match.pattern is not operation.call:
+            self._compare(match, operation)
         if operation.kind in _ANNOUNCED and operation.call.dtype is not None:
-            self._neighbours.tell_call(self, seq, self._said(operation))
-        for said in self._neighbours.said_before(self.id, seq):
+            self._others.tell_call(self.id, seq, self._said(operation))
+        for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
-        if meeting.error is not None:
-            operation.fail(Failure(meeting.error()))
-            self.ended(meeting, operation)
-        else:
-            self._engine.arrived(self, meeting, operation)
+        failed = match.error is not None
+        self._proceed(match, operation)
+        if failed:
+            self.ended(match, operation)
 
-    def _open(self, operation: Operation) -> FarMeeting:
-        meeting = self._meetings[operation.seq] = FarMeeting(self.size)
-        meeting.error = self._broken
-        if self._world.left and meeting.error is None:
-            self._check_left(meeting, operation)
-        return meeting
+    def _open(self, operation: Operation) -> SpanningMatch:
+        match = self._matches[operation.seq] = SpanningMatch(self.size)
+        match.error = self._broken
+        if self._left and match.error is None:
+            self._check_left(match, operation)
+        return match
 
-    def ended(self, meeting: Meeting, operation: Operation) -> None:
-        """Forget a meeting once all of our ends are over, but for what was called."""
-        assert isinstance(meeting, FarMeeting)
-        meeting.ended += 1
-        if meeting.ended == self.here and self._meetings.pop(operation.seq, None) is not None:
+    def ended(self, match: Match, operation: Operation) -> None:
+        """Forget a match once all of our ends are over, but for what was called."""
+        assert isinstance(match, SpanningMatch)
+        match.ended += 1
+        if match.ended == self.here and self._matches.pop(operation.seq, None) is not None:
             self._past[operation.seq] = (self.members[operation.port.position], operation.call, operation.place)
             if len(self._past) > _REMEMBERED:
                 self._past.popitem(last=False)
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail the whole meeting, here and elsewhere, because one rank has no input for it."""
-        meeting = self._meetings.setdefault(operation.seq, FarMeeting(self.size))
-        meeting.count += 1
-        self.fail_one(meeting, operation, failure)
+        """Fail the whole match, here and elsewhere, because one rank has no input for it."""
+        match = self._matches.setdefault(operation.seq, SpanningMatch(self.size))
+        match.count += 1
+        self.fail_one(match, operation, failure)
 
-    def fail_one(self, meeting: Meeting, operation: Operation, failure: Failure) -> None:
+    def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and all other ends because of it."""
-        super().fail_one(meeting, operation, failure)
-        assert meeting.error is not None
-        self._neighbours.tell_failed_end(self, operation.seq, self.members[operation.port.position], meeting.error())
+        super().fail_one(match, operation, failure)
+        assert match.error is not None
+        self._others.tell_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that are not known to have come to operation `seq`, if some rank has."""
-        meeting = self._meetings.get(seq)
-        return [rank for rank in super().missing(seq) if meeting is None or rank not in meeting.heard_of]
+        match = self._matches.get(seq)
+        return [rank for rank in super().missing(seq) if match is None or rank not in match.heard_of]
 
     def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
         """Find what has been under way since `before_ns` or longer and has not been told; it counts as told now."""
-        for seq, meeting in self._meetings.items():
-            if not meeting.told and meeting.first is not None and meeting.started_ns <= before_ns:
-                meeting.told = True
-                for end in meeting.arrived:
+        for seq, match in self._matches.items():
+            if not match.told and match.first is not None and match.started_ns <= before_ns:
+                match.told = True
+                for end in match.arrived:
                     if end is not None:
                         yield seq, self._said(end)
 
@@ -174,24 +184,24 @@ class FarChannel(Channel):
         rank = self.members[operation.port.position]
         return Said(rank=rank, call=operation.call, call_site=operation.call_site)
 
-    # -- what the neighbours say ---------------------------------------------------------------------------------
+    # -- what the other processes say ---------------------------------------------------------------------------------
 
     def hear(self, seq: int, said: Said) -> bool:
-        """Compare a neighbour's call with ours; False if none of ours has come to it yet."""
-        meeting = self._meetings.get(seq)
-        if meeting is None or meeting.first is None:
+        """Compare another process's call with ours; False if none of ours has come to it yet."""
+        match = self._matches.get(seq)
+        if match is None or match.first is None:
             mine = self._past.get(seq)
             if mine is not None and not mine[1].agrees(said.call):
                 self._differ(seq, Said(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
-            return mine is not None or meeting is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
-        meeting.heard_of.add(said.rank)
-        assert meeting.pattern is not None
-        if not meeting.pattern.agrees(said.call):
-            self._differ(seq, self._said(meeting.first), said)
-        elif meeting.pattern.dtype is None and said.call.dtype is not None:
-            meeting.pattern = said.call
-            self._check_results(meeting)
-            self._engine.start(self, meeting)
+            return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
+        match.heard_of.add(said.rank)
+        assert match.pattern is not None
+        if not match.pattern.agrees(said.call):
+            self._differ(seq, self._said(match.first), said)
+        elif match.pattern.dtype is None and said.call.dtype is not None:
+            match.pattern = said.call
+            self._check_results(match)
+            self._engine.start(self, match)
         return True
 
     def _differ(self, seq: int, mine: Said, theirs: Said) -> None:
@@ -203,16 +213,16 @@ class FarChannel(Channel):
             calls=(str(theirs.call), str(mine.call)),
             call_sites=(theirs.call_site, mine.call_site),
         )
-        self._neighbours.tell_difference(self, seq, error())
+        self._others.tell_difference(self.id, seq, error())
         self.fail_here(seq, error)
 
     def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
         """Fail our ends of operation `seq`, and of all to come if it is over or nobody has come to it."""
-        meeting = self._meetings.get(seq)
-        if meeting is None:
+        match = self._matches.get(seq)
+        if match is None:
             self._broken = error
-        elif meeting.error is None:
-            self._fail(meeting, error)
+        elif match.error is None:
+            self._fail(match, error)
 
     def hear_failed_end(self, seq: int, culprit: int, message: str) -> None:
         """Fail our ends because of a rank elsewhere."""
@@ -221,20 +231,45 @@ class FarChannel(Channel):
     # -- ranks that have finished --------------------------------------------------------------------------------
 
     def rank_left(self, rank: int) -> None:
-        """Fail the meetings that wait for `rank`, which has finished its program."""
-        for seq, meeting in list(self._meetings.items()):
-            if self._lacks(meeting, rank, seq) and meeting.pattern is not None and meeting.error is None:
-                self._fail(meeting, self._left_error(rank, meeting))
+        """Fail the matchs that wait for `rank`, which has finished its program."""
+        for seq, match in list(self._matches.items()):
+            if self._lacks(match, rank, seq) and match.pattern is not None and match.error is None:
+                self._fail(match, self._left_error(rank, match))
 
-    def _lacks(self, meeting: Meeting, rank: int, seq: int) -> bool:
-        if rank in self._world.local:
-            return meeting.arrived[self.members.index(rank)] is None
+    def _lacks(self, match: Match, rank: int, seq: int) -> bool:
+        if rank in self._local:
+            return match.arrived[self.members.index(rank)] is None
         return rank in self._gone(seq)
 
     def _gone(self, seq: int) -> set[int]:
         return {rank for rank in super()._gone(seq) if seq >= self._issued_by(rank)}
 
     def _issued_by(self, rank: int) -> int:
-        if rank in self._world.local:
+        if rank in self._local:
             return self.issued.get(rank, 0)
-        return self._neighbours.issued_by(rank, self.id)
+        return self._others.issued_by(rank, self.id)
+
+
+class SpanningCommunicators(Communicators):
+    """The communicators of a world of several processes: those of local ranks only, and those that reach out.
+
+    Attributes:
+        spanning: Those that reach out, by id.
+    """
+
+    def __init__(self, engine: BaseEngine, local: frozenset[int], others: Telling) -> None:
+        super().__init__(engine)
+        self.spanning: dict[int, SpanningCommunicator] = {}
+        self._local, self._others = local, others
+
+    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Make a communicator."""
+        if self._local.issuperset(members):
+            return super().make(key, name, members)
+        made = SpanningCommunicator(self, key, name, members, self._local, self._others)
+        self.spanning[made.id] = made
+        return made
+
+    def issued(self, rank: int) -> dict[int, int]:
+        """Return how many operations a rank here has issued on each communicator that reaches out."""
+        return {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}

@@ -1,6 +1,6 @@
-"""The clock of a world: what time it is, and who computes and moves bytes in that time.
+"""The backend of a world: what time it is, and who computes and moves bytes in that time.
 
-`RealClock` is here; the virtual one is in `overlap.virtual`.
+`RealBackend` is here: threads compute and bytes move. The simulated one, with the same seams, is in `overlap.virtual`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from trio.lowlevel import TrioToken
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
+from .communicator import BaseEngine, Communicators
 from .compute import ComputeStream, ThreadedCompute
-from .engine.mover import BaseEngine, Engine
+from .context import RankContext
+from .engine.real_engine import RealEngine
+from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
@@ -24,13 +27,12 @@ if TYPE_CHECKING:
     from transports import Transport
 
     from ..timeline.spans import Clock as ClockName
-    from .rank import Rank
 
-__all__ = ["Clock", "RealClock"]
+__all__ = ["Backend", "RealBackend"]
 
 
-class Clock(ABC):
-    """What differs between real and virtual time.
+class Backend(ABC):
+    """What differs between real and simulated time.
 
     Attributes:
         name: As the timeline calls it.
@@ -49,6 +51,10 @@ class Clock(ABC):
         """Return a new array."""
         return self.buffers.empty(shape, dtype)
 
+    def copy(self, array: Array) -> Array:
+        """Return a C-contiguous copy."""
+        return self.buffers.copy(array)
+
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return what ranks of this process tell each other besides an operation, by rank of its group."""
         return {}
@@ -61,32 +67,49 @@ class Clock(ABC):
         """Return what a timeline should say of it."""
         return {}
 
-    def step_begins(self, rank: Rank) -> None:  # noqa: B027 (most clocks need not know)
+    def step_begins(self, context: RankContext) -> None:  # noqa: B027 (real time need not know)
         """Take note that a rank begins a step."""
+
+    def communicators(self, engine: BaseEngine) -> Communicators:
+        """Return where the ranks of a world meet."""
+        return Communicators(engine)
 
     @abstractmethod
     def now_ns(self) -> int:
         """Return the present instant."""
 
     @abstractmethod
-    def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
+    def compute_stream(self, context: RankContext) -> ComputeStream:
         """Return what runs the functions of a rank."""
 
     @abstractmethod
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return what runs the operations of a process's ranks."""
 
+    def close(self) -> None:
+        """Put back what has been changed outside, once nothing runs any more."""
+        self.buffers.close()
 
-class RealClock(Clock):
+
+class RealBackend(Backend):
     """Threads compute, bytes move, and it takes as long as it takes."""
 
     name = "real"
     now_ns = staticmethod(perf_counter_ns)
 
-    def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
+    def __init__(self) -> None:
+        super().__init__()
+        self._blas = BlasLimit()
+
+    def compute_stream(self, context: RankContext) -> ComputeStream:
         """Return a stream with a thread of its own."""
-        return ThreadedCompute(rank, token)
+        return ThreadedCompute(context, self._blas.impose)
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that moves bytes."""
-        return Engine(transport, cluster, token, algorithm=algorithm)
+        return RealEngine(transport, cluster, token, algorithm=algorithm)
+
+    def close(self) -> None:
+        """Give BLAS its threads back."""
+        super().close()
+        self._blas.lift()

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from ..errors import UsageError
 from .future import Future
-from .operation import CollectiveFuture, Like, receive_like
+from .issuing import Issuer
+from .operation import CollectiveFuture, Like
+from .stream import Stream
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-
-    from .group import Group
-    from .stream import Stream
 
 __all__ = ["Calls", "Input", "Like"]
 
@@ -45,7 +43,7 @@ class Calls:
     * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
     """
 
-    _comm: Group
+    _issuer: Issuer
 
     def all_reduce(
         self,
@@ -77,7 +75,9 @@ class Calls:
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
         2(p-1)/p of the array sent by each rank.
         """
-        return self._comm._issue(Collective.ALL_REDUCE, x, _getframe(1), priority, stream, name, op, out)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.ALL_REDUCE, x, out, _getframe(1), priority, name, op), stream
+        )
 
     def reduce_scatter(
         self,
@@ -108,7 +108,9 @@ class Calls:
 
         Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank.
         """
-        return self._comm._issue(Collective.REDUCE_SCATTER, x, _getframe(1), priority, stream, name, op, out)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op), stream
+        )
 
     def all_gather(
         self,
@@ -137,7 +139,7 @@ class Calls:
 
         Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank.
         """
-        return self._comm._issue(Collective.ALL_GATHER, x, _getframe(1), priority, stream, name, None, out)
+        return self._issuer.issue(CollectiveFuture(Collective.ALL_GATHER, x, out, _getframe(1), priority, name), stream)
 
     def all_to_all(
         self,
@@ -166,7 +168,7 @@ class Calls:
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
-        return self._comm._issue(Collective.ALL_TO_ALL, x, _getframe(1), priority, stream, name, None, out)
+        return self._issuer.issue(CollectiveFuture(Collective.ALL_TO_ALL, x, out, _getframe(1), priority, name), stream)
 
     def broadcast(
         self,
@@ -195,8 +197,9 @@ class Calls:
             stream: Communication stream.
             name: For the timeline.
         """
-        self._comm._check_root(root, x, Collective.BROADCAST)
-        return self._comm._issue(Collective.BROADCAST, x, _getframe(1), priority, stream, name, None, out, root)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.BROADCAST, x, out, _getframe(1), priority, name, None, root), stream
+        )
 
     def reduce(
         self,
@@ -227,8 +230,12 @@ class Calls:
             stream: Communication stream.
             name: For the timeline.
         """
-        self._comm._check_root(root, x, Collective.REDUCE, out=out)
-        return self._comm._issue(Collective.REDUCE, x, _getframe(1), priority, stream, name, op, out, root)
+        return cast(
+            "CollectiveFuture[Array | None]",
+            self._issuer.issue(
+                CollectiveFuture(Collective.REDUCE, x, out, _getframe(1), priority, name, op, root), stream
+            ),
+        )
 
     def gather(
         self,
@@ -257,8 +264,12 @@ class Calls:
             stream: Communication stream.
             name: For the timeline.
         """
-        self._comm._check_root(root, x, Collective.GATHER, out=out)
-        return self._comm._issue(Collective.GATHER, x, _getframe(1), priority, stream, name, None, out, root)
+        return cast(
+            "CollectiveFuture[Array | None]",
+            self._issuer.issue(
+                CollectiveFuture(Collective.GATHER, x, out, _getframe(1), priority, name, None, root), stream
+            ),
+        )
 
     def scatter(
         self,
@@ -288,8 +299,9 @@ class Calls:
             stream: Communication stream.
             name: For the timeline.
         """
-        self._comm._check_root(root, x, Collective.SCATTER)
-        return self._comm._issue(Collective.SCATTER, x, _getframe(1), priority, stream, name, None, out, root)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.SCATTER, x, out, _getframe(1), priority, name, None, root), stream
+        )
 
     def permute(
         self,
@@ -321,15 +333,19 @@ class Calls:
             stream: Communication stream.
             name: For the timeline.
         """
-        checked = self._comm._check_pairs(pairs)
-        return self._comm._issue(Collective.PERMUTE, x, _getframe(1), priority, stream, name, None, out, 0, checked)
+        asked = cast("tuple[tuple[int, int], ...]", pairs)  # checked when it is issued
+        return self._issuer.issue(
+            CollectiveFuture(Collective.PERMUTE, x, out, _getframe(1), priority, name, None, 0, asked), stream
+        )
 
     def barrier(
         self, *, priority: int = 0, stream: Stream | str | None = None, name: str | None = None
     ) -> CollectiveFuture[None]:
         """Be done once every rank of the group has issued it and worked off what it issued on this stream's window."""
-        issued = self._comm._issue(Collective.BARRIER, None, _getframe(1), priority, stream, name)
-        return cast("CollectiveFuture[None]", issued)
+        return cast(
+            "CollectiveFuture[None]",
+            self._issuer.issue(CollectiveFuture(Collective.BARRIER, None, None, _getframe(1), priority, name), stream),
+        )
 
     def send(
         self,
@@ -357,11 +373,12 @@ class Calls:
             stream: In whose lane the timeline shows it.
             name: For the timeline.
         """
-        if x is None:
-            raise UsageError("x: send needs an array, got None")
-        port = self._comm._p2p_port("dst", dst, tag, stream, sending=True)
-        issued = self._comm._issue(Collective.P2P, x, _getframe(1), priority, None, name or "send", port=port)
-        return cast("CollectiveFuture[None]", issued)
+        return cast(
+            "CollectiveFuture[None]",
+            self._issuer.send(
+                CollectiveFuture(Collective.P2P, x, None, _getframe(1), priority, name or "send"), dst, tag, stream
+            ),
+        )
 
     def recv(
         self,
@@ -383,8 +400,6 @@ class Calls:
             stream: In whose lane the timeline shows it.
             name: For the timeline.
         """
-        port, out = (
-            self._comm._p2p_port("src", src, tag, stream, sending=False),
-            receive_like(like, self._comm._world.clock.empty),
+        return self._issuer.receive(
+            CollectiveFuture(Collective.P2P, None, None, _getframe(1), priority, name or "recv"), like, src, tag, stream
         )
-        return self._comm._issue(Collective.P2P, None, _getframe(1), priority, None, name or "recv", out=out, port=port)

@@ -1,42 +1,59 @@
-"""Where the ranks of a group meet: matching by sequence number, and the check that they mean the same operation.
+"""Where the ranks of a group find each other's operations, and where disagreement is noticed.
 
-A `Channel` is shared by the ranks of this process that are in one group, for one stream. A `Port` is one rank's end of
-it: its place in the group, its stream, and the number of its next operation.
+A `Communicator` is shared by the ranks of this process that are in one group, for one stream, or by the two ends of
+messages with one tag. The ends of one operation come together in a `Match`, by sequence number; what has matched goes
+to the engine. A `Port` is one rank's end of a communicator.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError
+from .context import RankContext
 from .future import Failure
+from .operation import Operation, Port
+from .stream import MessageLane, Stream
 
-if TYPE_CHECKING:
-    from .operation import CollectiveFuture
-    from .stream import Stream
-    from .world import World
-
-Operation: TypeAlias = "CollectiveFuture[object]"
-
-__all__ = ["Channel", "Meeting", "Port"]
+__all__ = ["BaseEngine", "Communicator", "Communicators", "Key", "Match", "Unfit"]
 
 
-class Port:
-    """One rank's end of a channel: its position in the group, and its place in meetings, which mostly is the same."""
+class Key(NamedTuple):
+    """What names a communicator on every rank alike.
 
-    __slots__ = ("channel", "next_seq", "place", "position", "stream", "towards")
+    Attributes:
+        ranks: World ranks of the group, in its order.
+        occurrence: Which of the groups with these ranks.
+        stream: Name of the stream; "" for messages.
+        src: Group rank that sends, of messages.
+        dst: Group rank that receives, of messages.
+        tag: Of messages.
+    """
 
-    def __init__(self, channel: Channel, position: int, stream: Stream, towards: str = "") -> None:
-        self.channel, self.position, self.stream = channel, position, stream
-        self.place = channel.place(position, stream.rank.rank)
-        self.next_seq, self.towards = 0, towards  # the peer of messages, for people to read
+    ranks: tuple[int, ...]
+    occurrence: int
+    stream: str
+    src: int = -1
+    dst: int = -1
+    tag: int = -1
+
+    @property
+    def messages(self) -> bool:
+        """Whether it names the messages of two ranks."""
+        return self.src >= 0
+
+    def tag_base(self, *more: object) -> int:
+        """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
+        said = repr((*self, *more)).encode()
+        return int.from_bytes(hashlib.blake2b(said, digest_size=5).digest(), "big") << 24
 
 
-class Meeting:
+class Match:
     """The members' ends of one operation, as they arrive."""
 
     __slots__ = ("arrived", "count", "error", "first", "pattern")
@@ -48,136 +65,213 @@ class Meeting:
         self.first: Operation | None = None  # whose call that is
         self.error: Callable[[], BaseException] | None = None
 
+    @property
+    def ends(self) -> list[Operation]:
+        """Those that have arrived."""
+        return [end for end in self.arrived if end is not None]
 
-class Channel:
+
+class Unfit(Exception):
+    """One end of an operation cannot take part; `__cause__` says why."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation.label)
+        self.operation = operation
+
+
+class BaseEngine(ABC):
+    """Runs the operations of one process's ranks, once they have matched."""
+
+    @abstractmethod
+    def direct(self, members: tuple[int, ...]) -> bool:
+        """Whether operations of these ranks start when all of them have come, for they need no program."""
+
+    @abstractmethod
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        """Start what can start, now that one more rank has come to a match.
+
+        Raises:
+            Unfit: If one end cannot take part.
+        """
+
+    @abstractmethod
+    def start(self, communicator: Communicator, match: Match) -> None:
+        """Start the programs of the ranks that are here, once anybody has said what travels."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Wait for the work at hand and end all threads."""
+
+
+class Communicator:
     """The operations that the members of one group issue on one stream, in their common order.
 
     Attributes:
-        key: What names the channel on every rank alike.
+        key: What names it on every rank alike.
         name: Of the group, for messages.
         members: World ranks that meet, in group order.
         size: How many ranks the group has: all of these, unless some stand for others.
-        here: How many of the members live in this process; all of them, unless it is a `FarChannel`.
+        here: How many of the members live in this process; all of them, unless it spans processes.
         direct: Whether their operations take the short cut through shared memory.
-        label: The key as text.
-        tag_base: Where this channel's transport tags begin; 40 bits of a hash of `key`, 24 bits free.
+        ports: The ends of messages, by place; those of collectives belong to their groups.
     """
 
-    def __init__(self, world: World, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
-        self.direct = world.engine.direct(self.size) or len(set(members)) == 1  # a rank with itself needs no wire
-        self.label = repr(key)  # long: it names all members
-        self.tag_base = int.from_bytes(hashlib.blake2b(self.label.encode(), digest_size=5).digest(), "big") << 24
-        self._world, self._engine = world, world.engine
-        self._meetings: dict[int, Meeting] = {}
+        self.direct = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
+        self.ports: dict[int, Port] = {}
+        self._shared, self._engine, self._left = shared, shared.engine, shared.left
+        self._matches: dict[int, Match] = {}
+        self._tag_base = -1
+
+    def port(self, context: RankContext, stream: Stream, position: int) -> Port:
+        """Make the end of a rank that has a position in the group."""
+        return Port(self, stream, position=position, place=self.place(position, context.rank))
+
+    def message_port(self, context: RankContext, stream: Stream, position: int, towards: str) -> Port:
+        """Return the sender's (0) or receiver's (1) end of messages, which lasts as long as any are under way."""
+        place = self.place(position, context.rank)
+        port = self.ports.get(place)
+        if port is None:
+            lane = MessageLane(context, stream)
+            port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
+            lane.rests = self._rest
+        return port
 
     def place(self, position: int, rank: int) -> int:
         """Return which of `members` a world rank is that has a position in the group."""
         return position
 
+    def _rest(self) -> None:
+        """Be forgotten once both ends of messages have seen as many, and none is under way."""
+        ports = self.ports.values()
+        even = len(ports) == self.here and len({port.next_seq for port in ports}) == 1
+        if even and not self._matches and all(port.stream.idle for port in ports):
+            self._shared.close(self)
+
+    # -- matching ----------------------------------------------------------------------------------------------------
+
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; with the last one, or at once where data must travel, the work begins."""
         seq = operation.seq
-        meeting = self._meetings.get(seq)
-        if meeting is None:
-            meeting = self._meetings[seq] = Meeting(self.here)
-            if self._world.left:
-                self._check_left(meeting, operation)
-        meeting.arrived[operation.port.place] = operation
-        meeting.count += 1
-        if meeting.pattern is not operation.call:
-            self._compare(meeting, operation)
-        if meeting.count == self.here:
-            del self._meetings[seq]
-        elif self.direct and meeting.error is None:
-            operation.lend()
+        match = self._matches.get(seq)
+        if match is None:
+            match = self._matches[seq] = Match(self.here)
+            if self._left:
+                self._check_left(match, operation)
+        match.arrived[operation.port.place] = operation
+        match.count += 1
+        if match.pattern is not operation.call:
+            self._compare(match, operation)
+        if match.count == self.here:
+            del self._matches[seq]
+        elif self.direct and match.error is None:
+            operation.lock()
             return
-        if meeting.error is not None:
-            operation.fail(Failure(meeting.error()))
-        else:
-            self._engine.arrived(self, meeting, operation)
+        self._proceed(match, operation)
+
+    def _proceed(self, match: Match, operation: Operation) -> None:
+        """Hand a match to the engine; whatever goes wrong there is told to all ranks."""
+        if match.error is not None:
+            operation.fail(Failure(match.error()))
+            return
+        try:
+            self._engine.arrived(self, match, operation)
+        except Unfit as unfit:
+            self.fail_one(match, unfit.operation, Failure(unfit.__cause__ or unfit))
+        except Exception as error:  # no memory, no wire that joins them, no schedule that fits
+            self.fail_one(match, operation, Failure(error))
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
-        """Fail the whole meeting because one rank has no input for it."""
-        meeting = self._meetings.setdefault(operation.seq, Meeting(self.here))
-        meeting.count += 1
-        if meeting.count == self.here:
-            del self._meetings[operation.seq]
-        self.fail_one(meeting, operation, failure)
+        """Fail the whole match because one rank has no input for it."""
+        match = self._matches.setdefault(operation.seq, Match(self.here))
+        match.count += 1
+        if match.count == self.here:
+            del self._matches[operation.seq]
+        self.fail_one(match, operation, failure)
 
-    def fail_one(self, meeting: Meeting, operation: Operation, failure: Failure) -> None:
+    def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and the other ends because of it."""
         rank = self.members[operation.port.place]
         message = (
-            f"rank {rank} failed before {operation._label()} ({operation.call_site}): "
+            f"rank {rank} failed before {operation.label} ({operation.call_site}): "
             f"{type(failure.error).__name__}: {failure.error}"
         )
         operation.fail(failure)
-        self._fail(meeting, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
+        self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
     def rank_left(self, rank: int) -> None:
-        """Fail the meetings that wait for `rank`, which has finished its program."""
-        for seq, meeting in list(self._meetings.items()):
-            if rank in self.missing(seq) and meeting.pattern is not None and meeting.error is None:
-                self._fail(meeting, self._left_error(rank, meeting))
+        """Fail the matches that wait for `rank`, which has finished its program."""
+        for seq, match in list(self._matches.items()):
+            if rank in self.missing(seq) and match.pattern is not None and match.error is None:
+                self._fail(match, self._left_error(rank, match))
+
+    @property
+    def waits(self) -> bool:
+        """Whether some rank waits for another."""
+        return bool(self._matches)
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that have not come to operation `seq`, if some rank has."""
-        meeting = self._meetings.get(seq)
-        ends = meeting.arrived if meeting is not None else ()
+        match = self._matches.get(seq)
+        ends = match.arrived if match is not None else ()
         return [rank for rank, end in zip(self.members, ends, strict=False) if end is None]
 
     def forget(self, seq: int) -> None:
-        """Drop a meeting that will not take place."""
-        self._meetings.pop(seq, None)
+        """Drop a match that will not take place."""
+        self._matches.pop(seq, None)
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return the first of the transport tags of operation `seq`; its channels count on from there."""
-        return self.tag_base + ((seq & 0xFFFF) << 8)
+        if self._tag_base < 0:
+            self._tag_base = self.key.tag_base()
+        return self._tag_base + ((seq & 0xFFFF) << 8)
 
-    def ended(self, meeting: Meeting, operation: Operation) -> None:
-        """Take note that one rank's end of a met operation is over."""
+    def ended(self, match: Match, operation: Operation) -> None:
+        """Take note that one rank's end of a matched operation is over."""
+
+    # -- what can go wrong -------------------------------------------------------------------------------------------
 
     def _gone(self, seq: int) -> set[int]:
         """World ranks that have finished their program without coming to operation `seq`, which nobody here has."""
-        return self._world.left.intersection(self.members)
+        return self._left.intersection(self.members)
 
-    def _check_left(self, meeting: Meeting, operation: Operation) -> None:
+    def _check_left(self, match: Match, operation: Operation) -> None:
         gone = self._gone(operation.seq)
         if gone:
-            meeting.arrived[operation.port.place] = operation
-            meeting.error = self._left_error(min(gone), meeting)
+            match.arrived[operation.port.place] = operation
+            match.error = self._left_error(min(gone), match)
 
-    def _left_error(self, rank: int, meeting: Meeting) -> Callable[[], RankLeftError]:
-        ends = [end for end in meeting.arrived if end is not None]
-        waiting = ", ".join(str(end.port.stream.rank.rank) for end in ends)
+    def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
+        ends = match.ends
+        waiting = ", ".join(str(end.context.rank) for end in ends)
         message = (
-            f"rank {rank} finished its program while rank {waiting} waits for it in {ends[0]._label()} "
+            f"rank {rank} finished its program while rank {waiting} waits for it in {ends[0].label} "
             f"({ends[0].call_site})"
         )
         return lambda: RankLeftError(message, culprit=rank)
 
-    def _compare(self, meeting: Meeting, operation: Operation) -> None:
-        pattern, asked = meeting.pattern, operation.call
+    def _compare(self, match: Match, operation: Operation) -> None:
+        pattern, asked = match.pattern, operation.call
         if pattern is None or (pattern.dtype is None and pattern.agrees(asked)):
-            meeting.pattern, meeting.first = asked, operation
-            self._check_results(meeting)
-        elif meeting.error is None and asked.dtype is None and pattern.agrees(asked):
-            self._check_results(meeting)
-        elif meeting.error is None and not pattern.agrees(asked):
-            assert meeting.first is not None
-            self._fail(meeting, self._mismatch(meeting.first, operation))
+            match.pattern, match.first = asked, operation
+            self._check_results(match)
+        elif match.error is None and asked.dtype is None and pattern.agrees(asked):
+            self._check_results(match)
+        elif match.error is None and not pattern.agrees(asked):
+            assert match.first is not None
+            self._fail(match, self._mismatch(match.first, operation))
 
-    def _check_results(self, meeting: Meeting) -> None:
+    def _check_results(self, match: Match) -> None:
         """Compare the arrays given by ranks that only receive, now that somebody has said what travels."""
-        assert meeting.pattern is not None
-        for end in meeting.arrived:
-            if end is not None and meeting.error is None:
+        assert match.pattern is not None
+        for end in match.arrived:
+            if end is not None and match.error is None:
                 try:
-                    end.check_result(meeting.pattern)
+                    end.check_result(match.pattern)
                 except UsageError as error:
-                    self.fail_one(meeting, end, Failure(error))
+                    self.fail_one(match, end, Failure(error))
 
     def _mismatch(self, first: Operation, second: Operation) -> Callable[[], CollectiveMismatchError]:
         return partial(
@@ -189,9 +283,59 @@ class Channel:
             call_sites=(second.call_site, first.call_site),
         )
 
-    def _fail(self, meeting: Meeting, error: Callable[[], BaseException]) -> None:
+    def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
         """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""
-        meeting.error = error
-        for end in meeting.arrived:
+        match.error = error
+        for end in match.arrived:
             if end is not None:
                 end.fail(Failure(error()))
+
+
+class Communicators:
+    """The communicators of a world, and what they share.
+
+    Attributes:
+        engine: Runs what has matched.
+        left: World ranks that have finished their program.
+    """
+
+    def __init__(self, engine: BaseEngine) -> None:
+        self.engine, self.left = engine, set[int]()
+        self._open: dict[Key, Communicator] = {}
+
+    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return the communicator of that key, the same for all ranks of this process."""
+        found = self._open.get(key)
+        return found if found is not None else self.keep(self.make(key, name, members))
+
+    def known(self, key: Key) -> Communicator | None:
+        """Return the communicator of that key, if it is open."""
+        return self._open.get(key)
+
+    def keep(self, communicator: Communicator) -> Communicator:
+        """Keep a communicator for whoever comes next."""
+        self._open[communicator.key] = communicator
+        return communicator
+
+    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Make a communicator."""
+        return Communicator(self, key, name, members)
+
+    def close(self, communicator: Communicator) -> None:
+        """Forget one of messages that has come to rest."""
+        if self._open.get(communicator.key) is communicator:
+            del self._open[communicator.key]
+
+    def rank_left(self, rank: int) -> None:
+        """Fail whatever waits for a rank that has finished its program."""
+        self.left.add(rank)
+        for communicator in self.waiting():
+            if rank in communicator.members:
+                communicator.rank_left(rank)
+
+    def waiting(self) -> Iterable[Communicator]:
+        """Return those in which some rank waits for another; most have none."""
+        return [communicator for communicator in self._open.values() if communicator.waits]
+
+    def __len__(self) -> int:
+        return len(self._open)

@@ -1,13 +1,17 @@
-"""Handles of issued operations: `await` one for its result.
+"""Handles of issued operations: `await` one for its result, or ask for its `result()` in another thread.
 
-A future is settled once, on the event loop's thread (collectives) or on a rank's compute thread (computes). A compute
-thread that needs it goes on at once; tasks and callbacks of the loop are told on the loop, a moment later.
+A future is settled once, on the event loop's thread (collectives) or on a rank's compute thread (computes). Threads
+that wait for it go on at once; tasks and callbacks of the loop are told on the loop, a moment later.
+
+The functions below the classes are for streams, engines and worlds; programs use the methods.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import trio
@@ -15,10 +19,20 @@ from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wai
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["Failure", "Future"]
+__all__ = [
+    "Failure",
+    "Future",
+    "call_when_done",
+    "outcome",
+    "resolve",
+    "settle",
+    "tell",
+    "wait_in_thread",
+]
 
-
-_BLOCKING = threading.Lock()  # several compute threads may begin to wait for one future
+# Guards what several threads may do to one future: settle it, begin to wait for it, add callbacks to it. Whoever holds
+# it does nothing else, so one lock for all futures is no bottleneck, and a future need not carry its own.
+_LOCK = threading.Lock()
 
 
 class Failure:
@@ -42,6 +56,9 @@ class Future(Generic[T_co]):
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
     times. Cancelling a task that awaits does not cancel the operation. `future[i]` is the future of an item of the
     result. Futures may be passed to `rank.compute` and to collectives in place of values.
+
+    Threads that run no event loop, such as those of computes, use `result(timeout)`, `exception(timeout)` and
+    `add_done_callback`, as in `concurrent.futures`.
     """
 
     __slots__ = ("_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
@@ -59,20 +76,49 @@ class Future(Generic[T_co]):
         """Whether the operation has ended, well or badly."""
         return self._done
 
-    def result(self) -> T_co:
-        """Return the result of a finished operation without waiting.
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return "result"
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Return the result, waiting for it in a thread that runs no event loop.
+
+        Args:
+            timeout: Seconds to wait at most; by default as long as it takes.
 
         Raises:
-            trio.WouldBlock: If the operation has not ended yet; `await` the future instead.
+            trio.WouldBlock: On the thread of an event loop, if the operation has not ended: waiting there would stop
+                the loop that ends it. `await` the future instead.
+            TimeoutError: If it has not ended in time.
             Exception: The error of the operation, if it failed.
         """
-        if not self.done:
-            raise trio.WouldBlock("the operation has not ended; await its future")
-        value, failure = self._outcome()
+        value, failure = self._settled(timeout)
         if failure is not None:
             failure.seen = True
             raise failure.error
         return cast(T_co, value)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error of the operation, or None if it went well; waits and raises as `result` does."""
+        _, failure = self._settled(timeout)
+        if failure is None:
+            return None
+        failure.seen = True
+        return failure.error
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
+        """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
+
+        It must not block. An error that it raises is logged, and changes nothing.
+        """
+        call = partial(_call_back, callback, self)
+        with _LOCK:
+            waits = not self.done
+            if waits:
+                self._add_callback(call)
+        if not waits or (self.done and self._take_callback(call)):  # it ended before it could know of the callback
+            call()
 
     def __getitem__(self, index: object) -> Future[object]:
         """Return the future of `result[index]`."""
@@ -108,53 +154,56 @@ class Future(Generic[T_co]):
 
     def __repr__(self) -> str:
         state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"
-        return f"<{type(self).__name__.lstrip('_')} {self._label()}: {state}>"
+        return f"<{type(self).__name__.lstrip('_')} {self.label}: {state}>"
 
-    def _label(self) -> str:
-        return "result"
+    # -- what the functions below do to it ---------------------------------------------------------------------------
 
-    # -- below: for the streams and the world, not for users ---------------------------------------------------
+    def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
+        if not self.done:
+            if trio.lowlevel.in_trio_run():
+                raise trio.WouldBlock(
+                    f"{self.label} has not ended; await its future: waiting here would stop the event loop"
+                )
+            if not self._block(timeout):
+                raise TimeoutError(f"{self.label} has not ended within {timeout:g} s")
+        return self._outcome()
 
     def _outcome(self) -> tuple[object, Failure | None]:
         return self._value, self._failure
-
-    def _settle(self, value: object, failure: Failure | None = None) -> None:
-        """Set the outcome; any thread. `_tell` must follow on the loop's thread."""
-        self._value, self._failure = value, failure
-        self._done = True
-        self._wake_threads()
 
     def _wake_threads(self) -> None:
         for event in self._threads or ():
             event.set()
 
     def _tell(self) -> None:
-        """Wake the tasks and run the callbacks that wait; the loop's thread only."""
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             for task in waiters:
                 reschedule(task)
-        callbacks, self._callbacks = self._callbacks, None
-        if callbacks is not None:
-            for callback in callbacks:
+        if self._callbacks is not None:
+            with _LOCK:
+                callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks or ():
                 callback()
 
-    def _on_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the loop's thread once settled; at once if it is."""
-        if self.done:
-            callback()
-        elif self._callbacks is None:
+    def _add_callback(self, callback: Callable[[], None]) -> None:
+        if self._callbacks is None:
             self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
 
-    def _block(self) -> None:
-        """Wait in a compute thread; never on the loop's."""
+    def _take_callback(self, callback: Callable[[], None]) -> bool:
+        with _LOCK:
+            if self._callbacks is None or callback not in self._callbacks:
+                return False
+            self._callbacks.remove(callback)
+            return True
+
+    def _block(self, timeout: float | None = None) -> bool:
         event = threading.Event()
-        with _BLOCKING:
+        with _LOCK:
             self._threads = [*(self._threads or ()), event]
-        if not self._done:  # settled before the event was in the list: nobody would set it
-            event.wait()
+        return self._done or event.wait(timeout)  # settled before the event was in the list: nobody would set it
 
 
 class _Item(Future[object]):
@@ -170,8 +219,9 @@ class _Item(Future[object]):
     def done(self) -> bool:
         return self._whole.done
 
-    def _label(self) -> str:
-        return f"item {self._index!r} of {self._whole._label()}"
+    @property
+    def label(self) -> str:
+        return f"item {self._index!r} of {self._whole.label}"
 
     def _outcome(self) -> tuple[object, Failure | None]:
         whole, failure = self._whole._outcome()
@@ -182,15 +232,65 @@ class _Item(Future[object]):
         except Exception as error:
             return None, Failure(error)
 
-    def _on_done(self, callback: Callable[[], None]) -> None:
-        self._whole._on_done(callback)
+    def _add_callback(self, callback: Callable[[], None]) -> None:
+        self._whole._add_callback(callback)
 
-    def _block(self) -> None:
-        self._whole._block()
+    def _take_callback(self, callback: Callable[[], None]) -> bool:
+        return self._whole._take_callback(callback)
+
+    def _block(self, timeout: float | None = None) -> bool:
+        return self._whole._block(timeout)
 
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
         return self.result()
+
+
+def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:
+    try:
+        callback(future)
+    except Exception:
+        logging.getLogger("overlap").exception("a callback of %r raised", future)
+
+
+# -- for streams, engines and worlds ---------------------------------------------------------------------------------
+
+
+def outcome(future: Future[Any]) -> tuple[object, Failure | None]:
+    """Return the value and the failure of a settled future."""
+    return future._outcome()
+
+
+def settle(future: Future[Any], value: object, failure: Failure | None = None) -> bool:
+    """Set the outcome, unless it has one; any thread. `tell` must follow on the loop's thread."""
+    with _LOCK:
+        if future._done:
+            return False
+        future._value, future._failure = value, failure
+        future._done = True
+    future._wake_threads()
+    return True
+
+
+def tell(future: Future[Any]) -> None:
+    """Wake the tasks and run the callbacks that wait for a settled future; the loop's thread only."""
+    future._tell()
+
+
+def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
+    """Call `callback` on the loop's thread once a future is settled; at once if it is. The loop's thread only."""
+    if future.done:
+        callback()
+        return
+    with _LOCK:
+        future._add_callback(callback)
+    if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
+        callback()
+
+
+def wait_in_thread(future: Future[Any]) -> None:
+    """Wait in a thread that runs no event loop."""
+    future._block()
 
 
 def resolve(value: object) -> tuple[object, Failure | None]:

@@ -1,10 +1,11 @@
-"""What a running world changes in the interpreter and its libraries, and puts back."""
+"""What running worlds change in the interpreter and its libraries, and put back when the last of them ends."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -18,23 +19,48 @@ __all__ = ["BlasLimit", "tuned"]
 # loop by as much. At 0.5 ms the same test shows 13 us (measured).
 SWITCH_INTERVAL_S = 0.0005
 
+# The timeline keeps tuples, which makes CPython look for garbage cycles every 30 small collectives. Looking every
+# 10,000 new objects instead takes 5 % off the latency of 8 bytes on 8 ranks (measured).
+GC_THRESHOLD = 10_000
 
-class BlasLimit:
-    """One BLAS thread for each compute thread, while a world runs."""
 
-    def __init__(self) -> None:
-        self._limiter: object = None
+class _Shared:
+    """A change that several worlds may want at one time: the first makes it, the last takes it back."""
 
-    def impose(self) -> None:
-        """Set it, once."""
-        if self._limiter is None:
-            self._limiter = _blas().limit(limits=1, user_api="blas")
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        self._change, self._users, self._lock = change, 0, threading.Lock()
+        self._put_back: Callable[[], None]
 
-    def lift(self) -> None:
-        """Put back what was."""
-        if self._limiter is not None:
-            self._limiter.restore_original_limits()  # type: ignore[attr-defined]
-            self._limiter = None
+    def begin(self) -> None:
+        """Make the change, unless it has been made."""
+        with self._lock:
+            if self._users == 0:
+                self._put_back = self._change()
+            self._users += 1
+
+    def end(self) -> None:
+        """Take it back, unless others still want it."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._put_back()
+
+
+def _tune() -> Callable[[], None]:
+    interval_s, (young, *older) = sys.getswitchinterval(), gc.get_threshold()
+
+    def put_back() -> None:
+        sys.setswitchinterval(interval_s)
+        gc.set_threshold(young, *older)
+
+    sys.setswitchinterval(min(interval_s, SWITCH_INTERVAL_S))
+    gc.set_threshold(max(young, GC_THRESHOLD) if young else 0, *older)
+    return put_back
+
+
+def _limit_blas() -> Callable[[], None]:
+    limiter = _blas().limit(limits=1, user_api="blas")
+    return lambda: limiter.restore_original_limits()
 
 
 @cache
@@ -44,19 +70,33 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-# The timeline keeps tuples, which makes CPython look for garbage cycles every 30 small collectives. Looking every
-# 10,000 new objects instead takes 5 % off the latency of 8 bytes on 8 ranks (measured).
-GC_THRESHOLD = 10_000
+_TUNING, _ONE_BLAS_THREAD = _Shared(_tune), _Shared(_limit_blas)
 
 
 @contextmanager
 def tuned() -> Iterator[None]:
     """Hand the GIL over often, and look for garbage cycles seldom, for the length of the block."""
-    interval_s, (young, *older) = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(min(interval_s, SWITCH_INTERVAL_S))
-    gc.set_threshold(max(young, GC_THRESHOLD) if young else 0, *older)
+    _TUNING.begin()
     try:
         yield
     finally:
-        sys.setswitchinterval(interval_s)
-        gc.set_threshold(young, *older)
+        _TUNING.end()
+
+
+class BlasLimit:
+    """One BLAS thread for each compute thread, while a world runs."""
+
+    def __init__(self) -> None:
+        self._imposed = False
+
+    def impose(self) -> None:
+        """Set it, once."""
+        if not self._imposed:
+            self._imposed = True
+            _ONE_BLAS_THREAD.begin()
+
+    def lift(self) -> None:
+        """Put back what was, unless other worlds still want it."""
+        if self._imposed:
+            self._imposed = False
+            _ONE_BLAS_THREAD.end()

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .group import Group
-
-if TYPE_CHECKING:
-    from .rank import Rank
 
 __all__ = ["Mesh"]
 
@@ -26,18 +22,18 @@ class Mesh:
         coordinates: Where this rank is, by axis.
     """
 
-    def __init__(self, owner: Rank, axes: Mapping[str, int]) -> None:
+    def __init__(self, world: Group, axes: Mapping[str, int]) -> None:
         for name, size in axes.items():
             if not isinstance(size, int) or size < 1:
                 raise UsageError(f"{name}: an axis needs a whole number of ranks, at least 1; got {size!r}")
-        if prod(axes.values()) != owner.world_size:
+        if prod(axes.values()) != world.size:
             sizes = " x ".join(f"{name}={size}" for name, size in axes.items())
             raise UsageError(
-                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {owner.world_size}"
+                f"axes: {sizes or 'none'} makes {prod(axes.values())} ranks, but the world has {world.size}"
             )
         self.axes = dict(axes)
-        self.coordinates = dict(zip(axes, _coordinates(owner.rank, tuple(axes.values())), strict=True))
-        self._groups = {name: self._make(owner, name) for name in axes}
+        self.coordinates = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
+        self._groups = {name: self._make(world, name) for name in axes}
 
     def __getitem__(self, axis: str) -> Group:
         """Return the group of ranks that differ from this one along `axis` only."""
@@ -49,10 +45,10 @@ class Mesh:
         place = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
         return f"<Mesh {place}>"
 
-    def _make(self, owner: Rank, axis: str) -> Group:
+    def _make(self, world: Group, axis: str) -> Group:
         stride = prod(list(self.axes.values())[list(self.axes).index(axis) + 1 :])
-        first = owner.rank - self.coordinates[axis] * stride
-        return owner._new_group(tuple(first + i * stride for i in range(self.axes[axis])), axis)
+        first = world.rank - self.coordinates[axis] * stride
+        return world.group([first + i * stride for i in range(self.axes[axis])], name=axis)
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:

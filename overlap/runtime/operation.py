@@ -1,46 +1,127 @@
-"""A collective as one rank sees it: from the call, through a window and a meeting, to its end.
+"""A collective as one rank sees it: what was asked for, and its way through a window and a match to its end.
 
-`CollectiveFuture` is the handle that users await and the state machine that streams and meetings drive::
+`CollectiveFuture` is the handle that users await and the state machine that streams and communicators drive::
 
-    issued --(room in the stream's window)--> active --(input is there)--> ready --(meeting)--> done or failed
+    issued --(room in the stream's window)--> active --(input is there)--> ready --(match)--> done or failed
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from operator import index
-from types import CodeType
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from types import FrameType
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import trio
 
 from ..collectives.call import Call, Pairs, call
-from ..collectives.kinds import Collective, Shape
+from ..collectives.kinds import Collective
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError
-from ..timeline.spans import RawMeeting, call_site
-from .future import Failure, Future, resolve
+from ..timeline.spans import RawMeeting
+from .context import Arrays, RankContext
+from .future import Failure, Future, call_when_done, resolve
 from .memory.foreign import as_input, as_output, changes
-
-if TYPE_CHECKING:
-    from .communicator import Port
-    from .group import Group
+from .outstanding import Issued
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["CollectiveFuture", "Like", "receive_like"]
+__all__ = [
+    "CollectiveFuture",
+    "Lane",
+    "Like",
+    "Matching",
+    "Members",
+    "Operation",
+    "Port",
+    "receive_like",
+]
 
 Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 
-class CollectiveFuture(Future[T_co]):
+class Matching(Protocol):
+    """Where an operation finds those of the other ranks: a communicator, as operations see it."""
+
+    def arrive(self, operation: Operation) -> None:
+        """Take in one rank's end."""
+
+    def withdraw(self, operation: Operation, failure: Failure) -> None:
+        """Fail all ends because one rank has no input."""
+
+    def forget(self, seq: int) -> None:
+        """Drop a match that will not take place."""
+
+    def missing(self, seq: int) -> list[int]:
+        """World ranks that have not come, if some rank has."""
+
+
+class Lane(Protocol):
+    """The stream of an operation, as operations see it.
+
+    Attributes:
+        name: Also in the timeline.
+        priority: Added to that of each operation.
+    """
+
+    name: str
+    priority: int
+
+    @property
+    def idle(self) -> bool:
+        """Whether all of its operations have ended."""
+
+    def enqueue(self, operation: Operation) -> None:
+        """Start an operation now if there is room, else when its turn comes."""
+
+    def finished(self, operation: Operation) -> None:
+        """Take note that an operation ended."""
+
+
+class Members(Protocol):
+    """The group of an operation, as operations see it.
+
+    Attributes:
+        name: For messages.
+        label: For the timeline.
+        rank: The index of this rank in it.
+        size: How many ranks it has.
+    """
+
+    name: str
+    label: tuple[str, tuple[int, ...]]
+    rank: int
+    size: int
+
+
+class Port:
+    """One rank's end of a communicator.
+
+    Attributes:
+        communicator: Where its operations are matched.
+        position: Of the rank in the group.
+        place: Of the rank among those that meet, which mostly is the same.
+        stream: The lane that its operations take.
+        next_seq: Number of its next operation.
+        towards: The peer of messages, for people to read.
+    """
+
+    __slots__ = ("communicator", "next_seq", "place", "position", "stream", "towards")
+
+    def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
+        self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
+        self.next_seq, self.towards = 0, towards
+
+
+class CollectiveFuture(Issued[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
     `out`; the result belongs to the caller.
 
     Attributes:
+        kind: Which collective.
         group: The group it was issued on.
         seq: Its position among the group's operations on its stream.
         priority: Lower is more urgent.
@@ -48,45 +129,49 @@ class CollectiveFuture(Future[T_co]):
     """
 
     __slots__ = (
-        "_asked", "_code", "_input_lent", "_instruction", "active", "algorithm", "call", "changed", "doom", "given",
-        "group", "input", "issued_ns", "kind", "lent", "name", "out", "port", "priority", "running", "scope", "seq",
-        "source", "started_ns", "target",
+        "_input_locked", "active", "algorithm", "call", "changed", "context", "given", "group", "input", "issued_ns", "kind", "locked",
+        "out", "pairs", "pending_failure", "port", "priority", "reduction", "root", "running", "scope", "seq", "source",
+        "started_ns", "target",
     )  # fmt: skip
+
+    context: RankContext
+    group: Members
+    port: Port
+    call: Call  # what all ranks must agree on; known once the input is there
+    seq: int
+    issued_ns: int
+    started_ns: int
 
     def __init__(
         self,
         kind: Collective,
-        group: Group,
-        port: Port,
         x: object,
         out: Array | None,
-        asked: tuple[str | None, int, Pairs] = (None, 0, ()),
+        frame: FrameType,
+        priority: int,
+        name: str | None,
+        reduction: str | None = None,
+        root: int = 0,
+        pairs: Pairs = (),
     ) -> None:
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
-        self.kind, self.group, self.port = kind, group, port
+        self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.input = x  # what the caller passed: an array, a future of one, or None
-        self.out = out  # the array the result is written to
+        self.out = out  # what the caller will get; once it is issued, the array that the result is written to
         self.given: object = None  # whose memory that is, if it is no array; this is what the caller will get
         self.changed: Callable[[], bool] | None = None  # whether the input was, if it is something that can tell
-        self._asked = asked  # op, root, pairs
-        self.call: Call  # what all ranks must agree on; known once the input is there
+        self.priority, self.name = priority, name or kind._value_
+        self.place = (frame.f_code, frame.f_lasti)
         self.source: Array | None = None  # the array the operation reads
         self.target: Array | None = None  # a view of `out` that stays writable
-        self.lent: tuple[Array, ...] = ()  # what is to be given back
-        self._input_lent = False
-        self.name: str
-        self.seq: int
-        self.priority: int
-        self._code: CodeType
-        self._instruction: int
-        self.issued_ns: int
-        self.started_ns: int
+        self.locked: tuple[Array, ...] = ()  # what is to be given back
+        self._input_locked = False
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving
         self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
-        self.doom: Failure | None = None  # what it ends with once its bytes have stopped
+        self.pending_failure: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
 
     @property
@@ -100,17 +185,17 @@ class CollectiveFuture(Future[T_co]):
         return str(self.kind.value)
 
     @property
-    def call_site(self) -> str:
-        """Where it was issued, as "file:line"."""
-        return call_site(*self.place)
+    def label(self) -> str:
+        """What it is called in messages."""
+        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
+        number = f" #{self.seq}{port.towards}" if port is not None else ""
+        return f"{self.name}{number} on group '{self.group.name}'"
 
     @property
-    def place(self) -> tuple[CodeType, int]:
-        """Where it was issued: finding the line takes longer."""
-        return self._code, self._instruction
-
-    def _label(self) -> str:
-        return f"{self.name} #{self.seq}{self.port.towards} on group '{self.group.name}'"
+    def waits_for(self) -> str:
+        """Whom it waits for, for people to read; may be empty."""
+        missing = self.port.communicator.missing(self.seq)
+        return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
 
     # -- the caller's arguments --------------------------------------------------------------------------------
 
@@ -121,30 +206,49 @@ class CollectiveFuture(Future[T_co]):
             UsageError: For whatever cannot be meant.
         """
         x = self.input
-        op, root, pairs = self._asked
         kind = self.kind
         if x is None:
-            if kind is Collective.P2P:
-                out = cast(Array, self.out)
-                self.call = call(kind._value_, None, out.dtype, out.shape, 2)
-                return
-            if not (kind.traits.rooted or kind is Collective.BARRIER):
-                raise UsageError(f"x: {self.op} needs an array, got None")
-            self.call = call(kind._value_, None, None, None, self.port.channel.size, root, pairs)
+            self._prepare_receiver()
         else:
             if type(x) is not np.ndarray:
                 self.changed = changes(x)
                 x = as_input(x)
+            size = self.group.size if kind is not Collective.P2P else 2
             try:
-                self.call = call(kind._value_, op, x.dtype, x.shape, self.port.channel.size, root, pairs)
+                self.call = call(kind._value_, self.reduction, x.dtype, x.shape, size, self.root, self.pairs)
             except TypeError as error:  # not hashable
-                raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}") from error
-            clock = self.group._world.clock
-            self.source = x if x.flags.c_contiguous or clock.shapes_only else clock.buffers.copy(x)
+                raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
+            arrays = self.context.arrays
+            self.source = x if x.flags.c_contiguous or arrays.shapes_only else arrays.copy(x)
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
             if x is not None and np.may_share_memory(self.out, x) and not self._in_place(self.out, x):
                 raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
+
+    def _prepare_receiver(self) -> None:
+        kind = self.kind
+        if kind is Collective.P2P:
+            out = cast(Array, self.out)
+            self.call = call(kind._value_, None, out.dtype, out.shape, 2)
+        elif kind.traits.rooted or kind is Collective.BARRIER:
+            self.call = call(kind._value_, None, None, None, self.group.size, self.root, self.pairs)
+        else:
+            raise UsageError(f"x: {self.op} needs an array, got None")
+
+    def take_output(self) -> None:
+        """Find the array that the result is written to.
+
+        Raises:
+            UsageError: If there is none in what the caller passed.
+        """
+        out = self.out
+        if out is None or (self.context.arrays.shapes_only and isinstance(out, np.ndarray)):
+            return  # there is nothing to write
+        target = as_output(out, "out" if self.kind is not Collective.P2P else "like")
+        if target is not out:
+            self.given, self.out = out, target
+            if self.input is out:
+                self.input, self.changed = target, changes(out)
 
     def check_result(self, pattern: Call) -> None:
         """Compare `out` with the result that `pattern` makes, if it says what that is.
@@ -172,18 +276,19 @@ class CollectiveFuture(Future[T_co]):
         """There is room in the window: go on as soon as the input exists."""
         self.active = True
         if isinstance(self.input, Future):
-            self.lend()
-            self.input._on_done(self._input_settled_soon)
+            self.lock()
+            call_when_done(self.input, self._input_settled_soon)
         else:
-            self.port.channel.arrive(self)
+            self.port.communicator.arrive(self)
 
     def activate_late(self) -> None:
         """Activate an operation that had to wait for room."""
-        self.started_ns = self.group._now_ns()
-        self.activate()
+        if not self._done:  # the world may have failed in the meantime
+            self.started_ns = self.context.now_ns()
+            self.activate()
 
     def _input_settled_soon(self) -> None:
-        self.port.stream.rank._world.soon(self._input_settled)
+        self.context.soon(self._input_settled)
 
     def _input_settled(self) -> None:
         if self._done:  # the world failed in the meantime
@@ -192,37 +297,42 @@ class CollectiveFuture(Future[T_co]):
         if failure is None:
             try:
                 self.prepare()
-            except UsageError as error:
+            except Exception as error:  # no memory for a copy, as well as what cannot be meant
                 failure = Failure(error)
         if failure is not None:
-            self.port.channel.withdraw(self, failure)
+            self.port.communicator.withdraw(self, failure)
             return
-        self.started_ns = self.group._now_ns()
-        self.port.channel.arrive(self)
+        self.started_ns = self.context.now_ns()
+        self.port.communicator.arrive(self)
 
-    def lend(self) -> None:
+    def lock(self) -> None:
         """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
-        if self.group._world.clock.shapes_only:  # there is nothing to spoil
+        if self.context.arrays.shapes_only:  # there is nothing to spoil
             return
         x, out = self.input, self.out
         if out is not None and self.target is None:
             self.target = out.view()
-            self._lend(out)
-        if x is not out and not self._input_lent and isinstance(x, np.ndarray):
-            self._input_lent = True
-            self._lend(x)
+            self._lock(out)
+        if x is not out and not self._input_locked and isinstance(x, np.ndarray):
+            self._input_locked = True
+            self._lock(x)
 
-    def _lend(self, array: Array) -> None:
-        if self.group._world.locks.lock(array):
-            self.lent = (*self.lent, array)
+    def _lock(self, array: Array) -> None:
+        if self.context.locks.lock(array):
+            self.locked = (*self.locked, array)
 
     def fit(self, pattern: Call) -> None:
-        """Make the result's array, unless there is one; `pattern` says dtype and shape."""
+        """Make the result's array, unless there is one; `pattern` says dtype and shape.
+
+        Raises:
+            MemoryError: If there is no memory for it.
+        """
+        arrays = self.context.arrays
         if self.out is None and self._receives() and pattern.dtype is not None:
-            self.out = self.group._world.clock.empty(pattern.result_shape, pattern.dtype)
+            self.out = arrays.empty(pattern.result_shape, pattern.dtype)
         if self.target is None:
             self.target = self.out
-        if self.group._world.clock.shapes_only:
+        if arrays.shapes_only:
             return
         if self.kind is Collective.PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}:
             cast(Array, self.target)[...] = 0
@@ -243,13 +353,12 @@ class CollectiveFuture(Future[T_co]):
     def finish(self, end_ns: int, meeting: RawMeeting) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
-            stream = self.port.stream
-            info = (meeting, self.issued_ns, self.priority, self._code, self._instruction)
-            stream.rank.record(("comm", stream.name, self.name, self.started_ns, end_ns, info))
+            info = (meeting, self.issued_ns, self.priority, *self.place)
             if self.changed is not None and self.changed():
-                message = f"x: was changed while {self._label()} ({self.call_site}) was reading it; await that first"
+                message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
                 self.fail(Failure(UsageError(message)))
                 return
+            self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
             self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
             self._conclude()
@@ -262,7 +371,7 @@ class CollectiveFuture(Future[T_co]):
         if self._done:
             return
         if self.running:
-            self.doom = self.doom or failure
+            self.pending_failure = self.pending_failure or failure
             self._stop()
         else:
             self._failure = failure
@@ -271,7 +380,7 @@ class CollectiveFuture(Future[T_co]):
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""
-        self.port.channel.forget(self.seq)
+        self.port.communicator.forget(self.seq)
         if not self._done:
             self._failure = Failure(error, seen=True)
             self._conclude()
@@ -282,8 +391,8 @@ class CollectiveFuture(Future[T_co]):
     def stopped(self) -> None:
         """Take note that its bytes have stopped moving."""
         self.running, self.scope = False, None
-        if self.doom is not None:
-            self.fail(self.doom)
+        if self.pending_failure is not None:
+            self.fail(self.pending_failure)
         if self._done:
             self.release()
 
@@ -293,10 +402,10 @@ class CollectiveFuture(Future[T_co]):
 
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
-        if self.lent:
-            for array in self.lent:
-                self.group._world.locks.unlock(array)
-            self.lent = ()
+        if self.locked:
+            locked, self.locked = self.locked, ()
+            for array in locked:
+                self.context.locks.unlock(array)
         self.input = self.source = self.target = self.out = self.given = self.changed = None
 
     def _conclude(self) -> None:
@@ -308,15 +417,17 @@ class CollectiveFuture(Future[T_co]):
             self._tell()
 
 
+Operation: TypeAlias = CollectiveFuture[object]
+
 _ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
 
 
-def receive_like(like: object, empty: Callable[[Shape, np.dtype[np.generic]], Array]) -> object:
+def receive_like(like: object, arrays: Arrays) -> object:
     """Return what a receive fills: the one given, or a new array of (shape, dtype)."""
     if isinstance(like, tuple):
         try:
             shape, dtype = like
-            like = empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
+            like = arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
         except (TypeError, ValueError) as error:
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")

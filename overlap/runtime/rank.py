@@ -7,27 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import _getframe
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from threading import get_ident
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import trio
 
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..timeline.spans import Recorder
+from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture
-from .future import Failure, Future
+from .compute import ComputeFuture, ComputeStream
+from .context import RankContext
+from .future import Future
 from .group import Group
+from .issuing import Surroundings
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
-from .operation import CollectiveFuture
 from .shapes import shape_only
-from .stream import DEFAULT_WINDOW, Stream
-
-if TYPE_CHECKING:
-    from .world import World
+from .stream import DEFAULT_WINDOW, Stream, Streams
 
 T = TypeVar("T")
 
@@ -45,11 +44,6 @@ class RankStatistics:
     buffer_pool: BufferPoolStatistics
 
 
-Issued: TypeAlias = "CollectiveFuture[object] | ComputeFuture[object]"
-
-_LISTED = 4  # how many unfinished operations of a rank a report names
-
-
 class Rank(Calls):
     """What `main` is given: this rank's place in the world and everything it can issue.
 
@@ -64,25 +58,36 @@ class Rank(Calls):
         recorder: The spans recorded so far.
     """
 
-    def __init__(self, world: World, rank: int) -> None:
-        self.rank, self.world_size = rank, world.size
-        self.node, self.local_rank = world.place(rank)
-        self.recorder = Recorder(rank)
-        self.record = self.recorder.append
-        self._world = world
-        self._unfinished: dict[Issued, None] = {}
-        self._doing: list[str] = []  # what was unfinished when it was abandoned
-        self._draining: trio.Event | None = None
-        self._unseen: list[Issued] = []
-        self._streams: dict[str, Stream] = {}
-        self._groups: dict[tuple[int, ...], int] = {}
-        self._compute = world.clock.compute_stream(self, world.token)
-        self._default = self.stream("comm")
-        self._nursery: trio.Nursery
-        self.world = self._comm = self._new_group(world.everybody, "world")
+    def __init__(
+        self,
+        context: RankContext,
+        backend: Backend,
+        compute: ComputeStream,
+        around: Surroundings,
+        *,
+        everybody: tuple[int, ...],
+        place: tuple[int, int],
+        recorder: Recorder,
+    ) -> None:
+        self.rank, self.world_size = context.rank, len(everybody)
+        self.node, self.local_rank = place
+        self.recorder = recorder
+        self._context, self._backend, self._compute = context, backend, compute
+        self._streams = Streams(context)
+        self.world = Group(context, around, self._streams, {}, everybody, "world")
+        self._issuer = self.world._issuer  # what is called on a rank is called on the group of all
 
     def __repr__(self) -> str:
-        return f"<Rank {self.rank} of {self.world_size}: {len(self._unfinished)} operations unfinished>"
+        unfinished = len(self._context.outstanding.operations)
+        return f"<Rank {self.rank} of {self.world_size}: {unfinished} operations unfinished>"
+
+    def now_ns(self) -> int:
+        """Return the present instant of the world's clock, in nanoseconds: of real time, or of virtual time from 0."""
+        return self._context.now_ns()
+
+    def statistics(self) -> RankStatistics:
+        """Return figures of what this rank stands on; they change from moment to moment."""
+        return RankStatistics(buffer_pool=self._backend.buffers.statistics())
 
     # -- compute -----------------------------------------------------------------------------------------------
 
@@ -122,19 +127,25 @@ class Rank(Calls):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
-        if self._world.failure is not None:
-            raise self._world.peer_failed()
+        context = self._context
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
-        operation: ComputeFuture[T] = ComputeFuture(fn, args, label, _getframe(1))
+        operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, _getframe(1))
         operation.cost = self._compute.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
-        self._compute.lend(operation)
-        self._unfinished[operation] = None
-        self._compute.submit(operation)
+        operation.lock_arguments()
+        if get_ident() == context.thread:
+            self._submit(operation)
+        else:
+            context.from_thread(self._submit, operation)
         return operation
 
-    def statistics(self) -> RankStatistics:
-        """Return figures of what this rank stands on; they change from moment to moment."""
-        return RankStatistics(buffer_pool=self._world.clock.buffers.statistics())
+    def _submit(self, operation: ComputeFuture[T]) -> None:
+        if self._context.closed:
+            operation.abandon(self._context.ending.peer_failed())
+            return
+        self._context.outstanding.operations[operation] = None
+        self._compute.submit(operation)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
@@ -143,7 +154,7 @@ class Rank(Calls):
             shape: Of the array.
             dtype: Of the array.
         """
-        if self._world.clock.shapes_only:
+        if self._backend.shapes_only:
             return shape_only(shape, dtype)
         return np.zeros(shape, dtype)
 
@@ -160,15 +171,7 @@ class Rank(Calls):
         Raises:
             UsageError: If the stream exists with other settings, or `window` is below 1.
         """
-        known = self._streams.get(name)
-        if known is None:
-            known = self._streams[name] = Stream(self, name, priority=priority, window=window)
-        elif (priority, window) not in ((known.priority, known.window), (0, DEFAULT_WINDOW)):
-            raise UsageError(
-                f"stream '{name}' has priority={known.priority}, window={known.window}; "
-                f"got priority={priority}, window={window}"
-            )
-        return known
+        return self._streams.open(name, priority=priority, window=window)
 
     def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
         """Make a group of world ranks, in that order; every member must make the same call. No communication."""
@@ -184,7 +187,7 @@ class Rank(Calls):
         Raises:
             UsageError: If the sizes do not multiply to the size of the world.
         """
-        return Mesh(self, axes)
+        return Mesh(self.world, axes)
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
@@ -196,73 +199,10 @@ class Rank(Calls):
         if not isinstance(index, (int, np.integer)):
             raise UsageError(f"index: expected an integer, got {index!r}")
         index = int(index)
-        started_ns = self._world.now_ns()
-        self._world.clock.step_begins(self)
+        context = self._context
+        started_ns = context.now_ns()
+        self._backend.step_begins(context)
         try:
             yield
         finally:
-            self.record(("step", "step", f"step {index}", started_ns, self._world.now_ns(), index))
-
-    # -- for the streams and the world -----------------------------------------------------------------------------
-
-    def _new_group(self, ranks: tuple[int, ...], name: str | None) -> Group:
-        if len(set(ranks)) < len(ranks):
-            raise UsageError(f"ranks: {list(ranks)} names a rank twice")
-        if self.rank not in ranks:
-            raise UsageError(f"ranks: {list(ranks)} does not contain this rank, {self.rank}")
-        self._world.check_group(ranks)
-        occurrence = self._groups.get(ranks, 0)
-        self._groups[ranks] = occurrence + 1
-        return Group(self, ranks, name=name or "-".join(map(str, ranks)), occurrence=occurrence)
-
-    def _find_stream(self, stream: Stream | str | None) -> Stream:
-        if stream is None:
-            return self._default
-        if isinstance(stream, Stream):
-            if stream.rank is not self:
-                raise UsageError(f"stream: '{stream.name}' is rank {stream.rank.rank}'s, this is rank {self.rank}")
-            return stream
-        if stream not in self._streams:
-            raise UsageError(f"stream: {stream!r} is unknown; known are {', '.join(self._streams)}")
-        return self._streams[stream]
-
-    def _note_end(self, operation: Issued) -> None:
-        """Keep an operation that failed, in case nobody asks for it, and let `_drain` look again."""
-        if operation._failure is not None:
-            self._unseen.append(operation)
-        if self._draining is not None and (not self._unfinished or self._unseen):
-            self._draining.set()
-
-    def _abandon(self, error: Callable[[], BaseException]) -> None:
-        """Fail everything unfinished; let no further compute start."""
-        self._compute.stop()
-        self._doing = self._doing or self._unfinished_lines()
-        for operation in reversed(list(self._unfinished)):  # else room made by the first would start the next
-            if isinstance(operation, ComputeFuture):
-                self._compute.abandon(operation, error())
-            else:
-                operation.abandon(error())
-
-    def _unfinished_lines(self, detail: Callable[[CollectiveFuture[object]], str] | None = None) -> list[str]:
-        """Name the unfinished operations, oldest first, and what they wait for."""
-        operations = list(self._unfinished)
-        lines = [
-            f"{operation._label()} ({operation.call_site})"
-            + (detail(operation) if detail and isinstance(operation, CollectiveFuture) else "")
-            for operation in operations[:_LISTED]
-        ]
-        rest = len(operations) - _LISTED
-        return [*lines, f"and {rest} more"] if rest > 0 else lines
-
-    async def _drain(self) -> None:
-        """Wait for everything issued; raise the first error that nobody has seen."""
-        while self._unfinished and not self._first_unseen():
-            self._draining = trio.Event()
-            await self._draining.wait()
-        unseen = self._first_unseen()
-        if unseen is not None:
-            unseen.seen = True
-            raise unseen.error
-
-    def _first_unseen(self) -> Failure | None:
-        return next((o._failure for o in self._unseen if o._failure is not None and not o._failure.seen), None)
+            context.record(("step", "step", f"step {index}", started_ns, context.now_ns(), index))

@@ -9,16 +9,14 @@ ranks and always moves, whatever timing and priorities choose.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from ..errors import UsageError
+from .context import RankContext
 from .future import Future
+from .operation import Operation
 
-if TYPE_CHECKING:
-    from .operation import CollectiveFuture
-    from .rank import Rank
-
-__all__ = ["DEFAULT_WINDOW", "Stream"]
+__all__ = ["DEFAULT_WINDOW", "MessageLane", "Stream", "Streams"]
 
 DEFAULT_WINDOW = 8
 
@@ -33,45 +31,113 @@ class Stream:
         name: Also its lane in the timeline; the same on every rank.
         priority: Added to the priority of each of its operations; lower is more urgent.
         window: How many unfinished operations may be in flight at once.
-        rank: The rank it belongs to.
+        rank: World rank that it belongs to.
     """
 
-    __slots__ = ("_active", "_waiting", "name", "priority", "rank", "window")
+    __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "window")
 
-    def __init__(self, rank: Rank, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
+    def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         if window < 1:
             raise UsageError(f"window: must be at least 1, got {window}")
-        self.rank, self.name, self.priority, self.window = rank, name, priority, window
+        self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
+        self._context, self._outstanding = context, context.outstanding
         self._active = 0
-        self._waiting: deque[CollectiveFuture[object]] = deque()
+        self._waiting: deque[Operation] = deque()
 
     def __repr__(self) -> str:
-        return f"<Stream '{self.name}' of rank {self.rank.rank}: {self._active} in flight, {len(self._waiting)} queued>"
+        return f"<Stream '{self.name}' of rank {self.rank}: {self._active} in flight, {len(self._waiting)} queued>"
 
-    def enqueue(self, operation: CollectiveFuture[Any]) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether all of its operations have ended."""
+        return self._active == 0
+
+    def enqueue(self, operation: Operation) -> None:
         """Start `operation` now if the window has room, else when its turn comes."""
-        self.rank._unfinished[operation] = None
+        self._outstanding.operations[operation] = None
         if self._active < self.window:
             self._active += 1
             if isinstance(operation.input, Future):
                 operation.activate()
             else:  # what `activate` does, without the call: short latencies count here
                 operation.active = True
-                operation.port.channel.arrive(operation)
+                operation.port.communicator.arrive(operation)
         else:
-            operation.lend()
+            operation.lock()
             self._waiting.append(operation)
 
-    def finished(self, operation: CollectiveFuture[object]) -> None:
+    def finished(self, operation: Operation) -> None:
         """Take note that `operation` ended, and start the next one that waits for room."""
-        rank = self.rank
-        del rank._unfinished[operation]
-        if rank._draining is not None or operation._failure is not None:
-            rank._note_end(operation)
+        outstanding = self._outstanding
+        del outstanding.operations[operation]
+        if outstanding.draining or operation.failure is not None:
+            outstanding.note_end(operation.failure)
         waiting = self._waiting
         if not operation.active:  # it failed before its turn came
             waiting.remove(operation)
         elif waiting:
-            rank._world.soon(waiting.popleft().activate_late)
+            following = waiting.popleft()
+            following.active = True
+            self._context.soon(following.activate_late)
         else:
             self._active -= 1
+
+
+class MessageLane(Stream):
+    """The messages of one (source, destination, tag) at one of their ends: strict FIFO, in no stream's window.
+
+    Their order differs between ranks, so they may not take each other's room.
+    """
+
+    __slots__ = ("rests",)
+
+    def __init__(self, context: RankContext, within: Stream) -> None:
+        super().__init__(context, within.name, priority=within.priority, window=1)
+        self.rests: Callable[[], None]
+
+    def finished(self, operation: Operation) -> None:
+        """Take note that `operation` ended; the lane may be forgotten after the last."""
+        super().finished(operation)
+        if self._active == 0:
+            self.rests()
+
+
+class Streams:
+    """The communication streams of one rank, by name."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._named: dict[str, Stream] = {}
+        self.default = self.open("comm")
+
+    def open(self, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> Stream:
+        """Return the stream of that name, making it at the first call.
+
+        Raises:
+            UsageError: If it exists with other settings, or `window` is below 1.
+        """
+        known = self._named.get(name)
+        if known is None:
+            known = self._named[name] = Stream(self._context, name, priority=priority, window=window)
+        elif (priority, window) not in ((known.priority, known.window), (0, DEFAULT_WINDOW)):
+            raise UsageError(
+                f"stream '{name}' has priority={known.priority}, window={known.window}; "
+                f"got priority={priority}, window={window}"
+            )
+        return known
+
+    def find(self, stream: Stream | str | None) -> Stream:
+        """Return the stream that the `stream` argument of a call means.
+
+        Raises:
+            UsageError: If there is none of that name, or it is another rank's.
+        """
+        if stream is None:
+            return self.default
+        if isinstance(stream, Stream):
+            if self._named.get(stream.name) is not stream:
+                raise UsageError(f"stream: '{stream.name}' is rank {stream.rank}'s, this is rank {self._context.rank}")
+            return stream
+        if stream not in self._named:
+            raise UsageError(f"stream: {stream!r} is unknown; known are {', '.join(self._named)}")
+        return self._named[stream]

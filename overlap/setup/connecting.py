@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..membership.handle import MemberLostError, Membership
 from ..membership.inbox import Lost
 from ..notice import notify
-from ..remote.control_plane import Neighbours
+from ..remote.control_plane import ControlPlane
 from ..rendezvous.joining import RendezvousConfig, join
 from ..rendezvous.launcher_environment import Place
 from ..rendezvous.mpi_introduction import introduced
@@ -48,7 +48,7 @@ class Joined:
     """
 
     transport: Transport
-    neighbours: Neighbours
+    neighbours: ControlPlane
     membership: Membership
 
     async def leave(self) -> None:
@@ -81,7 +81,7 @@ async def joined(
             between = await _between(place, placement, config, membership, run)
             transport = wires(Router([NeuronLink(list(place.ranks)), between]))
             async with _opened(transport):
-                neighbours = Neighbours(_Company(membership), placement)
+                neighbours = ControlPlane(_Company(membership), placement)
                 yield Joined(transport=transport, neighbours=neighbours, membership=membership)
 
 
@@ -158,7 +158,7 @@ async def _local_address(endpoint: tuple[str, int]) -> str:
 
 
 class _Company:
-    """A membership as `Neighbours` sees it."""
+    """A membership as `ControlPlane` sees it."""
 
     def __init__(self, membership: Membership) -> None:
         self.member, self.members = membership.member, membership.members

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
@@ -20,9 +20,10 @@ from ..collectives.cost.startup import Startup, startup
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..errors import UsageError
-from ..runtime.backend import Clock
+from ..runtime.backend import Backend
+from ..runtime.communicator import BaseEngine, Communicators
 from ..runtime.compute import ComputeStream
-from ..runtime.engine.mover import BaseEngine
+from ..runtime.context import RankContext
 from ..runtime.shapes import shape_only
 from ..runtime.world import World
 from . import (
@@ -39,17 +40,15 @@ from . import (
     Roofline,
     Traffic,
 )
-from .simulated_compute import ModelledCompute, Starts
-from .simulated_engine import ModelledEngine
-from .symmetric_world import AlikeEngine, AlikeWorld
+from .simulated_compute import SimulatedCompute, Starts
+from .simulated_engine import SimulatedEngine
+from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
 
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from ..runtime.rank import Rank
-
-__all__ = ["ModelledClock", "Virtual", "virtual_of"]
+__all__ = ["SimulatedBackend", "Virtual", "virtual_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +99,7 @@ class Virtual:
         }
 
 
-class ModelledClock(Clock):
+class SimulatedBackend(Backend):
     """Virtual time, and who works in it.
 
     Args:
@@ -117,6 +116,9 @@ class ModelledClock(Clock):
         super().__init__()
         self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
         self.kernel = Kernel()
+        self._computes: dict[int, SimulatedCompute] = {}
+        self._alike: Alike | None = None
+        self._size = cluster.world_size
         self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
         fabric = Fabric(
             cluster,
@@ -155,18 +157,24 @@ class ModelledClock(Clock):
         Raises:
             UsageError: If some ranks are to stand for others that cannot be like them.
         """
-        transport, alike = NeuronLink(size), _alike(self.assumptions, size)
-        if alike is None:
-            return World(size, cluster, transport, algorithm=algorithm, clock=self)
-        return AlikeWorld(size, cluster, transport, algorithm=algorithm, clock=self, alike=alike)
+        self._size = size
+        transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
+        if self._alike is None:
+            return World(size, cluster, transport, algorithm=algorithm, backend=self)
+        return SymmetricWorld(size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike)
 
-    def compute_stream(self, rank: Rank, token: TrioToken) -> ComputeStream:
+    def communicators(self, engine: BaseEngine) -> Communicators:
+        """Return where the ranks of a world meet, or those who stand for them."""
+        return Communicators(engine) if self._alike is None else SymmetricCommunicators(engine, self._alike)
+
+    def compute_stream(self, context: RankContext) -> ComputeStream:
         """Return a stream without a thread."""
-        return ModelledCompute(rank, self._starts)
+        made = self._computes[context.rank] = SimulatedCompute(context, self._starts)
+        return made
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that prices what it moves."""
-        kind = AlikeEngine if self.assumptions.alike else ModelledEngine
+        kind = SymmetricEngine if self.assumptions.alike else SimulatedEngine
         return kind(
             self.traffic,
             cluster,
@@ -174,13 +182,14 @@ class ModelledClock(Clock):
             algorithm=algorithm,
             peer_direct=self.assumptions.peer_direct,
             shapes_only=self.shapes_only,
+            computes=self._computes,
         )
 
-    def step_begins(self, rank: Rank) -> None:
+    def step_begins(self, context: RankContext) -> None:
         """Let the rank's program start, which takes its time."""
-        cost_ns = round(self.startup.before_s(rank.world_size) * 1e9)
+        cost_ns = round(self.startup.before_s(self._size) * 1e9)
         if cost_ns:
-            cast("ModelledCompute", rank._compute).start_program(cost_ns)
+            self._computes[context.rank].start_program(cost_ns)
 
 
 def _alike(assumptions: Virtual, size: int) -> Alike | None:

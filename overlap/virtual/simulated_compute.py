@@ -7,17 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter, itemgetter
 from sys import _getframe
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ..runtime.compute import ComputeFuture, ComputeStream
-from ..runtime.future import Failure
+from ..runtime.context import RankContext
+from ..runtime.future import Failure, call_when_done
 from ..runtime.memory.lent_arguments import explain
 from . import ComputeCosts, Conditions, Order, Traffic
 
-if TYPE_CHECKING:
-    from ..runtime.rank import Rank
-
-__all__ = ["ModelledCompute", "Starts"]
+__all__ = ["SimulatedCompute", "Starts"]
 
 _number_of = attrgetter("number")
 
@@ -32,9 +30,9 @@ class Starts:
     def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.alone = traffic.fabric.interference.off
-        self._waiting: list[ModelledCompute] = []
+        self._waiting: list[SimulatedCompute] = []
 
-    def soon(self, stream: ModelledCompute) -> None:
+    def soon(self, stream: SimulatedCompute) -> None:
         """Let an idle stream start when all tasks are blocked."""
         if not self._waiting:
             self.kernel.at(self.kernel.now_ns, 0, self._start, order=Order.COMPUTE)
@@ -47,19 +45,19 @@ class Starts:
             stream.start()
 
 
-class ModelledCompute(ComputeStream):
+class SimulatedCompute(ComputeStream):
     """A rank's compute stream in virtual time: functions run at their start, and end when their cost is over.
 
     Attributes:
         number: Of the rank.
     """
 
-    def __init__(self, rank: Rank, starts: Starts) -> None:
-        super().__init__(rank)
-        self.number, self._starts, self._kernel = rank.rank, starts, starts.kernel
+    def __init__(self, context: RankContext, starts: Starts) -> None:
+        super().__init__(context)
+        self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # and what was issued before each
         self._computes = 0
-        self._luck = starts.conditions.luck(rank.rank)
+        self._luck = starts.conditions.luck(context.rank)
         self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # in this instant, and by which task
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._asked = self._stopped = False
@@ -83,11 +81,12 @@ class ModelledCompute(ComputeStream):
 
     def start_program(self, cost_ns: int) -> None:
         """Let everything that is issued from now on wait for the start of its program, behind what is queued."""
-        launch = ComputeFuture(_nothing, (), "program start", _getframe())
+        launch: ComputeFuture[None] = ComputeFuture(self.context, _nothing, (), "program start", _getframe())
+        operations = self.context.outstanding.operations
         launch.cost = (cost_ns, "seconds")
-        self._rank._unfinished[launch] = None
+        operations[launch] = None
         self._launches = [each for each in self._launches if not each[0].done]
-        self._launches.append((launch, set(self._rank._unfinished)))
+        self._launches.append((launch, set(operations)))
         self.submit(cast("ComputeFuture[object]", launch))
 
     def launch_of(self, operation: object) -> ComputeFuture[None] | None:
@@ -123,14 +122,14 @@ class ModelledCompute(ComputeStream):
             self._busy = True
             pending = next((future for future in operation.awaited if not future.done), None)
             if pending is not None:
-                pending._on_done(partial(self._rank._world.soon, self._next))
+                call_when_done(pending, partial(self.context.soon, self._next))
             else:
                 self._start(self._queue.popleft())
             return
 
     def _start(self, operation: ComputeFuture[object]) -> None:
         started_ns = self._kernel.now_ns
-        args, failure = self.resolve(operation)
+        args, failure = operation.resolve_arguments()
         if failure is not None:
             self._end(operation, None, failure)
             return
@@ -142,7 +141,6 @@ class ModelledCompute(ComputeStream):
         except (Exception, SystemExit) as error:
             explain(error)
             failure = Failure(error)
-        operation.function, operation.args, operation.awaited = None, (), []
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
         self._take(self._luck.compute_ns(cost_ns), kind, done)
@@ -158,15 +156,16 @@ class ModelledCompute(ComputeStream):
         traffic.begin(transfer, lambda _: done())
 
     def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
-        self._rank.record(("compute", "compute", operation.name, started_ns, self._kernel.now_ns, None))
+        self.context.record(("compute", "compute", operation.name, started_ns, self._kernel.now_ns, None))
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:
-        self.give_back(operation, value)
-        if not operation.done:  # the world may have given it up meanwhile
-            operation._settle(value, failure)
-            self._ended(operation)
-        self._rank._world.soon(self._next)
+        if operation.done:  # the world has given it up meanwhile
+            operation.unlock_arguments(value)
+        else:
+            operation.settle(value, failure)
+            operation.ended()
+        self.context.soon(self._next)
 
 
 def _nothing() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from ..collectives.kinds import Collective
 from ..collectives.placement import place
 from ..collectives.select import DIRECT, plan, size_class
 from ..errors import ScheduleError
-from ..runtime.engine.mover import BaseEngine
-from ..runtime.engine.shared_memory import run_here
-from ..runtime.future import Failure
+from ..runtime.communicator import BaseEngine, Communicator, Match
+from ..runtime.engine.shared_memory import fit_all, run_here
+from ..runtime.future import Failure, call_when_done
+from ..runtime.operation import Operation
 from . import Kernel, Order, Reached, Traffic, Transfer
-from .simulated_compute import ModelledCompute
+from .simulated_compute import SimulatedCompute
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -29,15 +30,11 @@ if TYPE_CHECKING:
     from ..collectives.call import Call
     from ..collectives.cost.option import Option
     from ..collectives.select import Plan
-    from ..runtime.communicator import Channel, Meeting
-    from ..runtime.operation import CollectiveFuture
 
-Operation: TypeAlias = "CollectiveFuture[object]"
-
-__all__ = ["ModelledEngine"]
+__all__ = ["SimulatedEngine"]
 
 
-class ModelledEngine(BaseEngine):
+class SimulatedEngine(BaseEngine):
     """Moves data at once, when all ranks have met, and lets the modelled time pass.
 
     Args:
@@ -47,6 +44,7 @@ class ModelledEngine(BaseEngine):
         algorithm: The only one to use; by default the cheapest for each operation.
         peer_direct: Whether network adapters read device memory themselves.
         shapes_only: Whether there is no data to move.
+        computes: The compute streams, by rank.
     """
 
     _MEANT_AS: ClassVar = {Collective.BARRIER: "all_reduce"}
@@ -60,29 +58,27 @@ class ModelledEngine(BaseEngine):
         algorithm: str | None,
         peer_direct: bool,
         shapes_only: bool,
+        computes: Mapping[int, SimulatedCompute],
     ) -> None:
         self._traffic, self._cluster, self._algorithm = traffic, cluster, algorithm
         self._free, self._trigger_ns = startup == Startup(), round(startup.trigger_s * 1e9)
-        self._peer_direct, self._shapes_only = peer_direct, shapes_only
+        self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
         self._options: dict[tuple[object, ...], Option] = {}
         self._best: dict[tuple[object, ...], str] = {}
 
-    def direct(self, size: int) -> bool:
+    def direct(self, members: tuple[int, ...]) -> bool:
         """All ranks meet; what happens then is a matter of the model."""
         return True
 
-    def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Move the data of an operation that has met, and begin its time."""
-        try:
-            self._move(meeting)
-            if self._free:
-                self._begin(channel, meeting)
-            else:
-                _once_launched(_ends(meeting), partial(self._trigger, channel, meeting))
-        except Exception as error:  # no wire joins them, or no schedule fits: that is for the ranks to hear
-            channel.fail_one(meeting, operation, Failure(error))
+        self._move(match)
+        if self._free:
+            self._begin(communicator, match)
+        else:
+            self._once_launched(_ends(match), partial(self._trigger, communicator, match))
 
-    def start(self, channel: Channel, meeting: Meeting) -> None:
+    def start(self, communicator: Communicator, match: Match) -> None:
         """Never asked for: no other process takes part."""
         raise AssertionError("a modelled world is one process")
 
@@ -91,44 +87,59 @@ class ModelledEngine(BaseEngine):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def _move(self, meeting: Meeting) -> None:
-        operations, pattern = _ends(meeting), _pattern(meeting)
+    def _move(self, match: Match) -> None:
+        operations, pattern = _ends(match), _pattern(match)
         if self._shapes_only:  # there is nothing to lend or to move
-            for operation in operations:
-                operation.fit(pattern)
+            fit_all(operations, pattern)
             return
         for operation in operations:
-            operation.lend()
+            operation.lock()
         with np.errstate(all="ignore"):
             run_here(operations, pattern)
 
-    def _trigger(self, channel: Channel, meeting: Meeting) -> None:
-        kernel, begin = self._traffic.kernel, partial(self._begin, channel, meeting)
-        kernel.at(kernel.now_ns + self._trigger_ns, channel.members[0], begin, order=Order.TRANSFER)
+    def _trigger(self, communicator: Communicator, match: Match) -> None:
+        kernel, begin = self._traffic.kernel, partial(self._begin_late, communicator, match)
+        kernel.at(kernel.now_ns + self._trigger_ns, communicator.members[0], begin, order=Order.TRANSFER)
 
-    def _begin(self, channel: Channel, meeting: Meeting) -> None:
-        operations, pattern = _ends(meeting), _pattern(meeting)
+    def _once_launched(self, operations: Sequence[Operation], then: Callable[[], None]) -> None:
+        """Call `then` when the programs that the operations belong to have started on all their ranks."""
+        for operation in operations:
+            launch = self._computes[operation.context.rank].launch_of(operation)
+            if launch is not None:
+                call_when_done(launch, partial(self._once_launched, operations, then))
+                return
+        then()
+
+    def _begin_late(self, communicator: Communicator, match: Match) -> None:
+        try:
+            self._begin(communicator, match)
+        except Exception as error:  # no wire joins them, or no schedule fits: that is for the ranks to hear
+            communicator.fail_one(match, _ends(match)[-1], Failure(error))
+
+    def _begin(self, communicator: Communicator, match: Match) -> None:
+        operations, pattern = _ends(match), _pattern(match)
         arrivals_ns = [operation.started_ns for operation in operations]
-        transfer = self._transfer(channel, operations, pattern, arrivals_ns)
+        transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
         told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
         self._traffic.begin(transfer, told)
 
     def _transfer(
-        self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+        self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
-        fabric, name = self._traffic.fabric, channel.label
-        key = ("comm", name, operations[0].seq)
+        fabric, name = self._traffic.fabric, str(communicator.key)
+        # Messages count from 0 again once a pair has been at rest; the instant tells those apart.
+        key = ("comm", name, operations[0].seq, max(arrivals_ns))
         priority = min([operation.priority for operation in operations])
         if pattern.kind is Collective.P2P:
-            (src, dst), late_ns = channel.members, arrivals_ns[-1] - arrivals_ns[0]
+            (src, dst), late_ns = communicator.members, arrivals_ns[-1] - arrivals_ns[0]
             # Whatever their tags, messages of a pair leave in the order of their sends.
             return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
-        option = self._option(channel.members, pattern)
+        option = self._option(communicator.members, pattern)
         for operation in operations:
             operation.algorithm = option.algorithm
         met_ns = np.array(arrivals_ns, np.int64)
         return fabric.collective(
-            key, pattern.kind.value, option, pattern.nbytes, channel.members, met_ns, priority=priority, lane=name
+            key, pattern.kind.value, option, pattern.nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 
     def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
@@ -180,27 +191,16 @@ class ModelledEngine(BaseEngine):
         return Flat(algorithm, "", on(place(self._cluster, members), rounds(make()), parameters=figures), make)
 
 
-def _ends(meeting: Meeting) -> list[Operation]:
-    return cast("list[Operation]", meeting.arrived)
+def _ends(match: Match) -> list[Operation]:
+    return cast("list[Operation]", match.arrived)
 
 
-def _pattern(meeting: Meeting) -> Call:
-    return cast("Call", meeting.pattern)
+def _pattern(match: Match) -> Call:
+    return cast("Call", match.pattern)
 
 
 def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:
     """Finish the operation on those ranks that are done with it."""
-    meeting, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
+    match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
     for position in reached.positions.tolist():
-        operations[position].finish(now_ns, meeting)
-
-
-def _once_launched(operations: Sequence[Operation], then: Callable[[], None]) -> None:
-    """Call `then` when the programs that the operations belong to have started on all their ranks."""
-    for operation in operations:
-        stream = cast(ModelledCompute, operation.port.stream.rank._compute)
-        launch = stream.launch_of(operation)
-        if launch is not None:
-            launch._on_done(partial(_once_launched, operations, then))
-            return
-    then()
+        operations[position].finish(now_ns, match)

@@ -1,7 +1,7 @@
 """Simulations in which a few ranks stand for all: their world, where they meet, and what prices what they do.
 
 A rank issues on its own group, and the groups of all ranks like it are taken to do the same at the same time. So there
-is one channel for all these groups, in which only those meet who are simulated.
+is one communicator for all these groups, in which only those meet who are simulated.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from numpy.typing import NDArray
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import UsageError
-from ..runtime.communicator import Channel
+from ..runtime.backend import Backend
+from ..runtime.communicator import BaseEngine, Communicator, Communicators, Key
+from ..runtime.operation import Operation
 from ..runtime.world import World
 from ..units import format_ns
 from . import Alike, Demand, Same, Transfer, repeated, together
-from .simulated_engine import ModelledEngine, Operation
+from .simulated_engine import SimulatedEngine
 
 if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from .simulated_backend import ModelledClock
 
 T = TypeVar("T")
 Ints: TypeAlias = NDArray[np.int64]
 
-__all__ = ["AlikeChannel", "AlikeEngine", "AlikeWorld"]
+__all__ = ["SymmetricCommunicator", "SymmetricCommunicators", "SymmetricEngine", "SymmetricWorld"]
 
 
-class AlikeWorld(World):
+class SymmetricWorld(World):
     """A world of which only some ranks run.
 
     Args:
@@ -41,7 +42,7 @@ class AlikeWorld(World):
         cluster: The machine.
         transport: Of all ranks; nothing travels.
         algorithm: The only one to use.
-        clock: Virtual time.
+        backend: Virtual time.
         alike: Who stands for whom.
     """
 
@@ -52,11 +53,11 @@ class AlikeWorld(World):
         transport: Transport,
         *,
         algorithm: str | None,
-        clock: ModelledClock,
+        backend: Backend,
         alike: Alike,
     ) -> None:
         self._alike = alike
-        super().__init__(size, cluster, transport, algorithm=algorithm, clock=clock, ranks=alike.simulated)
+        super().__init__(size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated)
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
@@ -76,40 +77,44 @@ class AlikeWorld(World):
         for row in self._alike.rows(ranks).tolist():
             super().check_group(tuple(row))
 
-    def channel(self, key: tuple[object, ...], name: str, members: tuple[int, ...]) -> Channel:
-        """Return the channel in which all groups like this one meet, or the ranks that send to one another in them."""
-        ranks, occurrence, *lane = key
-        assert isinstance(ranks, tuple)
-        rows = self._alike.rows(ranks)
-        if lane[0] == "p2p":
-            return self._messages(rows, occurrence, lane, name, members)
-        key = (tuple(rows[0].tolist()), occurrence, *lane)
-        return self._found(key, name, rows, [self._simulated(rows)])
 
-    def _messages(
-        self, rows: Ints, occurrence: object, lane: Sequence[object], name: str, members: tuple[int, ...]
-    ) -> Channel:
-        """Return the channel of all ranks like the sender, and those like the receiver so many places further on."""
-        _, src, dst, tag = lane
-        assert isinstance(src, int)
-        assert isinstance(dst, int)
-        shift, classes = (dst - src) % rows.shape[1], self._alike.classes
+class SymmetricCommunicators(Communicators):
+    """The communicators of a world of which only some ranks run."""
+
+    def __init__(self, engine: BaseEngine, alike: Alike) -> None:
+        super().__init__(engine)
+        self._alike = alike
+
+    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return where all groups like this one meet, or the ranks that send to one another in them."""
+        rows = self._alike.rows(key.ranks)
+        if key.messages:
+            return self._messages(rows, key, name, members)
+        shared = key._replace(ranks=tuple(rows[0].tolist()))
+        return self._found(shared, name, rows, [self._simulated(rows)])
+
+    def _messages(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return where all ranks like the sender meet those like the receiver so many places further on."""
+        shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes
         pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
         pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
-        key = (tuple(rows[0].tolist()), occurrence, "p2p", shift, *classes[list(members)].tolist(), tag)
-        return self._found(key, name, pairs, [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])])
+        like = ", ".join(map(str, classes[list(members)].tolist()))
+        shared = key._replace(
+            ranks=tuple(rows[0].tolist()), stream=f"messages between classes {like}", src=0, dst=shift
+        )
+        return self._found(shared, name, pairs, [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])])
 
     def _simulated(self, ranks: Ints) -> list[int]:
         return [rank for rank in self._alike.simulated if rank in ranks]
 
-    def _found(self, key: tuple[object, ...], name: str, rows: Ints, sides: Sequence[list[int]]) -> Channel:
-        found = self._channels.get(key)
-        if found is None:
-            found = self._channels[key] = AlikeChannel(self, key, name, rows, sides, self._alike)
-        return found
+    def _found(self, key: Key, name: str, rows: Ints, sides: Sequence[list[int]]) -> Communicator:
+        found = self.known(key)
+        return (
+            found if found is not None else self.keep(SymmetricCommunicator(self, key, name, rows, sides, self._alike))
+        )
 
 
-class AlikeChannel(Channel):
+class SymmetricCommunicator(Communicator):
     """The operations of all groups that are alike, or the messages of all pairs.
 
     Attributes:
@@ -120,14 +125,14 @@ class AlikeChannel(Channel):
 
     def __init__(
         self,
-        world: World,
-        key: tuple[object, ...],
+        shared: Communicators,
+        key: Key,
         name: str,
         rows: Ints,
         sides: Sequence[list[int]],
         alike: Alike,
     ) -> None:
-        super().__init__(world, key, name, tuple(rank for side in sides for rank in side))
+        super().__init__(shared, key, name, tuple(rank for side in sides for rank in side))
         self.size = rows.shape[1]
         self.rows, self._sides = rows, sides
         columns = [rows] if len(sides) == 1 else [rows[:, :1], rows[:, 1:]]
@@ -151,12 +156,12 @@ class AlikeChannel(Channel):
             late = int(np.flatnonzero(early_ns)[0])
             one, other = self.members[int(self.first_like[late])], self.members[late]
             raise UsageError(
-                f"alike: ranks {one} and {other} were said to behave alike, but came to {operations[late]._label()} "
+                f"alike: ranks {one} and {other} were said to behave alike, but came to {operations[late].label} "
                 f"({operations[late].call_site}) {format_ns(abs(int(early_ns[late])))} apart"
             )
 
 
-class AlikeEngine(ModelledEngine):
+class SymmetricEngine(SimulatedEngine):
     """Prices what all groups like that of a rank do, for the ranks that are simulated."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -164,36 +169,36 @@ class AlikeEngine(ModelledEngine):
         self._demands: dict[tuple[object, ...], tuple[Demand, str]] = {}
 
     def _transfer(
-        self, channel: Channel, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+        self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
-        assert isinstance(channel, AlikeChannel)
+        assert isinstance(communicator, SymmetricCommunicator)
         met_ns = np.array(arrivals_ns, np.int64)
-        channel.check(operations, met_ns)
-        demand, algorithm = self._demand(channel, pattern, met_ns - met_ns.min())
+        communicator.check(operations, met_ns)
+        demand, algorithm = self._demand(communicator, pattern, met_ns - met_ns.min())
         sends = pattern.kind is Collective.P2P
         for operation in operations:
             operation.algorithm = algorithm or operation.algorithm
-        name = channel.label
+        name = str(communicator.key)
         return Transfer(
-            ("comm", name, operations[0].seq),
+            ("comm", name, operations[0].seq, max(arrivals_ns)),
             "send" if sends else pattern.kind.value,
             demand,
             priority=min(operation.priority for operation in operations),
-            lane=channel.key[:-1] if sends else name,
+            lane=communicator.key._replace(tag=0) if sends else name,
         )
 
-    def _demand(self, channel: AlikeChannel, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
+    def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:
         """Return what all rows need together, and the algorithm of the first."""
-        asked = channel, pattern, late_ns.tobytes()
+        asked = communicator, pattern, late_ns.tobytes()
         known = self._demands.get(asked)
         if known is None:
             groups, algorithm = [], ""
-            for members, units in repeated(channel.rows, self._ranks_per_unit):
-                row, standing = channel.rows[members[0]].tolist(), channel.standing[members]
+            for members, units in repeated(communicator.rows, self._ranks_per_unit):
+                row, standing = communicator.rows[members[0]].tolist(), communicator.standing[members]
                 demand, algorithm = self._of_row(row, pattern, late_ns[standing[0]], algorithm)
                 resources = self._traffic.fabric.resources.shifted(demand.resources, units)
                 groups.append(Same(demand=demand, resources=resources, standing=standing))
-            known = self._demands[asked] = together(groups, channel.members, channel.first_like), algorithm
+            known = self._demands[asked] = together(groups, communicator.members, communicator.first_like), algorithm
         return known
 
     def _of_row(self, row: list[int], pattern: Call, late_ns: Ints, like: str) -> tuple[Demand, str]:

@@ -11,7 +11,7 @@ import trio
 
 import topology
 from overlap.membership.control_frames import check_body
-from overlap.remote.control_plane import Neighbours
+from overlap.remote.control_plane import ControlPlane
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
@@ -150,7 +150,7 @@ async def opened(processes: int, each: int, wires: Wires) -> AsyncIterator[tuple
         Company(member, everybody)
     async with wires(everybody, placement) as transports:
         worlds = [
-            World(size, cluster, transport, algorithm=None, neighbours=Neighbours(company, placement))
+            World(size, cluster, transport, algorithm=None, others=ControlPlane(company, placement))
             for company, transport in zip(everybody, transports, strict=True)
         ]
         yield worlds, everybody

@@ -9,7 +9,6 @@ import topology
 from overlap.collectives import host
 from overlap.collectives.cost.parameters import parameters
 from overlap.collectives.generators import GENERATORS, generate
-from overlap.collectives.host import short_cut_wins
 from overlap.collectives.proof import verify
 from overlap.collectives.select import DIRECT, algorithms, check_algorithm, forget_plans, plan, size_class
 from overlap.errors import ScheduleError, UsageError
@@ -208,7 +207,7 @@ def test_ranks_of_one_process_take_the_short_cut_because_it_is_cheapest(op, rank
     cluster = topology.cluster("local", ranks=ranks)
     for nbytes in (0, 8, 1 << 16, 1 << 22, 1 << 30):
         found = plan(op, nbytes, cluster)
-        assert (found.algorithm == DIRECT) is short_cut_wins(ranks), nbytes
+        assert found.algorithm == DIRECT, nbytes
         second = plan(op, nbytes, cluster, programs_only=True)
         assert found.predicted_s < second.predicted_s
         verify(second.schedule())
@@ -226,9 +225,7 @@ def test_the_price_of_the_short_cut():
 
 
 def test_a_dear_meeting_loses_to_a_program(monkeypatch, fresh_plans):
-    """The choice follows the figures, and the short answer follows the plan."""
     monkeypatch.setattr(host, "meeting_s", lambda ranks: 1e-3 * ranks)
-    assert not short_cut_wins(4)
     found = plan("all_reduce", 8, topology.cluster("local", ranks=4))
     assert found.algorithm != DIRECT
     assert DIRECT in {each.algorithm for each in found.alternatives if each.predicted_s is not None}

@@ -11,11 +11,11 @@ import pytest
 
 import overlap
 from overlap.config import overriding
-from overlap.runtime.engine.mover import Engine
+from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.world import World
 from overlap.timeline.spans import Timeline
 from overlap.virtual import Profile
-from overlap.virtual.simulated_backend import ModelledClock
+from overlap.virtual.simulated_backend import SimulatedBackend
 from transports import LinkSpeed, NeuronLink, Paced
 
 from .programs import PROGRAMS, Work, data_parallel, numbers
@@ -36,11 +36,11 @@ def wires(latency_s):
     return mesh(RANKS, latency_s=latency_s, bytes_per_s=BYTES_PER_S)
 
 
-class Emulation(ModelledClock):
+class Emulation(SimulatedBackend):
     """Virtual time in which bytes travel: the engine of real worlds."""
 
     def engine(self, transport, cluster, token, *, algorithm):
-        return Engine(transport, cluster, token, algorithm=algorithm)
+        return RealEngine(transport, cluster, token, algorithm=algorithm)
 
 
 def emulate(program, latency_s, algorithm=None):
@@ -50,7 +50,7 @@ def emulate(program, latency_s, algorithm=None):
     async def live():
         transport = paced(latency_s, thread_copy_bytes=None)
         async with transport.open():
-            world = World(RANKS, wires(latency_s), transport, algorithm=algorithm, clock=clock)
+            world = World(RANKS, wires(latency_s), transport, algorithm=algorithm, backend=clock)
             clock.kernel.on_stall = world.deadlock
             results = await world.live(program, (Work(real=False),), None)
             timelines.append(world.timeline())

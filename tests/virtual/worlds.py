@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import pytest
-import trio
 
 import overlap
 import topology
@@ -64,9 +63,9 @@ def simulate(
     return results, timelines[0]
 
 
-def now_ns(_: overlap.Rank) -> int:
-    """Return the present instant: the clock of a simulated world is Trio's, in seconds to the nearest double."""
-    return round(trio.current_time() * 1e9)
+def now_ns(rank: overlap.Rank) -> int:
+    """Return the present instant."""
+    return rank.now_ns()
 
 
 def spans(timeline: Timeline, rank: int, lane: str | None = None) -> list[tuple[str, int, int]]:

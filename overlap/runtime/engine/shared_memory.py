@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, Reducer
+from ..communicator import Unfit
+from ..operation import Operation
 from .workers import PIECE_BYTES
 
-if TYPE_CHECKING:
-    from ..operation import CollectiveFuture
-
-Operation: TypeAlias = "CollectiveFuture[object]"
-
-__all__ = ["Transfer", "pieces", "run_here"]
+__all__ = ["Transfer", "fit_all", "pieces", "run_here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,7 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
     if pattern.kind is Collective.ALL_REDUCE and pattern.nbytes <= _TINY_BYTES:
         _all_reduce_here(operations, pattern)
         return
-    for operation in operations:
-        operation.fit(pattern)
+    fit_all(operations, pattern)
     for transfer in _PLANS[pattern.kind](operations):
         for piece in transfer.cut() if pattern.nbytes > PIECE_BYTES else (transfer.run,):
             piece()
@@ -82,9 +77,21 @@ def run_here(operations: Sequence[Operation], pattern: Call) -> None:
 
 def pieces(operations: Sequence[Operation], pattern: Call) -> list[Callable[[], None]]:
     """Cut one collective for the worker threads."""
-    for operation in operations:
-        operation.fit(pattern)
+    fit_all(operations, pattern)
     return [piece for transfer in _PLANS[pattern.kind](operations) for piece in transfer.cut()]
+
+
+def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
+    """Give every rank the array of its result.
+
+    Raises:
+        Unfit: If there is no memory for one.
+    """
+    for operation in operations:
+        try:
+            operation.fit(pattern)
+        except Exception as error:
+            raise Unfit(operation) from error
 
 
 def _all_reduce_here(operations: Sequence[Operation], pattern: Call) -> None:

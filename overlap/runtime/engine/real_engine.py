@@ -1,12 +1,11 @@
-"""How operations that have met become moved bytes: by the short cut through shared memory, or as programs."""
+"""The engine in real time: operations that have matched move by the short cut through shared memory, or as programs."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from contextvars import copy_context
 from functools import cached_property, partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import trio
@@ -15,44 +14,21 @@ from trio.lowlevel import TrioToken
 from transports import Transport
 
 from ...collectives.call import Call
-from ...collectives.host import short_cut_wins
+from ..communicator import BaseEngine, Communicator, Match
 from ..future import Failure
+from ..operation import Operation
 from .shared_memory import pieces, run_here
 from .workers import INLINE_BYTES, Workers
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from ..communicator import Channel, Meeting
-    from ..operation import CollectiveFuture
-    from .program_runner import Programs
+    from .program_runner import ProgramRunner
 
-Operation: TypeAlias = "CollectiveFuture[object]"
-
-__all__ = ["BaseEngine", "Engine"]
+__all__ = ["RealEngine"]
 
 
-class BaseEngine(ABC):
-    """Runs the operations of one process's ranks."""
-
-    @abstractmethod
-    def direct(self, size: int) -> bool:
-        """Whether operations of a group of that size start when all its ranks have met, for they need no program."""
-
-    @abstractmethod
-    def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
-        """Start what can start, now that one more rank has come to a meeting."""
-
-    @abstractmethod
-    def start(self, channel: Channel, meeting: Meeting) -> None:
-        """Start the programs of the ranks that are here, once anybody has said what travels."""
-
-    @abstractmethod
-    async def aclose(self) -> None:
-        """Wait for the work at hand and end all threads."""
-
-
-class Engine(BaseEngine):
+class RealEngine(BaseEngine):
     """Moves bytes: through shared memory, or as programs over a transport."""
 
     def __init__(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> None:
@@ -67,24 +43,28 @@ class Engine(BaseEngine):
         self._quiet.run(np.seterr, all="ignore")
         self._idle = trio.Event()
 
-    def direct(self, size: int) -> bool:
-        """Whether the short cut is taken: where it is asked for, or where it exists and costs least."""
+    def direct(self, members: tuple[int, ...]) -> bool:
+        """Whether the short cut is taken: where it is asked for, or where memory is shared, for then it costs least.
+
+        It takes a meeting, and reads every input and writes every output once. No program can read or write less, and
+        any takes a launch and at least one message more.
+        """
         if self._algorithm is None:
-            return self._transport.shares_memory(self._transport.ranks) and short_cut_wins(size)
+            return self._transport.shares_memory(members)
         return self._algorithm == "direct"
 
-    def arrived(self, channel: Channel, meeting: Meeting, operation: Operation) -> None:
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""
-        if channel.direct:
-            self._run_direct(meeting, operation)
+        if communicator.direct:
+            self._run_direct(communicator, match, operation)
             return
-        operation.lend()
-        self.start(channel, meeting)
+        operation.lock()
+        self.start(communicator, match)
 
-    def start(self, channel: Channel, meeting: Meeting) -> None:
+    def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of the ranks that are here, once anybody has said what travels."""
-        if meeting.pattern is not None and meeting.pattern.settled:
-            self._programs.start(channel, meeting)
+        if match.pattern is not None and match.pattern.settled:
+            self._programs.start(communicator, match)
 
     async def aclose(self) -> None:
         """Wait for the reductions at hand and end the worker threads."""
@@ -95,43 +75,41 @@ class Engine(BaseEngine):
         self._workers.close()
 
     @cached_property
-    def _programs(self) -> Programs:
+    def _programs(self) -> ProgramRunner:
         from .compiler import Compiler  # and with it the generators, which the short cut never needs
-        from .program_runner import Programs
+        from .program_runner import ProgramRunner
 
-        return Programs(self._transport, self._workers, Compiler(self._cluster, self._algorithm))
+        return ProgramRunner(self._transport, self._workers, Compiler(self._cluster, self._algorithm))
 
-    def _run_direct(self, meeting: Meeting, last: Operation) -> None:
+    def _run_direct(self, communicator: Communicator, match: Match, last: Operation) -> None:
         met_ns = last.started_ns
-        operations, pattern = cast("list[Operation]", meeting.arrived), cast("Call", meeting.pattern)
-        if pattern.nbytes * len(operations) <= INLINE_BYTES:
+        operations, pattern = cast("list[Operation]", match.arrived), cast("Call", match.pattern)
+        if pattern.work_bytes * len(operations) <= INLINE_BYTES:
             self._quiet.run(run_here, operations, pattern)
             _complete(operations, met_ns, pattern)
             return
-        last.lend()
+        last.lock()
         work = pieces(operations, pattern)
-        for operation in operations:
-            operation.running = True
-        self._in_flight += 1
-        done = partial(self._direct_done, operations, met_ns, pattern)
+        done = partial(self._direct_done, communicator, match, met_ns)
         self._workers.submit(
             work,
             lambda error: self._token.run_sync_soon(done, error),
             priority=min(operation.urgency for operation in operations),
         )
+        self._in_flight += 1  # the end is told on this thread, so it cannot come before
+        for operation in operations:
+            operation.running = True
 
-    def _direct_done(
-        self, operations: list[Operation], met_ns: int, pattern: Call, error: BaseException | None
-    ) -> None:
+    def _direct_done(self, communicator: Communicator, match: Match, met_ns: int, error: BaseException | None) -> None:
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()
-        for operation in operations:
+        for operation in match.ends:
             operation.stopped()
         if error is None:
-            _complete(operations, met_ns, pattern)
+            _complete(match.ends, met_ns, cast("Call", match.pattern))
             return
-        for operation in operations:
+        for operation in match.ends:
             operation.fail(Failure(error))
 
 

@@ -1,0 +1,84 @@
+"""What operations, streams and engines need of the rank they work for and of its world: nothing else reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import trio
+
+from ..collectives.kinds import Shape
+from ..collectives.reduce import Array
+from ..timeline.spans import RawSpan
+from .ending import Ending
+from .memory.buffer_locks import BufferLocks
+from .outstanding import Outstanding
+
+__all__ = ["Arrays", "RankContext"]
+
+
+class Arrays(Protocol):
+    """Where arrays come from.
+
+    Attributes:
+        shapes_only: Whether they have a shape and no data.
+    """
+
+    shapes_only: bool
+
+    def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
+        """Return a new array; what is in it is not defined."""
+
+    def copy(self, array: Array) -> Array:
+        """Return a C-contiguous copy."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RankContext:
+    """One rank, as what works for it sees it.
+
+    Attributes:
+        rank: World rank.
+        now_ns: Returns the present instant.
+        soon: Calls back at once, or after the callback that is running: chains of operations must not recurse.
+        record: Takes a span of this rank's timeline.
+        arrays: Where results come from.
+        locks: Which arrays are in flight.
+        outstanding: What is unfinished.
+        ending: How the world ends, once it does.
+        token: Of the event loop, for other threads.
+        thread: Ident of the event loop's thread.
+        nursery: For tasks of this rank; open as long as it lives.
+        closed: Whether it has ended: nothing may be issued any more.
+    """
+
+    rank: int
+    now_ns: Callable[[], int]
+    soon: Callable[[Callable[[], None]], None]
+    record: Callable[[RawSpan], None]
+    arrays: Arrays
+    locks: BufferLocks
+    outstanding: Outstanding
+    ending: Ending
+    token: trio.lowlevel.TrioToken
+    thread: int
+    nursery: trio.Nursery | None = None
+    closed: bool = False
+
+    def from_thread(self, function: Callable[..., None], *args: object) -> None:
+        """Let the event loop call a function, soon: in the order in which threads have asked.
+
+        Raises:
+            PeerFailedError: If there is no loop any more.
+        """
+        try:
+            self.token.run_sync_soon(function, *args)
+        except trio.RunFinishedError:
+            raise self.ending.peer_failed() from None
+
+    def spawn(self, function: Callable[..., object], *args: object) -> None:
+        """Start a task of this rank."""
+        assert self.nursery is not None, "only a rank that lives starts programs"
+        self.nursery.start_soon(function, *args)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""From a call to an operation that is under way: checks, the port it goes through, its number, and its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import get_ident
+from typing import Protocol, cast
+
+import numpy as np
+
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
+from ..errors import PeerFailedError, UsageError
+from .communicator import Communicator, Key
+from .context import RankContext
+from .future import Failure, Future, settle, tell
+from .operation import CollectiveFuture, Members, Port, receive_like
+from .stream import Stream, Streams
+
+__all__ = ["Issuer", "Surroundings"]
+
+_TAGS = 1 << 24
+
+
+class Surroundings(Protocol):
+    """What the groups of a rank find around them: its world, as they see it."""
+
+    def communicator(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Return where the members meet."""
+
+    def check_group(self, ranks: tuple[int, ...]) -> None:
+        """Raise `topology.TopologyError` unless the cluster allows such a group."""
+
+    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+        """Return what ranks of this process tell each other besides an operation, where arrays have no data."""
+
+
+class Issuer:
+    """Issues the operations of one rank on one group.
+
+    Any thread of the process may issue. What a thread that does not run the event loop issues is checked at once, its
+    arrays are locked at once, and it is numbered when the loop comes to it: in the order of the calls.
+
+    Args:
+        context: Of the rank.
+        around: Its world.
+        streams: Of the rank.
+        group: Whose operations these are.
+        ranks: World ranks of the group, in its order.
+        occurrence: Tells apart groups of the same ranks.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        around: Surroundings,
+        streams: Streams,
+        group: Members,
+        ranks: tuple[int, ...],
+        occurrence: int,
+    ) -> None:
+        self._context, self._around, self._streams = context, around, streams
+        self._group, self._ranks, self._occurrence = group, ranks, occurrence
+        self._ports: dict[Stream | str | None, Port] = {}
+
+    def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
+        """Check, number and start an operation: at once if its stream has room, which short latencies need."""
+        kind = operation.kind
+        if kind.traits.rooted:
+            self._check_root(operation)
+        elif kind is Collective.PERMUTE:
+            operation.pairs = self._check_pairs(operation.pairs)
+        self._prepare(operation)
+        if get_ident() == self._context.thread:
+            self._enqueue(operation, self._ports.get(stream) or self._open_port(stream))
+        else:
+            self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
+        return operation
+
+    def send(
+        self, operation: CollectiveFuture[Array], dst: int, tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Array]:
+        """Check and start the sender's end of a message."""
+        if operation.input is None:
+            raise UsageError("x: send needs an array, got None")
+        self._check_peer("dst", dst, tag)
+        return self._start_message(operation, (self._group.rank, int(dst)), tag, stream)
+
+    def receive(
+        self, operation: CollectiveFuture[Array], like: object, src: int, tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Array]:
+        """Check and start the receiver's end of a message."""
+        self._check_peer("src", src, tag)
+        operation.out = cast("Array", receive_like(like, self._context.arrays))  # until its memory is found
+        return self._start_message(operation, (int(src), self._group.rank), tag, stream)
+
+    def _start_message(
+        self, operation: CollectiveFuture[Array], ends: tuple[int, int], tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Array]:
+        find_port = partial(self._message_port, operation.input is None, ends, tag, self._streams.find(stream))
+        self._prepare(operation)
+        if get_ident() == self._context.thread:
+            self._enqueue(operation, find_port())
+        else:
+            self._enqueue_soon(operation, find_port)
+        return operation
+
+    def _prepare(self, operation: CollectiveFuture[Array]) -> None:
+        """Check what all operations have; nothing has happened yet if that raises."""
+        context = self._context
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
+        if not isinstance(operation.priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
+        operation.group, operation.context = self._group, context
+        if operation.out is not None:
+            operation.take_output()
+        if not isinstance(operation.input, Future):
+            operation.prepare()
+
+    def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
+        operation.port, lane = port, port.stream
+        operation.seq = port.next_seq
+        port.next_seq += 1
+        operation.priority += lane.priority
+        operation.issued_ns = operation.started_ns = self._context.now_ns()
+        lane.enqueue(operation)
+
+    def _enqueue_soon(self, operation: CollectiveFuture[Array], find_port: Callable[[], Port]) -> None:
+        """Issue from another thread: what it may not touch any more is locked at once, the rest is for the loop."""
+        operation.lock()
+        try:
+            self._context.from_thread(self._enqueue_late, operation, find_port)
+        except PeerFailedError:
+            operation.release()
+            raise
+
+    def _enqueue_late(self, operation: CollectiveFuture[Array], find_port: Callable[[], Port]) -> None:
+        if not self._context.closed:
+            self._enqueue(operation, find_port())
+            return
+        operation.release()
+        settle(operation, None, Failure(self._context.ending.peer_failed(), seen=True))
+        tell(operation)
+
+    def _open_port(self, stream: Stream | str | None) -> Port:
+        known = self._streams.find(stream)
+        port = self._ports.get(known)
+        if port is None:
+            key = Key(self._ranks, self._occurrence, known.name)
+            communicator = self._around.communicator(key, self._group.name, self._ranks)
+            port = communicator.port(self._context, known, self._group.rank)
+        self._ports[stream] = self._ports[known] = port
+        return port
+
+    def _message_port(self, receives: bool, ends: tuple[int, int], tag: int, stream: Stream) -> Port:
+        """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
+        src, dst = self._ranks[ends[0]], self._ranks[ends[1]]
+        communicator = self._around.communicator(
+            Key(self._ranks, self._occurrence, "", *ends, tag), self._group.name, (src, dst)
+        )
+        towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
+        return communicator.message_port(self._context, stream, int(receives), towards)
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def check_rank(self, argument: str, rank: int) -> None:
+        """Raise `UsageError` unless it is a rank of the group."""
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._group.size:
+            raise UsageError(
+                f"{argument}: expected 0 to {self._group.size - 1}, a rank of group '{self._group.name}', got {rank!r}"
+            )
+
+    def _check_peer(self, argument: str, peer: int, tag: int) -> None:
+        self.check_rank(argument, peer)
+        if not isinstance(tag, int) or not 0 <= tag < _TAGS:
+            raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
+
+    def _check_root(self, operation: CollectiveFuture[Array]) -> None:
+        kind, root, mine = operation.kind, operation.root, self._group.rank
+        self.check_rank("root", root)
+        if operation.input is None and (root == mine or kind in (Collective.REDUCE, Collective.GATHER)):
+            raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
+        only_root = kind in (Collective.REDUCE, Collective.GATHER)
+        if only_root and operation.out is not None and root != mine:
+            raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
+
+    def _check_pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        try:
+            checked = tuple((src, dst) for src, dst in pairs)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {pairs!r}") from error
+        for index, role in enumerate(("source", "destination")):
+            ranks = [pair[index] for pair in checked]
+            for rank in ranks:
+                self.check_rank("pairs", rank)
+            if len(set(ranks)) < len(ranks):
+                twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+                raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
+        return tuple((int(src), int(dst)) for src, dst in checked)
