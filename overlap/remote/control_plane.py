@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import trio
 
 from ..diagnostics import where
-from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
+from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line
+from ..notice import notify
 from ..runtime.communicator import BaseEngine
 from ..runtime.world import World
 from . import call_codec
@@ -32,7 +33,8 @@ _WATCH_S = 0.025
 _LONG_NS = 50_000_000
 # How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
 _VERDICT_S = 0.5
-_TRACE_CHARS = 8_000
+# What is told at most, in UTF-8: together less than half of what fits in a message.
+_TEXT_BYTES, _LINE_BYTES, _LINES = 8_000, 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
 
 
@@ -66,6 +68,7 @@ class ControlPlane:
         self._communicators: SpanningCommunicators
         self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
+        self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
         self._reports: dict[int, list[str]] = {}
         self._news = trio.Event()
 
@@ -96,7 +99,7 @@ class ControlPlane:
 
     async def reports(self, mine: list[str]) -> list[str]:
         """Exchange the reports of a world that made no end of it, and return them all."""
-        self._tell("stalled", lines=mine)
+        self._tell("stalled", lines=_cut_lines(mine))
         with trio.move_on_after(_VERDICT_S, shield=True):
             while len(self._reports) < len(self._placement) - 1:
                 await self._next_news()
@@ -110,14 +113,18 @@ class ControlPlane:
     # -- what we say -----------------------------------------------------------------------------------------------
 
     def _tell(self, what: str, **fields: object) -> None:
-        self._company.tell({"what": what, **fields})
+        """Tell all others; that something cannot be told is no failure of what was to be told."""
+        try:
+            self._company.tell({"what": what, **fields})
+        except Exception as error:
+            notify(f"the other processes cannot be told of '{what}': {in_one_line(error)[:_LINE_BYTES]}")
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world."""
-        trace = "".join(format_exception(error))[-_TRACE_CHARS:]
+        trace = "".join(format_exception(error))
         self._tell(
-            "failed", culprit=rank, type=type(error).__name__, text=str(error)[:_TRACE_CHARS], trace=trace,
-            place=where(error), doing=doing,
+            "failed", culprit=rank, type=_cut(type(error).__name__, _LINE_BYTES), text=_cut(_text_of(error)),
+            trace=_cut(trace, last=True), place=_cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
         )  # fmt: skip
 
     def tell_left(self, rank: int) -> None:
@@ -125,7 +132,7 @@ class ControlPlane:
         pairs = [list(pair) for pair in self._communicators.issued(rank).items()]
         for start in range(0, len(pairs), 1000):
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
-        self._tell("left", rank=rank)
+        self._tell("left", rank=rank, uncounted=self._communicators.lost_count)
 
     def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
         """Say what a rank here has called."""
@@ -141,13 +148,13 @@ class ControlPlane:
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
         self._tell(
-            "differ", channel=communicator_id, seq=seq, group=error.group, ranks=list(error.ranks),
-            calls=list(error.calls), sites=list(error.call_sites),
+            "differ", channel=communicator_id, seq=seq, group=_cut(error.group, _LINE_BYTES), ranks=list(error.ranks),
+            calls=_cut_lines(error.calls), sites=_cut_lines(error.call_sites),
         )  # fmt: skip
 
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
-        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=str(error)[:_TRACE_CHARS])
+        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=_cut(_text_of(error)))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -158,6 +165,10 @@ class ControlPlane:
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
         return self._issued.get(rank, {}).get(communicator_id, 0)
+
+    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
+        """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
+        return rank not in self._uncounted and self.issued_by(rank, communicator_id) <= count
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +221,9 @@ class ControlPlane:
     def _hear_issued(self, _: int, *, rank: int, issued: list[list[int]]) -> None:
         self._issued.setdefault(rank, {}).update({int(channel): int(count) for channel, count in issued})
 
-    def _hear_left(self, _: int, *, rank: int) -> None:
+    def _hear_left(self, _: int, *, rank: int, uncounted: bool) -> None:
+        if uncounted:
+            self._uncounted.add(rank)
         self._communicators.rank_left(rank)
 
     def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
@@ -238,6 +251,24 @@ class ControlPlane:
         self._world.stalled_elsewhere()
 
 
+def _cut(text: str, limit_bytes: int = _TEXT_BYTES, *, last: bool = False) -> str:
+    """Return the first or the last part of a text that takes so many bytes, whatever characters are in it."""
+    encoded = text.encode(errors="replace")
+    return (encoded[-limit_bytes:] if last else encoded[:limit_bytes]).decode(errors="ignore")
+
+
+def _cut_lines(lines: Sequence[str]) -> list[str]:
+    told = [_cut(line, _LINE_BYTES) for line in lines[:_LINES]]
+    return told if len(lines) <= _LINES else [*told, f"and {len(lines) - _LINES} lines more"]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # its own __str__ raised
+        return f"(its text cannot be had: {type(failed).__name__})"
+
+
 def _mismatch(
     group: str, seq: int, ranks: list[int], calls: list[str], sites: list[str]
 ) -> Callable[[], CollectiveMismatchError]:
@@ -257,7 +288,7 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
         {"culprit": int, "type": str, "text": str, "trace": str, "place": str, "doing": list},
     ),
     "issued": (ControlPlane._hear_issued, {"rank": int, "issued": list}),
-    "left": (ControlPlane._hear_left, {"rank": int}),
+    "left": (ControlPlane._hear_left, {"rank": int, "uncounted": bool}),
     "call": (ControlPlane._hear_call, {"channel": int, "seq": int, "rank": int, "call": list, "site": str}),
     "differ": (
         ControlPlane._hear_differ,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
@@ -30,6 +30,10 @@ __all__ = ["Said", "SpanningCommunicator", "SpanningCommunicators", "Telling"]
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
 _REMEMBERED = 256
+
+# Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
+# told at once; of tags that are older, a stall report tells.
+_COUNTED = 4096
 
 _ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need not say dtype and shape: the root's process tells the others."""
@@ -67,6 +71,9 @@ class Telling(Protocol):
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
+
+    def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
+        """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
 
 
 class SpanningMatch(Match):
@@ -250,26 +257,93 @@ class SpanningCommunicator(Communicator):
         return self._others.issued_by(rank, self.id)
 
 
+class SpanningMessages(SpanningCommunicator):
+    """One end of the messages of two ranks in different processes.
+
+    Their envelopes say what they are, so that nothing needs to be told, counted or remembered on the way; it is
+    forgotten whenever its end is at rest.
+    """
+
+    def __init__(self, *args: Any, before: int) -> None:
+        super().__init__(*args)
+        self._before = before  # how many have been issued here in all, when it was last forgotten
+
+    @property
+    def ever_issued(self) -> int:
+        """How many messages this end has issued in all."""
+        return self._before + max(self.issued.values(), default=0)
+
+    def tag(self, pattern: Call, seq: int) -> int:
+        """Return the tag of envelopes, whatever they say."""
+        return Communicator.tag(self, pattern, 0)
+
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
+        """Tell nobody."""
+        return iter(())
+
+    def disagree(self, match: Match, operation: Operation, error: CollectiveMismatchError) -> None:
+        """Fail both ends."""
+        super().disagree(match, operation, error)
+        self._others.tell_difference(self.id, operation.seq, error)
+
+    def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
+        """Fail our end of whatever is under way: the ends do not count alike."""
+        self._broken = error
+        for match in list(self._matches.values()):
+            self._fail(match, error)
+
+    def _gone(self, seq: int) -> set[int]:
+        there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
+        return {rank for rank in there if self._others.sent_no_more(rank, self.id, self._before + seq)}
+
+    def _rest(self) -> None:
+        self._shared.close(self)
+
+
 class SpanningCommunicators(Communicators):
     """The communicators of a world of several processes: those of local ranks only, and those that reach out.
 
     Attributes:
         spanning: Those that reach out, by id.
+        lost_count: Whether it is no longer known of all messages how many there were.
     """
 
     def __init__(self, engine: BaseEngine, local: frozenset[int], others: Telling) -> None:
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}
+        self.lost_count = False
+        self._past: OrderedDict[Key, int] = OrderedDict()  # numbers of messages at rest
         self._local, self._others = local, others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
         if self._local.issuperset(members):
             return super().make(key, name, members)
-        made = SpanningCommunicator(self, key, name, members, self._local, self._others)
+        made = self._reaching_out(key, name, members)
         self.spanning[made.id] = made
         return made
 
+    def _reaching_out(self, key: Key, name: str, members: tuple[int, ...]) -> SpanningCommunicator:
+        if not key.messages:
+            return SpanningCommunicator(self, key, name, members, self._local, self._others)
+        before = self._past.pop(key, 0)
+        return SpanningMessages(self, key, name, members, self._local, self._others, before=before)
+
+    def close(self, communicator: Communicator) -> None:
+        """Forget one of messages that has come to rest, but for their number."""
+        super().close(communicator)
+        if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
+            self._past[communicator.key] = communicator.ever_issued
+            if len(self._past) > _COUNTED:
+                self._past.popitem(last=False)
+                self.lost_count = True
+
     def issued(self, rank: int) -> dict[int, int]:
         """Return how many operations a rank here has issued on each communicator that reaches out."""
-        return {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
+        reaching_out = list(self.spanning.values())
+        past = {key.tag_base() >> 24: count for key, count in self._past.items() if rank in key.ends}
+        return past | {
+            c.id: c.ever_issued if isinstance(c, SpanningMessages) else c.issued[rank]
+            for c in reaching_out
+            if rank in c.issued
+        }

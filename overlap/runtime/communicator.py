@@ -47,6 +47,11 @@ class Key(NamedTuple):
         """Whether it names the messages of two ranks."""
         return self.src >= 0
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """World ranks of sender and receiver, of messages."""
+        return self.ranks[self.src], self.ranks[self.dst]
+
     def tag_base(self, *more: object) -> int:
         """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
         said = repr((*self, *more)).encode()
@@ -200,6 +205,10 @@ class Communicator:
         )
         operation.fail(failure)
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
+
+    def disagree(self, match: Match, operation: Operation, error: CollectiveMismatchError) -> None:
+        """Fail all ends because two ranks were found to mean different operations once their bytes moved."""
+        self._fail(match, error.again)
 
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""

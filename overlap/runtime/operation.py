@@ -129,9 +129,9 @@ class CollectiveFuture(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "active", "algorithm", "call", "changed", "context", "given", "group", "input", "issued_ns", "kind", "locked",
-        "out", "pairs", "pending_failure", "port", "priority", "reduction", "root", "running", "scope", "seq", "source",
-        "started_ns", "target",
+        "_input_locked", "active", "algorithm", "call", "changed", "context", "given", "group", "input", "issued_ns",
+        "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "reduction", "root", "running",
+        "scope", "seq", "source", "started_ns", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -162,7 +162,7 @@ class CollectiveFuture(Issued[T_co]):
         self.out = out  # what the caller will get; once it is issued, the array that the result is written to
         self.given: object = None  # whose memory that is, if it is no array; this is what the caller will get
         self.changed: Callable[[], bool] | None = None  # whether the input was, if it is something that can tell
-        self.priority, self.name = priority, name or kind._value_
+        self.priority, self.name = priority, name or kind.text
         self.place = (frame.f_code, frame.f_lasti)
         self.source: Array | None = None  # the array the operation reads
         self.target: Array | None = None  # a view of `out` that stays writable
@@ -215,7 +215,7 @@ class CollectiveFuture(Issued[T_co]):
                 x = as_input(x)
             size = self.group.size if kind is not Collective.P2P else 2
             try:
-                self.call = call(kind._value_, self.reduction, x.dtype, x.shape, size, self.root, self.pairs)
+                self.call = call(kind.text, self.reduction, x.dtype, x.shape, size, self.root, self.pairs)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
             arrays = self.context.arrays
@@ -229,9 +229,9 @@ class CollectiveFuture(Issued[T_co]):
         kind = self.kind
         if kind is Collective.P2P:
             out = cast(Array, self.out)
-            self.call = call(kind._value_, None, out.dtype, out.shape, 2)
+            self.call = call(kind.text, None, out.dtype, out.shape, 2)
         elif kind.traits.rooted or kind is Collective.BARRIER:
-            self.call = call(kind._value_, None, None, None, self.group.size, self.root, self.pairs)
+            self.call = call(kind.text, None, None, None, self.group.size, self.root, self.pairs)
         else:
             raise UsageError(f"x: {self.op} needs an array, got None")
 
@@ -347,7 +347,7 @@ class CollectiveFuture(Issued[T_co]):
     def describe(self, pattern: Call, met_ns: int) -> RawMeeting:
         """Return what the timeline keeps of this operation for all of its ranks."""
         return (
-            pattern.kind._value_, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype, met_ns
+            pattern.kind.text, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype, met_ns
         )  # fmt: skip
 
     def finish(self, end_ns: int, meeting: RawMeeting) -> None:

@@ -272,8 +272,11 @@ def test_a_lost_process_ends_the_world() -> None:
 @pytest.mark.parametrize(
     ("message", "refusal"),
     [
-        ({"what": "left", "rank": 0}, "process 1 speaks of rank 0, which is not one of its own"),
-        ({"what": "left", "rank": "3"}, "process 1 said 'left', which this version does not understand"),
+        ({"what": "left", "rank": 0, "uncounted": False}, "process 1 speaks of rank 0, which is not one of its own"),
+        (
+            {"what": "left", "rank": "3", "uncounted": False},
+            "process 1 said 'left', which this version does not understand",
+        ),
         ({"what": "jump"}, "process 1 said 'jump', which this version does not understand"),
         ({}, "process 1 said None, which this version does not understand"),
     ],

@@ -1,0 +1,183 @@
+"""Collectives issued in threads that run no event loop, and futures that such threads wait for."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+
+from .worlds import failing, run
+
+R = overlap.Rank
+
+
+def test_a_compute_issues_collectives_and_waits_for_them() -> None:
+    def work(rank: R) -> list[float]:
+        futures = [rank.all_reduce(np.full(3, float(rank.rank + step))) for step in range(5)]
+        return [float(future.result(timeout=20)[0]) for future in futures]
+
+    async def main(rank: R) -> list[float]:
+        return await rank.compute(work, rank)
+
+    assert run(main, 3) == [[3.0, 6.0, 9.0, 12.0, 15.0]] * 3
+
+
+@pytest.mark.parametrize("path", ["direct", "ring", "wire"])
+def test_any_thread_sends_and_receives_in_the_order_of_its_calls(path: str) -> None:
+    def talk(rank: R) -> list[int]:
+        sent = [rank.send(np.array([number]), 1 - rank.rank, tag=number % 2) for number in range(6)]
+        got = [rank.recv(((1,), "int64"), 1 - rank.rank, tag=number % 2).result(20) for number in range(6)]
+        for future in sent:
+            future.result(20)
+        return [int(array[0]) for array in got]
+
+    async def main(rank: R) -> list[int]:
+        return await trio.to_thread.run_sync(talk, rank)
+
+    assert run(main, 2, path=path) == [list(range(6))] * 2
+
+
+def test_on_the_loop_a_result_that_is_not_there_raises_at_once() -> None:
+    async def main(rank: R) -> str:
+        future = rank.barrier()
+        if rank.rank == 0:
+            await trio.lowlevel.checkpoint()
+        try:
+            future.result(timeout=5)
+        except trio.WouldBlock as error:
+            return str(error)
+        finally:
+            await future
+        return "done"
+
+    told = run(main, 2)
+    assert "await its future" in "".join(told)
+    assert set(told) <= {"done", *(text for text in told if text.startswith("barrier #0 on group 'world' has not"))}
+
+
+def test_a_thread_gives_up_waiting_in_time() -> None:
+    async def main(rank: R) -> str | None:
+        if rank.rank == 1:
+            await told.wait()
+            await rank.barrier()
+            return None
+        future = rank.barrier()
+        try:
+            await trio.to_thread.run_sync(future.result, 0.01)
+        except TimeoutError as error:
+            return str(error)
+        finally:
+            told.set()
+            await future
+        return "no"
+
+    told = trio.Event()
+    assert run(main, 2)[0] == "barrier #0 on group 'world' has not ended within 0.01 s"
+
+
+def test_a_mistake_is_told_in_the_thread_that_made_it() -> None:
+    def wrong(rank: R) -> str:
+        texts = []
+        for call in (
+            lambda: rank.all_reduce(np.ones(2), stream="nowhere"),
+            lambda: rank.send(np.ones(2), 9),
+            lambda: rank.all_reduce("text"),
+            lambda: rank.broadcast(np.ones(1), root=5),
+        ):
+            with pytest.raises(overlap.UsageError) as caught:
+                call()
+            texts.append(str(caught.value).partition(":")[0])
+        return " ".join(texts)
+
+    async def main(rank: R) -> str:
+        return await rank.compute(wrong, rank)
+
+    assert run(main, 2) == ["stream dst x root"] * 2
+
+
+def test_what_a_thread_has_passed_is_locked_when_the_call_returns() -> None:
+    def work(rank: R) -> None:
+        mine = np.ones(4)
+        future = rank.all_reduce(mine)
+        if not future.done:
+            assert not mine.flags.writeable or future.done
+        future.result(20)
+        mine += 1
+
+    async def main(rank: R) -> None:
+        await rank.compute(work, rank)
+
+    run(main, 2)
+
+
+def test_a_thread_learns_that_the_world_has_failed() -> None:
+    def wait(rank: R) -> None:
+        rank.barrier().result()
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            raise ValueError("boom")
+        await rank.compute(wait, rank)
+
+    with failing() as seen:
+        run(main, 2)
+    assert "boom" in str(seen[0])
+
+
+def test_a_call_after_the_end_says_so() -> None:
+    kept: list[R] = []
+
+    async def main(rank: R) -> None:
+        kept.append(rank)
+
+    run(main, 1)
+    errors: list[BaseException] = []
+
+    def late() -> None:
+        try:
+            kept[0].all_reduce(np.ones(1)).result()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    thread.join(20)
+    assert [type(error) for error in errors] == [overlap.PeerFailedError]
+    assert "the world has ended" in str(errors[0])
+
+
+def test_callbacks_are_called_once_with_the_future() -> None:
+    async def main(rank: R) -> list[Any]:
+        heard: list[Any] = []
+        future = rank.all_reduce(np.full(2, 1.0))
+        future.add_done_callback(heard.append)
+        await future
+        future.add_done_callback(heard.append)
+        item = rank.compute(lambda: (1, 2))[1]
+        item.add_done_callback(lambda it: heard.append(it.result()))
+        await item
+        return [each is future for each in heard[:2]] + heard[2:]
+
+    assert run(main, 2) == [[True, True, 2]] * 2
+
+
+def test_a_callback_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(rank: R) -> float:
+        future = rank.all_reduce(np.ones(1))
+        future.add_done_callback(lambda _: 1 / 0)
+        return float((await future)[0])
+
+    assert run(main, 2) == [2.0, 2.0]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_error_of_an_operation_can_be_asked_for() -> None:
+    async def main(rank: R) -> list[str]:
+        bad, good = rank.compute(lambda: 1 / 0), rank.compute(lambda: 1)
+        await good
+        return [type(bad.exception()).__name__, type(good.exception()).__name__]
+
+    assert run(main, 1) == [["ZeroDivisionError", "NoneType"]]
