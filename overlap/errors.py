@@ -24,7 +24,6 @@ Errors carry data and build their message from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Self
 
 __all__ = [
@@ -65,7 +64,6 @@ class CollectiveMismatchError(OverlapError):
         call_sites: `file:line` of each call, in the same order.
         group: Name of the group.
         seq: Position of the operation on its stream.
-        again: Makes another one, for the next rank.
     """
 
     def __init__(
@@ -79,9 +77,6 @@ class CollectiveMismatchError(OverlapError):
     ) -> None:
         self.group, self.seq = group, seq
         self.ranks, self.calls, self.call_sites = ranks, calls, call_sites
-        self.again = partial(
-            CollectiveMismatchError, group=group, seq=seq, ranks=ranks, calls=calls, call_sites=call_sites
-        )
         told = [f"rank {r} called {c} at {s}" for r, c, s in zip(ranks, calls, call_sites, strict=True)]
         advice = "every rank of a group must issue the same operations in the same order"
         if all(call.startswith("send/recv(") for call in calls):

@@ -228,8 +228,7 @@ class ControlPlane:
 
     def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
         said = Said(rank=rank, call=call_codec.unpack(call), call_site=site)
-        known = self._communicators.spanning.get(channel)
-        if known is None or not known.hear(seq, said):
+        if not self._communicators.hear(channel, seq, said):
             self._said.setdefault((channel, seq), []).append(said)
             if len(self._said) > _MOST_SAID:
                 self._said.popitem(last=False)

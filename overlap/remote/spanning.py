@@ -212,14 +212,7 @@ class SpanningCommunicator(Communicator):
         return True
 
     def _differ(self, seq: int, mine: Said, theirs: Said) -> None:
-        error = partial(
-            CollectiveMismatchError,
-            group=self.name,
-            seq=seq,
-            ranks=(theirs.rank, mine.rank),
-            calls=(str(theirs.call), str(mine.call)),
-            call_sites=(theirs.call_site, mine.call_site),
-        )
+        error = _difference(self.name, seq, mine, theirs)
         self._others.tell_difference(self.id, seq, error())
         self.fail_here(seq, error)
 
@@ -258,46 +251,51 @@ class SpanningCommunicator(Communicator):
 
 
 class SpanningMessages(SpanningCommunicator):
-    """One end of the messages of two ranks in different processes.
+    """One end of the messages of two ranks in different processes, forgotten whenever it is at rest.
 
-    Their envelopes say what they are, so that nothing needs to be told, counted or remembered on the way; it is
-    forgotten whenever its end is at rest.
+    As wires keep the messages of one tag in order, their tags need not be counted. Both ends number them from the first
+    one ever, so that they can be compared when one waits for long; of tags that have rested for so long that an end has
+    lost its count, nothing is compared.
     """
 
-    def __init__(self, *args: Any, before: int) -> None:
+    def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
-        self._before = before  # how many have been issued here in all, when it was last forgotten
+        self.first_seq, self._counted = first_seq, counted
 
     @property
-    def ever_issued(self) -> int:
-        """How many messages this end has issued in all."""
-        return self._before + max(self.issued.values(), default=0)
+    def last(self) -> tuple[int, Call, CodePlace] | None:
+        """The last message that was over: its rank, its call, and where."""
+        return self._past[next(reversed(self._past))] if self._past else None
 
     def tag(self, pattern: Call, seq: int) -> int:
-        """Return the tag of envelopes, whatever they say."""
-        return Communicator.tag(self, pattern, 0)
+        """Return a tag that only messages share which mean the same."""
+        return super().tag(pattern, 0)
 
     def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
-        """Tell nobody."""
-        return iter(())
+        """Find what has been under way since `before_ns` or longer and has not been told."""
+        return super().waiting(before_ns) if self._counted else iter(())
 
-    def disagree(self, match: Match, operation: Operation, error: CollectiveMismatchError) -> None:
-        """Fail both ends."""
-        super().disagree(match, operation, error)
-        self._others.tell_difference(self.id, operation.seq, error)
-
-    def fail_here(self, seq: int, error: Callable[[], BaseException]) -> None:
-        """Fail our end of whatever is under way: the ends do not count alike."""
-        self._broken = error
-        for match in list(self._matches.values()):
-            self._fail(match, error)
+    def hear(self, seq: int, said: Said) -> bool:
+        """Compare another process's call with ours; False if ours has not come to it yet."""
+        return super().hear(seq, said) if self._counted else True
 
     def _gone(self, seq: int) -> set[int]:
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
-        return {rank for rank in there if self._others.sent_no_more(rank, self.id, self._before + seq)}
+        return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
 
     def _rest(self) -> None:
         self._shared.close(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AtRest:
+    """What is remembered of messages at rest."""
+
+    key: Key
+    name: str
+    members: tuple[int, ...]
+    count: int
+    last: tuple[int, Call, CodePlace] | None
 
 
 class SpanningCommunicators(Communicators):
@@ -312,7 +310,7 @@ class SpanningCommunicators(Communicators):
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count = False
-        self._past: OrderedDict[Key, int] = OrderedDict()  # numbers of messages at rest
+        self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
         self._local, self._others = local, others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
@@ -324,26 +322,54 @@ class SpanningCommunicators(Communicators):
         return made
 
     def _reaching_out(self, key: Key, name: str, members: tuple[int, ...]) -> SpanningCommunicator:
+        told = (self, key, name, members, self._local, self._others)
         if not key.messages:
-            return SpanningCommunicator(self, key, name, members, self._local, self._others)
-        before = self._past.pop(key, 0)
-        return SpanningMessages(self, key, name, members, self._local, self._others, before=before)
+            return SpanningCommunicator(*told)
+        rested = self._at_rest.pop(key.tag_base() >> 24, None)
+        counted = rested is not None or not self.lost_count
+        return SpanningMessages(*told, first_seq=rested.count if rested is not None else 0, counted=counted)
 
     def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest, but for their number."""
+        """Forget one of messages that has come to rest, but for their number and the last of them."""
         super().close(communicator)
         if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
-            self._past[communicator.key] = communicator.ever_issued
-            if len(self._past) > _COUNTED:
-                self._past.popitem(last=False)
+            self._at_rest[communicator.id] = _AtRest(
+                key=communicator.key,
+                name=communicator.name,
+                members=communicator.members,
+                count=max(communicator.issued.values(), default=communicator.first_seq),
+                last=communicator.last,
+            )
+            if len(self._at_rest) > _COUNTED:
+                self._at_rest.popitem(last=False)
                 self.lost_count = True
+
+    def hear(self, communicator_id: int, seq: int, said: Said) -> bool:
+        """Compare another process's call with ours; False if none of ours has come to it yet."""
+        known = self.spanning.get(communicator_id)
+        if known is not None:
+            return known.hear(seq, said)
+        rested = self._at_rest.get(communicator_id)
+        if rested is None or rested.last is None or seq != rested.count - 1:
+            return rested is not None and seq < rested.count
+        rank, call, place = rested.last
+        if not call.agrees(said.call):
+            mine = Said(rank=rank, call=call, call_site=call_site(*place))
+            self._others.tell_difference(communicator_id, seq, _difference(rested.name, seq, mine, said)())
+        return True
 
     def issued(self, rank: int) -> dict[int, int]:
         """Return how many operations a rank here has issued on each communicator that reaches out."""
-        reaching_out = list(self.spanning.values())
-        past = {key.tag_base() >> 24: count for key, count in self._past.items() if rank in key.ends}
-        return past | {
-            c.id: c.ever_issued if isinstance(c, SpanningMessages) else c.issued[rank]
-            for c in reaching_out
-            if rank in c.issued
-        }
+        past = {each: rested.count for each, rested in self._at_rest.items() if rank in rested.members}
+        return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
+
+
+def _difference(name: str, seq: int, mine: Said, theirs: Said) -> Callable[[], CollectiveMismatchError]:
+    return partial(
+        CollectiveMismatchError,
+        group=name,
+        seq=seq,
+        ranks=(theirs.rank, mine.rank),
+        calls=(str(theirs.call), str(mine.call)),
+        call_sites=(theirs.call_site, mine.call_site),
+    )

@@ -119,7 +119,10 @@ class Communicator:
         here: How many of the members live in this process; all of them, unless it spans processes.
         direct: Whether their operations take the short cut through shared memory.
         ports: The ends of messages, by place; those of collectives belong to their groups.
+        first_seq: Number of the first of these messages.
     """
+
+    first_seq = 0
 
     def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
@@ -141,7 +144,7 @@ class Communicator:
         if port is None:
             lane = MessageLane(context, stream)
             port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
-            lane.rests = self._rest
+            port.next_seq, lane.rests = self.first_seq, self._rest
         return port
 
     def place(self, position: int, rank: int) -> int:
@@ -205,10 +208,6 @@ class Communicator:
         )
         operation.fail(failure)
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
-
-    def disagree(self, match: Match, operation: Operation, error: CollectiveMismatchError) -> None:
-        """Fail all ends because two ranks were found to mean different operations once their bytes moved."""
-        self._fail(match, error.again)
 
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""

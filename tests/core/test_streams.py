@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import overlap
-from overlap.runtime.engine.messages import ENVELOPE_BYTES
 from transports import LinkSpeed, NeuronLink, Paced, Recording
 
 from .worlds import FEW_PATHS, TIMEOUT_S, run
@@ -301,7 +300,7 @@ def test_the_priority_of_a_stream_is_added_to_that_of_its_operations() -> None:
 
     overlap.run(main, ranks=2, transport=transport, algorithm="mesh", timeout_s=TIMEOUT_S)
     sent = sorted(transport.sent, key=lambda sent: sent.priority)
-    assert [message.nbytes for message in sent] == [ENVELOPE_BYTES, 3, 4, 1, 2]
+    assert [message.nbytes for message in sent] == [9, 3, 4, 1, 2]
 
 
 def test_operations_have_tags_of_their_own() -> None:

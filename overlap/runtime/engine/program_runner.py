@@ -14,14 +14,12 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Schedule
 from ...diagnostics import first
-from ...errors import CollectiveMismatchError
 from ..communicator import Communicator, Match
 from ..context import Arrays
 from ..future import Failure
 from ..operation import Operation
 from .cc_core import Buffers, Execution
 from .compiler import Compiler
-from .messages import MessageExecution
 from .workers import Workers
 
 __all__ = ["ProgramRunner"]
@@ -56,9 +54,7 @@ class ProgramRunner:
             operation.scope = trio.CancelScope()
             operation.context.spawn(self._run, communicator, match, operation, execution)
 
-    async def _run(
-        self, communicator: Communicator, match: Match, operation: Operation, execution: Execution | MessageExecution
-    ) -> None:
+    async def _run(self, communicator: Communicator, match: Match, operation: Operation, execution: Execution) -> None:
         failure: Failure | None = None
         assert operation.scope is not None
         try:
@@ -71,24 +67,15 @@ class ProgramRunner:
         self._settle(communicator, match, operation, failure)
 
     def _settle(self, communicator: Communicator, match: Match, operation: Operation, failure: Failure | None) -> None:
-        if failure is not None and isinstance(failure.error, CollectiveMismatchError):
-            communicator.disagree(match, operation, failure.error)
-        elif failure is not None and not operation.done:
+        if failure is not None and not operation.done:
             communicator.fail_one(match, operation, failure)
         elif not operation.done:
             met_ns = max(end.started_ns for end in match.arrived if end is not None)
             operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
         communicator.ended(match, operation)
 
-    def _execution(
-        self, communicator: Communicator, operation: Operation, pattern: Call
-    ) -> Execution | MessageExecution:
+    def _execution(self, communicator: Communicator, operation: Operation, pattern: Call) -> Execution:
         position = operation.port.position
-        if pattern.kind is Collective.P2P:
-            mine, peer = communicator.members[position], communicator.members[1 - position]
-            tag = communicator.tag(pattern, 0)
-            operation.algorithm = "message"
-            return MessageExecution(operation, self._transport.endpoint(mine), peer=peer, tag=tag)
         schedule, program = self._compiler.compile(pattern, communicator.members, position)
         operation.algorithm = schedule.algorithm
         return Execution(
