@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser, config: type[RunConfig] = RunCo
     nodes = parser.add_argument_group("several processes, one for each node")
     for name, one in config.options().items():
         if one.read is not None:
-            _add(nodes if one.nodes else parser, name, one)
+            _add((nodes if one.nodes else parser).add_argument, name, one)
 
 
 def given(args: argparse.Namespace, config: type[RunConfig] = RunConfig) -> RunConfig:
@@ -58,19 +58,19 @@ def flag_of(name: str, one: Option) -> str:
     return one.flag or f"--{name.replace('_', '-')}"
 
 
-def _add(group: argparse._ActionsContainer, name: str, one: Option) -> None:
+def _add(add: Callable[..., object], name: str, one: Option) -> None:
     help = argparse.SUPPRESS if one.hidden else one.help
     flag = flag_of(name, one)
     if one.metavar is None:
-        _put(group, flag, dest=name, action="store_true", default=None, help=help)
+        _put(add, flag, dest=name, action="store_true", default=None, help=help)
         if one.off is not None:
-            _put(group, f"--no-{flag[2:]}", dest=name, action="store_false", default=None, help=one.off)
+            _put(add, f"--no-{flag[2:]}", dest=name, action="store_false", default=None, help=one.off)
     else:
         assert one.read is not None
-        _put(group, flag, dest=name, type=as_argument(one.read), metavar=one.metavar, help=help)
+        _put(add, flag, dest=name, type=as_argument(one.read), metavar=one.metavar, help=help)
 
 
-def _put(group: argparse._ActionsContainer, flag: str, **details: Any) -> None:
-    group.add_argument(flag, **details)
+def _put(add: Callable[..., object], flag: str, **details: Any) -> None:
+    add(flag, **details)
     if "-" in flag[2:]:
-        group.add_argument(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
+        add(f"--{flag[2:].replace('-', '_')}", **details | {"help": argparse.SUPPRESS})
