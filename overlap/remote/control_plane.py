@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import trio
 
+from transports import Transport
+
 from ..diagnostics import where
 from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line
 from ..notice import notify
@@ -72,9 +74,9 @@ class ControlPlane:
         self._reports: dict[int, list[str]] = {}
         self._news = trio.Event()
 
-    def communicators(self, engine: BaseEngine, local: frozenset[int]) -> SpanningCommunicators:
+    def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
         """Return where the ranks of all processes meet."""
-        self._communicators = SpanningCommunicators(engine, local, self)
+        self._communicators = SpanningCommunicators(engine, transport, self)
         return self._communicators
 
     @asynccontextmanager

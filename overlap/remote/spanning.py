@@ -9,11 +9,13 @@ an operation that differs from its own fails it everywhere, with both calls.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
 from typing import Any, Protocol, TypeAlias
+
+from transports import Transport
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
@@ -283,8 +285,14 @@ class SpanningMessages(SpanningCommunicator):
         there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
         return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
 
+    def ended(self, match: Match, operation: Operation) -> None:
+        """Forget a match once its end is over, and everything once nothing is under way."""
+        super().ended(match, operation)
+        self._rest()
+
     def _rest(self) -> None:
-        self._shared.close(self)
+        if not self._matches and all(port.stream.idle for port in self.ports.values()):
+            self._shared.close(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,12 +314,12 @@ class SpanningCommunicators(Communicators):
         lost_count: Whether it is no longer known of all messages how many there were.
     """
 
-    def __init__(self, engine: BaseEngine, local: frozenset[int], others: Telling) -> None:
+    def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count = False
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
-        self._local, self._others = local, others
+        self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
     def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Make a communicator."""
@@ -357,6 +365,24 @@ class SpanningCommunicators(Communicators):
             mine = Said(rank=rank, call=call, call_site=call_site(*place))
             self._others.tell_difference(communicator_id, seq, _difference(rested.name, seq, mine, said)())
         return True
+
+    def elsewhere(self, key: Key) -> bool:
+        """Whether the messages come from another process."""
+        return key.ends[0] not in self._local
+
+    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
+        """Wait until another process has announced one of some messages; return the index of its key."""
+        choices = [(key.ends[0], key.tag_base(*call.key)) for key in keys]
+        return await self._transport.endpoint(rank).wait_any(choices)
+
+    def sends_no_more(self, key: Key) -> bool:
+        """Whether the sender has finished, and there is no message of it under way."""
+        communicator_id = key.tag_base() >> 24
+        rested = self._at_rest.get(communicator_id)
+        count = rested.count if rested is not None else 0
+        if not super().sends_no_more(key) or not self.elsewhere(key):
+            return super().sends_no_more(key)
+        return self._others.sent_no_more(key.ends[0], communicator_id, count)
 
     def issued(self, rank: int) -> dict[int, int]:
         """Return how many operations a rank here has issued on each communicator that reaches out."""

@@ -14,6 +14,7 @@ from ..collectives.reduce import Array
 from .future import Future
 from .issuing import Issuer
 from .operation import CollectiveFuture, Like
+from .outstanding import Issued
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -383,18 +384,21 @@ class Calls:
     def recv(
         self,
         like: Array | Like,
-        src: int,
+        src: int | None,
         tag: int = 0,
         *,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
-    ) -> CollectiveFuture[Array]:
-        """Receive an array from one rank.
+    ) -> Issued[Array]:
+        """Receive an array from one rank, or from whoever sends one.
+
+        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
+        whose it was. Receives that name a rank go before those that do not.
 
         Args:
             like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
-            src: Group rank of the sender.
+            src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
             priority: Lower is more urgent.
             stream: In whose lane the timeline shows it.

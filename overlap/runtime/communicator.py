@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -51,6 +52,10 @@ class Key(NamedTuple):
     def ends(self) -> tuple[int, int]:
         """World ranks of sender and receiver, of messages."""
         return self.ranks[self.src], self.ranks[self.dst]
+
+    def from_any(self) -> Key:
+        """Return what stands for messages of that tag to that rank, whoever sends them."""
+        return self._replace(src=0)
 
     def tag_base(self, *more: object) -> int:
         """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
@@ -131,7 +136,7 @@ class Communicator:
         self.ports: dict[int, Port] = {}
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
-        self._tag_base = -1
+        self._tag_base, self._messages = -1, key.messages
 
     def port(self, context: RankContext, stream: Stream, position: int) -> Port:
         """Make the end of a rank that has a position in the group."""
@@ -176,8 +181,23 @@ class Communicator:
             del self._matches[seq]
         elif self.direct and match.error is None:
             operation.lock()
+            if self._messages:
+                self._announce(operation)
             return
         self._proceed(match, operation)
+        if self._messages:
+            self._announce(operation)
+
+    def _announce(self, operation: Operation) -> None:
+        """Tell receives from any source that somebody has begun to send."""
+        if operation.port.position == 0:
+            self._shared.announce(self.key)
+
+    @property
+    def offered_ns(self) -> int | None:
+        """When the first of the messages was offered that nobody has begun to receive; None if there is none."""
+        offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]
+        return min((end.started_ns for (end,) in offers if end.port.position == 0), default=None)
 
     def _proceed(self, match: Match, operation: Operation) -> None:
         """Hand a match to the engine; whatever goes wrong there is told to all ranks."""
@@ -310,6 +330,7 @@ class Communicators:
     def __init__(self, engine: BaseEngine) -> None:
         self.engine, self.left = engine, set[int]()
         self._open: dict[Key, Communicator] = {}
+        self._looking: dict[Key, deque[Callable[[], None]]] = {}  # receives from any source, oldest first
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return the communicator of that key, the same for all ranks of this process."""
@@ -340,10 +361,63 @@ class Communicators:
         for communicator in self.waiting():
             if rank in communicator.members:
                 communicator.rank_left(rank)
+        for waiting in list(self._looking.values()):
+            waiting[0]()
 
     def waiting(self) -> Iterable[Communicator]:
         """Return those in which some rank waits for another; most have none."""
         return [communicator for communicator in self._open.values() if communicator.waits]
+
+    # -- receives from any source ------------------------------------------------------------------------------------
+
+    def check_any_source(self) -> None:
+        """Raise `UsageError` if nobody can tell who sends."""
+
+    def queue(self, key: Key, look: Callable[[], None]) -> Callable[[], None]:
+        """Call `look` whenever a rank sends or ends while it is the turn of a receive; return what ends that.
+
+        Receives of one tag take turns, so that no two of them go for one message.
+        """
+        anyone = key.from_any()
+        waiting = self._looking.setdefault(anyone, deque())
+        waiting.append(look)
+        return partial(self._leave, anyone, waiting, look)
+
+    def _leave(self, anyone: Key, waiting: deque[Callable[[], None]], look: Callable[[], None]) -> None:
+        its_turn = waiting[0] is look
+        waiting.remove(look)
+        if not waiting:
+            self._looking.pop(anyone, None)
+        elif its_turn:
+            waiting[0]()
+
+    def announce(self, key: Key) -> None:
+        """Let who receives from any source look at a message that nobody has begun to receive."""
+        if self._looking:
+            waiting = self._looking.get(key.from_any())
+            if waiting:
+                waiting[0]()
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when it is time to choose among messages."""
+        context.soon(look)
+
+    def offered_ns(self, key: Key) -> int | None:
+        """Return when a rank here has begun to send a message that nobody has begun to receive."""
+        known = self._open.get(key)
+        return known.offered_ns if known is not None else None
+
+    def elsewhere(self, key: Key) -> bool:
+        """Whether the messages come from another process."""
+        return False
+
+    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
+        """Wait until another process has announced one of some messages; return the index of its key."""
+        raise AssertionError("a world of one process hears of no others")
+
+    def sends_no_more(self, key: Key) -> bool:
+        """Whether the sender has finished, and there is no message of it under way."""
+        return key.ends[0] in self.left
 
     def __len__(self) -> int:
         return len(self._open)

@@ -12,10 +12,12 @@ import numpy as np
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
-from .communicator import Communicator, Key
+from .any_source import AnyReceive
+from .communicator import Communicator, Communicators, Key
 from .context import RankContext
 from .future import Failure, Future, settle, tell
 from .operation import CollectiveFuture, Members, Port, receive_like
+from .outstanding import Issued
 from .stream import Stream, Streams
 
 __all__ = ["Issuer", "Surroundings"]
@@ -28,6 +30,10 @@ class Surroundings(Protocol):
 
     def communicator(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return where the members meet."""
+
+    @property
+    def communicators(self) -> Communicators:
+        """Where all ranks meet."""
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` unless the cluster allows such a group."""
@@ -88,12 +94,37 @@ class Issuer:
         return self._start_message(operation, (self._group.rank, int(dst)), tag, stream)
 
     def receive(
-        self, operation: CollectiveFuture[Array], like: object, src: int, tag: int, stream: Stream | str | None
-    ) -> CollectiveFuture[Array]:
-        """Check and start the receiver's end of a message."""
+        self, operation: CollectiveFuture[Array], like: object, src: int | None, tag: int, stream: Stream | str | None
+    ) -> Issued[Array]:
+        """Check and start the receiver's end of a message, or wait for whoever sends one."""
+        if src is None:
+            return self._receive_any(operation, like, tag, stream)
         self._check_peer("src", src, tag)
         operation.out = cast("Array", receive_like(like, self._context.arrays))  # until its memory is found
         return self._start_message(operation, (int(src), self._group.rank), tag, stream)
+
+    def _receive_any(
+        self, operation: CollectiveFuture[Array], like: object, tag: int, stream: Stream | str | None
+    ) -> AnyReceive:
+        """Receive from whoever sends: the array is checked and locked now, and the source found later."""
+        self._check_peer("src", 0, tag)
+        self._around.communicators.check_any_source()
+        context, lane = self._context, self._streams.find(stream)
+        operation.out = cast("Array", receive_like(like, context.arrays))
+        self._prepare(operation)
+        operation.lock()
+        mine = self._group.rank
+        keys = [Key(self._ranks, self._occurrence, "", src, mine, tag) for src in range(self._group.size)]
+
+        def receive(src: int) -> None:
+            self._enqueue(operation, self._message_port(True, (src, mine), tag, lane))
+
+        found = AnyReceive(context, self._around.communicators, self._group, keys, operation, receive)
+        if get_ident() == context.thread:
+            found.start()
+        else:
+            context.from_thread(found.start)
+        return found
 
     def _start_message(
         self, operation: CollectiveFuture[Array], ends: tuple[int, int], tag: int, stream: Stream | str | None

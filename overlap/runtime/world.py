@@ -41,7 +41,7 @@ __all__ = ["OtherProcesses", "World"]
 class OtherProcesses(Protocol):
     """The other processes of a world, as it sees them."""
 
-    def communicators(self, engine: BaseEngine, local: frozenset[int]) -> Communicators:
+    def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
         """Return where the ranks of all processes meet."""
 
     def attached(self, world: World) -> AbstractAsyncContextManager[None]:
@@ -102,7 +102,7 @@ class World:
         self._token = trio.lowlevel.current_trio_token()
         self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
         self.communicators = (
-            others.communicators(self._engine, self.local) if others else self.backend.communicators(self._engine)
+            others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self._cluster, self._others = cluster, others
         self._legal: set[tuple[int, ...]] = set()

@@ -6,6 +6,7 @@ when all ranks have met, and take what the cost model says of the schedule that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from . import (
     Fabric,
     Interference,
     Kernel,
+    Order,
     Profile,
     Roofline,
     Traffic,
@@ -97,6 +99,18 @@ class Virtual:
             **({"alike": "by a function" if callable(self.alike) else str(self.alike)} if self.alike else {}),
             "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
         }
+
+
+class SimulatedCommunicators(Communicators):
+    """Where the ranks of a simulation meet."""
+
+    def __init__(self, engine: BaseEngine, kernel: Kernel) -> None:
+        super().__init__(engine)
+        self._kernel = kernel
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
+        self._kernel.at(self._kernel.now_ns, context.rank, look, order=Order.SETTLE)
 
 
 class SimulatedBackend(Backend):
@@ -165,7 +179,9 @@ class SimulatedBackend(Backend):
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return where the ranks of a world meet, or those who stand for them."""
-        return Communicators(engine) if self._alike is None else SymmetricCommunicators(engine, self._alike)
+        if self._alike is not None:
+            return SymmetricCommunicators(engine, self._alike)
+        return SimulatedCommunicators(engine, self.kernel)
 
     def compute_stream(self, context: RankContext) -> ComputeStream:
         """Return a stream without a thread."""

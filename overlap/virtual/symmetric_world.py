@@ -93,6 +93,10 @@ class SymmetricCommunicators(Communicators):
         shared = key._replace(ranks=tuple(rows[0].tolist()))
         return self._found(shared, name, rows, [self._simulated(rows)])
 
+    def check_any_source(self) -> None:
+        """Raise `UsageError`: those who do not run send nothing that could be waited for."""
+        raise UsageError("src: where ranks stand for others, a receive must name its source")
+
     def _messages(self, rows: Ints, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return where all ranks like the sender meet those like the receiver so many places further on."""
         shift, classes = (key.dst - key.src) % rows.shape[1], self._alike.classes

@@ -1,0 +1,134 @@
+"""Receives that name no source: they wait until any rank of the group has sent, and receive from that one.
+
+In this process the senders' ends of messages show up in their communicators; of other processes, the transport tells
+what has been announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ..collectives.reduce import Array
+from ..errors import RankLeftError
+from .communicator import Communicators, Key
+from .context import RankContext
+from .future import Failure, call_when_done, outcome, settle, tell
+from .operation import Members, Operation
+from .outstanding import Issued
+
+__all__ = ["AnyReceive"]
+
+
+class AnyReceive(Issued[Array]):
+    """The handle of a receive from any source; `await` it for the array.
+
+    Attributes:
+        name: As given by the caller, or "recv".
+        src: Group rank that the message came from, once it is known.
+    """
+
+    __slots__ = ("_communicators", "_context", "_group", "_keys", "_leave", "_operation", "_receive", "_scope", "src")
+
+    def __init__(
+        self,
+        context: RankContext,
+        communicators: Communicators,
+        group: Members,
+        keys: Sequence[Key],
+        operation: Operation,
+        receive: Callable[[int], None],
+    ) -> None:
+        """Make one; `start` it on the loop.
+
+        Args:
+            context: Of the rank that receives.
+            communicators: Of its world.
+            group: Whose ranks may send.
+            keys: Of the messages from each of them, by group rank.
+            operation: The receive, once its source is known.
+            receive: Issues it for a group rank.
+        """
+        super().__init__()
+        self.name, self.place = operation.name, operation.place
+        self.src: int | None = None
+        self._context, self._communicators, self._group = context, communicators, group
+        self._keys, self._operation, self._receive = keys, operation, receive
+        self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
+        self._leave: Callable[[], None] = _nothing
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        tag = self._keys[0].tag
+        return f"{self.name} from any rank{f' with tag {tag}' if tag else ''} on group '{self._group.name}'"
+
+    def start(self) -> None:
+        """Look for a message, and go on looking; the loop's thread only."""
+        self._context.outstanding.operations[self] = None
+        self._leave = self._communicators.queue(self._keys[0], self._look_soon)
+        self._communicators.announce(self._keys[0])
+
+    def abandon(self, error: BaseException) -> None:
+        """Fail it because the world has ended."""
+        self._end(None, Failure(error, seen=True))
+
+    def _look_soon(self) -> None:
+        self._communicators.choose_soon(self._context, self._look)
+
+    def _look(self) -> None:
+        """Take the message that has been offered first; of those of one instant, that of the lowest rank."""
+        if self.done or self.src is not None:
+            return
+        offered = [(self._communicators.offered_ns(key), key.src) for key in self._keys]
+        first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
+        if first is not None:
+            self._take(first[1])
+        elif not self._all_have_left() and self._scope is None:
+            self._scope = trio.CancelScope()
+            elsewhere = [key for key in self._keys if self._communicators.elsewhere(key)]
+            if elsewhere:
+                self._context.spawn(self._listen, elsewhere, self._scope)
+
+    async def _listen(self, keys: Sequence[Key], scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                chosen = await self._communicators.announced(self._context.rank, keys, self._operation.call)
+            except Exception as error:  # the wire to one of them is lost
+                self._end(None, Failure(error))
+                return
+            if not self.done and self.src is None:
+                self._take(keys[chosen].src)
+
+    def _take(self, src: int) -> None:
+        self.src = src
+        self._receive(src)
+        call_when_done(self._operation, lambda: self._end(*outcome(self._operation)))
+
+    def _all_have_left(self) -> bool:
+        """Give up when every other rank has finished without having sent anything."""
+        others = [key for key in self._keys if key.src != self._group.rank]
+        if others and all(self._communicators.sends_no_more(key) for key in others):
+            rank = others[-1].ends[0]
+            message = f"all other ranks finished their programs while rank {self._context.rank} waits in {self.label}"
+            self._end(None, Failure(RankLeftError(f"{message} ({self.call_site})", culprit=rank)))
+        return self.done
+
+    def _end(self, value: object, failure: Failure | None) -> None:
+        if not settle(self, value, failure):
+            return
+        if self.src is None:
+            self._operation.release()
+        if self._scope is not None:
+            self._scope.cancel()
+        self._leave()
+        outstanding = self._context.outstanding
+        outstanding.operations.pop(self, None)
+        if outstanding.draining or failure is not None:
+            outstanding.note_end(failure)
+        tell(self)
+
+
+def _nothing() -> None:
+    """End nothing."""
