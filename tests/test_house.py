@@ -34,7 +34,7 @@ HOUSE = (
     ("overlap.runtime.stream",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.engine",),
-    ("overlap.runtime.backend",),
+    ("overlap.runtime.backend", "overlap.runtime.any_source"),
     ("overlap.runtime.issuing",),
     ("overlap.runtime.calls",),
     ("overlap.runtime.group",),
