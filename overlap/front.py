@@ -138,8 +138,8 @@ async def _live(
     failure: Exception | None = None
     async with opened as around:
         joined = around.joined
-        neighbours = joined.neighbours if joined else None
-        world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=neighbours)
+        control_plane = joined.control_plane if joined else None
+        world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=control_plane)
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)

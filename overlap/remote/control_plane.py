@@ -27,7 +27,7 @@ from ..runtime.world import World
 from . import call_codec
 from .spanning import Said, SpanningCommunicators
 
-__all__ = ["Company", "ControlPlane"]
+__all__ = ["ControlConnection", "ControlPlane"]
 
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
@@ -40,7 +40,7 @@ _TEXT_BYTES, _LINE_BYTES, _LINES = 8_000, 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
 
 
-class Company(Protocol):
+class ControlConnection(Protocol):
     """What a world needs of its membership among processes; `overlap.launch.Membership` is one."""
 
     member: int
@@ -60,12 +60,12 @@ class ControlPlane:
     """Speaks for the ranks of this process, and listens.
 
     Args:
-        company: The way to the other processes.
+        connection: The way to the other processes.
         placement: World ranks of each process.
     """
 
-    def __init__(self, company: Company, placement: Sequence[Sequence[int]]) -> None:
-        self._company, self._placement = company, placement
+    def __init__(self, connection: ControlConnection, placement: Sequence[Sequence[int]]) -> None:
+        self._connection, self._placement = connection, placement
         self._world: World
         self._communicators: SpanningCommunicators
         self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
@@ -91,7 +91,7 @@ class ControlPlane:
 
     async def part(self) -> None:
         """Wait until the ranks of all processes have finished."""
-        await self._company.barrier("end")
+        await self._connection.barrier("end")
 
     async def verdict(self) -> None:
         """Give the others a moment to say who is at fault."""
@@ -105,7 +105,7 @@ class ControlPlane:
         with trio.move_on_after(_VERDICT_S, shield=True):
             while len(self._reports) < len(self._placement) - 1:
                 await self._next_news()
-        told = {self._company.member: mine, **self._reports}
+        told = {self._connection.member: mine, **self._reports}
         return [line for member in sorted(told) for line in told[member]]
 
     async def _next_news(self) -> None:
@@ -117,7 +117,7 @@ class ControlPlane:
     def _tell(self, what: str, **fields: object) -> None:
         """Tell all others; that something cannot be told is no failure of what was to be told."""
         try:
-            self._company.tell({"what": what, **fields})
+            self._connection.tell({"what": what, **fields})
         except Exception as error:
             notify(f"the other processes cannot be told of '{what}': {in_one_line(error)[:_LINE_BYTES]}")
 
@@ -183,7 +183,7 @@ class ControlPlane:
                     self.tell_call(communicator.id, seq, said)
 
     async def _listen(self) -> None:
-        async for member, message, reason in self._company.messages():
+        async for member, message, reason in self._connection.messages():
             if message is None:
                 self._lost(member, reason)
             else:

@@ -19,7 +19,7 @@ from ..collectives.call import Call, Pairs, call
 from ..collectives.kinds import Collective
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError
-from ..timeline.spans import RawMeeting
+from ..timeline.spans import RawMatch
 from .context import Arrays, RankContext
 from .future import Failure, Future, call_when_done, resolve
 from .memory.foreign import as_input, as_output, changes
@@ -344,13 +344,13 @@ class CollectiveFuture(Issued[T_co]):
             return self.call.root == position
         return kind is not Collective.BARRIER and (kind is not Collective.P2P or position == 1)
 
-    def describe(self, pattern: Call, met_ns: int) -> RawMeeting:
+    def describe(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return what the timeline keeps of this operation for all of its ranks."""
         return (
             pattern.kind.text, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype, met_ns
         )  # fmt: skip
 
-    def finish(self, end_ns: int, meeting: RawMeeting) -> None:
+    def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
             info = (meeting, self.issued_ns, self.priority, *self.place)

@@ -3,5 +3,5 @@
 # The map of this room:
 #
 #   world_setup     alone() and among(): everything that run() opens around a world
-#   connecting      from a place among several processes to a transport and the neighbours
+#   connecting      from a place among several processes to a transport and the control plane
 #   shared_trace    one trace file of all processes

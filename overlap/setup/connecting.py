@@ -1,4 +1,4 @@
-"""From a place in a world of several processes to what `run` needs there: a transport and the neighbours."""
+"""From a place in a world of several processes to what `run` needs there: a transport and the control plane."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Joined:
 
     Attributes:
         transport: Reaches every rank of the world.
-        neighbours: Speak for the ranks of this process, and listen.
+        control_plane: Speaks for the ranks of this process, and listens.
         membership: The control connection itself.
     """
 
     transport: Transport
-    neighbours: ControlPlane
+    control_plane: ControlPlane
     membership: Membership
 
     async def leave(self) -> None:
@@ -81,8 +81,8 @@ async def joined(
             between = await _between(place, placement, config, membership, run)
             transport = wires(Router([NeuronLink(list(place.ranks)), between]))
             async with _opened(transport):
-                neighbours = ControlPlane(_Company(membership), placement)
-                yield Joined(transport=transport, neighbours=neighbours, membership=membership)
+                control_plane = ControlPlane(_Connection(membership), placement)
+                yield Joined(transport=transport, control_plane=control_plane, membership=membership)
 
 
 async def _config(place: Place, epoch: int, machine: str, run: RunConfig) -> RendezvousConfig:
@@ -157,7 +157,7 @@ async def _local_address(endpoint: tuple[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-class _Company:
+class _Connection:
     """A membership as `ControlPlane` sees it."""
 
     def __init__(self, membership: Membership) -> None:

@@ -16,10 +16,10 @@ Clock: TypeAlias = Literal["real", "virtual"]
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 """Name, and if possible the ranks: groups of one name (the axes of a mesh) are told apart by them."""
 
-RawMeeting: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
+RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
 """(op, algorithm, group, seq, nbytes, dtype, met_ns): what ranks of one collective share."""
 
-RawCollective: TypeAlias = tuple[RawMeeting, int, int, str | CodeType, int]
+RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int]
 """(meeting, issued_ns, priority, code, instruction): one rank's part; a text in place of the code is the call site."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | int | None]

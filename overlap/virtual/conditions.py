@@ -1,6 +1,6 @@
 """What makes a modelled cluster less than perfect: jitter, stragglers, slow wires.
 
-Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's luck follows
+Everything random comes from the seed and a name: each rank draws from a stream of its own, each wire's jitter follows
 from its two ends. So no figure depends on the order in which ranks are served.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from ..collectives.placement import Ints, Placement, Routes, Wires
 from ..errors import UsageError
 
-__all__ = ["CALM", "Conditions", "Luck", "SlowWires"]
+__all__ = ["CALM", "Conditions", "Jitter", "SlowWires"]
 
 _NORMAL = NormalDist()
 
@@ -72,9 +72,9 @@ class Conditions:
             )
         return "; ".join([*told, f"seed {self.seed}"]) if told else "no jitter, no stragglers, no slow wires"
 
-    def luck(self, rank: int) -> Luck:
+    def jitter_of(self, rank: int) -> Jitter:
         """Return the stream of a rank, from its beginning."""
-        return Luck(self, rank)
+        return Jitter(self, rank)
 
     def is_straggler(self, rank: int) -> bool:
         """Tell whether a rank is slow."""
@@ -91,7 +91,7 @@ def _drawn(seed: int, name: str) -> float:
     return Random(f"{seed} {name}").random()
 
 
-class Luck:
+class Jitter:
     """The random numbers of one rank, in the order in which it computes."""
 
     def __init__(self, conditions: Conditions, rank: int) -> None:
@@ -109,7 +109,7 @@ class Luck:
 
 
 class SlowWires:
-    """The luck of one cluster's wires, found out as they are used."""
+    """The jitter of one cluster's wires, found out as they are used."""
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
@@ -130,7 +130,7 @@ class SlowWires:
 
 
 class _WithSlowWires(Placement):
-    """A placement, and the luck of the wires that its routes use."""
+    """A placement, and the jitter of the wires that its routes use."""
 
     def __init__(self, placement: Placement, slow: SlowWires) -> None:
         self.size, self.device = placement.size, placement.device

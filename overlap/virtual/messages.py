@@ -50,7 +50,7 @@ class Messages:
     Args:
         figures: Of the cost model.
         resources: Of the cluster.
-        slow: The luck of its wires.
+        slow: The jitter of its wires.
     """
 
     def __init__(self, figures: Parameters, resources: Resources, slow: SlowWires) -> None:

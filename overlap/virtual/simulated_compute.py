@@ -57,7 +57,7 @@ class SimulatedCompute(ComputeStream):
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # and what was issued before each
         self._computes = 0
-        self._luck = starts.conditions.luck(context.rank)
+        self._jitter = starts.conditions.jitter_of(context.rank)
         self._issued: list[tuple[tuple[int, ...], ComputeFuture[object]]] = []  # in this instant, and by which task
         self._queue: deque[ComputeFuture[object]] = deque()
         self._busy = self._asked = self._stopped = False
@@ -143,7 +143,7 @@ class SimulatedCompute(ComputeStream):
             failure = Failure(error)
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
-        self._take(self._luck.compute_ns(cost_ns), kind, done)
+        self._take(self._jitter.compute_ns(cost_ns), kind, done)
 
     def _take(self, duration_ns: int, kind: str, done: Callable[[], None]) -> None:
         """Let time pass; where computes and communication slow each other down, the fabric knows how much."""

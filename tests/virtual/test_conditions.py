@@ -10,8 +10,8 @@ from overlap.virtual import CALM, NO_INTERFERENCE, Conditions, Interference
 
 
 def draws(conditions, rank, count=1000):
-    luck = conditions.luck(rank)
-    return [luck.compute_ns(1_000_000) for _ in range(count)]
+    jitter = conditions.jitter_of(rank)
+    return [jitter.compute_ns(1_000_000) for _ in range(count)]
 
 
 def test_calm_changes_nothing():

@@ -35,9 +35,9 @@ def step_times(shuffled, *, jitter=0.0):
     counts, events = {}, {}
 
     async def rank(number):
-        luck = conditions.luck(number)
+        jitter = conditions.jitter_of(number)
         for step in range(3):
-            await kernel.sleep_until(kernel.now_ns + luck.compute_ns(1_000_000), rank=number)
+            await kernel.sleep_until(kernel.now_ns + jitter.compute_ns(1_000_000), rank=number)
             keys = [(step, stream) for stream in ("dp", "tp")]
             for key in shuffled(keys):
                 arrive(key, number)

@@ -222,7 +222,9 @@ class Execution:
     async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
         """Move or add `incoming` into `target`, in worker threads if it is large."""
         work = self._addition(step, incoming, target) if step.op is Op.ADD else self._move(step, incoming, target)
-        if incoming.nbytes + target.nbytes <= INLINE_BYTES:
+        reducer = self._buffers.reducer
+        weight = 1 if reducer is None else reducer.weight
+        if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES:
             with np.errstate(all="ignore"):  # as in the worker threads
                 work(slice(None))
         else:
