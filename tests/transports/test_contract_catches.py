@@ -268,13 +268,16 @@ class ShapedDelivery(Honest):
 class ReleasesOnce(Honest):
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         delivery = await super().recv(src, tag, nbytes)
-        return _Fragile(delivery.view, delivery._finish)
+        return _Fragile(delivery.view, delivery.release)
 
 
 class _Fragile(Delivery):
+    released = False
+
     def release(self) -> None:
-        if self._finish is None:
+        if self.released:
             raise RuntimeError("released twice")
+        self.released = True
         super().release()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -124,9 +126,33 @@ def test_statistics_name_what_waits_and_nothing_stays_behind() -> None:
             (await link.endpoint(1).recv(0, 4, 3)).release()
             nursery.cancel_scope.cancel()
         assert link.statistics() == Statistics()
-        assert all(not box.sends and not box.receives for box in link._mailboxes.values())
 
     trio.run(main)
+
+
+def test_no_queue_remains_of_a_tag_that_is_used_no_more() -> None:
+    async def exchange(link: NeuronLink, tag: int) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.endpoint(0).send, 1, tag, b"123")
+            nursery.start_soon(link.endpoint(2).recv, 1, tag, 6)
+            (await link.endpoint(1).recv(0, tag, 3)).release()
+            nursery.cancel_scope.cancel()
+
+    async def main() -> None:
+        link = NeuronLink(3)
+        await exchange(link, 0)
+        before = queues()
+        for tag in range(1, 100):
+            await exchange(link, tag)
+        assert queues() == before
+
+    trio.run(main)
+
+
+def queues() -> int:
+    """Return how many deques there are in this process."""
+    gc.collect()
+    return sum(type(found) is deque for found in gc.get_objects())
 
 
 @pytest.mark.parametrize("receive_first", [True, False])
