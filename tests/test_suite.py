@@ -62,7 +62,7 @@ def test_few_cases_let_each_pair_of_values_meet(tmp_path: Path) -> None:
     ("reason", "option", "code"),
     [
         ("mpi4py is not installed: pip install mpi4py", "--no-unexpected-skips", 1),
-        ("mpi4py is not installed: pip install mpi4py", "-q", 0),
+        pytest.param("mpi4py is not installed: pip install mpi4py", "-q", 0, marks=pytest.mark.slow),
         ("torch is not installed: pip install torch", "--no-unexpected-skips", 0),
     ],
 )

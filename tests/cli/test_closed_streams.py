@@ -32,6 +32,8 @@ COMMANDS = {
     "--help": 0,
     "topology --help": 0,
 }
+IMPLIED = ("run good.py", "run --nnodes 2 good.py", "topology --help")  # by the same with a trace, and by the overview
+CASES = [pytest.param(each, marks=pytest.mark.slow) if each in IMPLIED else each for each in COMMANDS]
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def shell(tmp_path):
 
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CASES)
 def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, command, streams):
     code, out, err = shell(f"{command} {streams}")
     assert (code, "Traceback" in out) == (COMMANDS[command], False)
@@ -68,7 +70,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, command
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", CASES)
 def test_where_stderr_is_full_nobody_is_told_and_the_code_is_the_same(shell, tmp_path, command):
     code, out, err = shell(f"{command} 2>/dev/full")
     assert (code, err) == (COMMANDS[command], "")

@@ -203,13 +203,14 @@ LOST = "overlap: cannot write the output: No space left on device\n"
         (["--help"], ""),
         (["topology", "trn2.48xlarge"], ""),  # more than the buffer takes
         (["topology", "trn2.48xlarge"], "1"),
-        (["demo", "--steps", "1", "--ranks", "2"], ""),  # from a rank
+        (["run", "train.py"], ""),  # from a rank
+        pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
         (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once
-        (["run", "--nnodes", "2", "train.py"], "1"),
+        pytest.param(["run", "--nnodes", "2", "train.py"], "1", marks=pytest.mark.slow),
     ],
 )
 def test_output_that_cannot_be_written_is_told_in_one_line(process, script, argv, unbuffered):
-    script("print('x')")
+    script("import overlap\nasync def main(rank): print('x', flush=True)\noverlap.run(main)")
     with open("/dev/full", "w") as full:
         child = process(*argv, stdout=full, PYTHONUNBUFFERED=unbuffered)
     told = child.communicate()[1]
@@ -222,7 +223,11 @@ def test_a_full_file_of_the_programs_own_is_not_the_output(capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [["demo", "--steps", "1", "--ranks", "2"], ["simulate", "--cluster", "trn1.2xlarge", "train.py"]]
+    "argv",
+    [
+        pytest.param(["demo", "--steps", "1", "--ranks", "2"], marks=pytest.mark.slow),
+        ["simulate", "--cluster", "trn1.2xlarge", "train.py"],
+    ],
 )
 def test_a_drawing_that_nobody_reads_is_no_error(process, script, argv):
     script("import overlap\nasync def main(rank): await rank.barrier()\noverlap.run(main)")

@@ -31,7 +31,8 @@ LEVELS = [
     for intra in INSIDE
     if fits(intra, local_size)
 ]
-
+# Nodes, and ranks in each.
+GRIDS = [(1, 4), (2, 4), (4, 1), (3, 3), *(pytest.param(*grid, marks=pytest.mark.slow) for grid in ((3, 4), (4, 2)))]
 
 # Every size up to nine, and what lies around the next power of two.
 EVERYDAY = (*range(1, 10), 15, 16, 17)
@@ -85,7 +86,7 @@ def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_siz
                 assert is_right(schedule), (schedule, options)
 
 
-@pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> None:
     pairs = [(intra, inter) for intra in INSIDE for inter in FROM_ROOT]
@@ -99,7 +100,7 @@ def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> Non
                 assert is_right(schedule), (schedule, options)
 
 
-@pytest.mark.parametrize(("nodes", "local_size"), [(1, 4), (2, 4), (3, 4), (4, 1), (4, 2), (3, 3)])
+@pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
 def test_levels_of_blocks(collective: str, nodes: int, local_size: int) -> None:
     known = [name for name in GENERATORS[collective] if name != "hierarchical"]

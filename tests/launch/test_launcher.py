@@ -191,10 +191,10 @@ def test_the_error_of_the_culprit_is_told_last_and_ends_the_others(job):
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("sys.exit(3)", 3, ") exited with code 3"),
+        pytest.param("sys.exit(3)", 3, ") exited with code 3", marks=pytest.mark.slow),
         ("os._exit(4)", 4, ") exited with code 4, without saying why"),
         ("os.kill(os.getpid(), 9)", 137, ") was killed by SIGKILL; "),
-        ("os.kill(os.getpid(), 11)", 139, ") was killed by SIGSEGV"),
+        pytest.param("os.kill(os.getpid(), 11)", 139, ") was killed by SIGSEGV", marks=pytest.mark.slow),
     ],
 )
 def test_the_exit_code_of_the_culprit_is_ours(job, tmp_path, how, code, told):
@@ -255,7 +255,7 @@ WAIT = "print('up')\ntime.sleep(600)"
     [
         (signal.SIGINT, 130, "interrupted"),
         (signal.SIGTERM, 143, "ended by SIGTERM"),
-        (signal.SIGHUP, 129, "the terminal is gone"),
+        pytest.param(signal.SIGHUP, 129, "the terminal is gone", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_the_nodes_in_peace(job, number, code, told):
