@@ -145,7 +145,8 @@ class Issuer:
         if not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
         operation.group, operation.context = self._group, context
-        if operation.out is not None:
+        out = operation.out
+        if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()
         if not isinstance(operation.input, Future):
             operation.prepare()

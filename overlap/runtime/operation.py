@@ -75,7 +75,7 @@ class Lane(Protocol):
     def enqueue(self, operation: Operation) -> None:
         """Start an operation now if there is room, else when its turn comes."""
 
-    def finished(self, operation: Operation) -> None:
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Take note that an operation ended."""
 
 
@@ -218,12 +218,15 @@ class CollectiveFuture(Issued[T_co]):
                 self.call = call(kind.text, self.reduction, x.dtype, x.shape, size, self.root, self.pairs)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
-            arrays = self.context.arrays
-            self.source = x if x.flags.c_contiguous or arrays.shapes_only else arrays.copy(x)
+            self.source = x if x.flags.c_contiguous else self._contiguous(x)
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
             self.check_result(self.call)
             if x is not None and np.may_share_memory(self.out, x) and not self._in_place(self.out, x):
                 raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
+
+    def _contiguous(self, x: Array) -> Array:
+        arrays = self.context.arrays
+        return x if arrays.shapes_only else arrays.copy(x)
 
     def _prepare_receiver(self) -> None:
         kind = self.kind
@@ -242,7 +245,7 @@ class CollectiveFuture(Issued[T_co]):
             UsageError: If there is none in what the caller passed.
         """
         out = self.out
-        if out is None or (self.context.arrays.shapes_only and isinstance(out, np.ndarray)):
+        if isinstance(out, np.ndarray) and self.context.arrays.shapes_only:
             return  # there is nothing to write
         target = as_output(out, "out" if self.kind is not Collective.P2P else "like")
         if target is not out:
@@ -312,14 +315,12 @@ class CollectiveFuture(Issued[T_co]):
         x, out = self.input, self.out
         if out is not None and self.target is None:
             self.target = out.view()
-            self._lock(out)
+            if self.context.locks.lock(out):
+                self.locked = (out,)
         if x is not out and not self._input_locked and isinstance(x, np.ndarray):
             self._input_locked = True
-            self._lock(x)
-
-    def _lock(self, array: Array) -> None:
-        if self.context.locks.lock(array):
-            self.locked = (*self.locked, array)
+            if self.context.locks.lock(x):
+                self.locked = (*self.locked, x)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape.
@@ -403,16 +404,17 @@ class CollectiveFuture(Issued[T_co]):
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
         if self.locked:
-            locked, self.locked = self.locked, ()
-            for array in locked:
-                self.context.locks.unlock(array)
+            unlock = self.context.locks.unlock
+            for array in self.locked:
+                unlock(array)
+            self.locked = ()
         self.input = self.source = self.target = self.out = self.given = self.changed = None
 
     def _conclude(self) -> None:
         self._done = True
         if self._threads is not None:
             self._wake_threads()
-        self.port.stream.finished(self)
+        self.port.stream.finished(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
             self._tell()
 

@@ -38,11 +38,6 @@ class Issued(Future[T_co]):
         return call_site(*self.place)
 
     @property
-    def failure(self) -> Failure | None:
-        """How it ended, if badly."""
-        return self._failure
-
-    @property
     def waits_for(self) -> str:
         """Whom it waits for, for people to read; may be empty."""
         return ""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ..errors import UsageError
 from .context import RankContext
-from .future import Future
+from .future import Failure, Future
 from .operation import Operation
 
 __all__ = ["DEFAULT_WINDOW", "MessageLane", "Stream", "Streams"]
@@ -66,12 +66,12 @@ class Stream:
             operation.lock()
             self._waiting.append(operation)
 
-    def finished(self, operation: Operation) -> None:
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Take note that `operation` ended, and start the next one that waits for room."""
         outstanding = self._outstanding
         del outstanding.operations[operation]
-        if outstanding.draining or operation.failure is not None:
-            outstanding.note_end(operation.failure)
+        if outstanding.draining or failure is not None:
+            outstanding.note_end(failure)
         waiting = self._waiting
         if not operation.active:  # it failed before its turn came
             waiting.remove(operation)
@@ -95,9 +95,9 @@ class MessageLane(Stream):
         super().__init__(context, within.name, priority=within.priority, window=1)
         self.rests: Callable[[], None]
 
-    def finished(self, operation: Operation) -> None:
+    def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Take note that `operation` ended; the lane may be forgotten after the last."""
-        super().finished(operation)
+        super().finished(operation, failure)
         if self._active == 0:
             self.rests()
 

@@ -44,15 +44,16 @@ class BufferLocks:
 
     def lock(self, array: Array) -> bool:
         """Make an array read-only, or count one more user; False if it is left alone, and not to be unlocked."""
-        key = id(array)
+        key, users = id(array), self._users
         with self._lock:
-            users = self._users.get(key, 0)
-            if not users:
-                if array.flags.writeable:
-                    array.setflags(write=False)
-                elif not self._claim(array):
-                    return False
-            self._users[key] = users + 1
+            if key in users:
+                users[key] += 1
+                return True
+            if array.flags.writeable:
+                array.setflags(write=False)
+            elif not self._claim(array):
+                return False
+            users[key] = 1
             return True
 
     def unlock(self, array: Array) -> None:
@@ -62,8 +63,10 @@ class BufferLocks:
             users = self._users.pop(key)
             if users > 1:
                 self._users[key] = users - 1
-            else:
+            elif self._waiting or array.base is not None:
                 self._give_back(array)
+            else:  # what `_give_back` comes to where nothing waits for it, and it waits for nothing
+                array.setflags(write=True)
 
     def follow(self, views: Iterable[Array], arrays: Iterable[Array]) -> None:
         """Let views that were made of locked arrays, and are read-only because of that, become writable with them."""
