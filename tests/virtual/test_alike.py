@@ -53,7 +53,7 @@ async def pipeline(rank, stages):
     [
         ("trn1.32xlarge x2", 64, train, 8, 1),
         ("trn1.32xlarge x2", 64, train, 2, 1),
-        ("trn2u.48xlarge x4", 256, train, 4, 1),
+        pytest.param("trn2u.48xlarge x4", 256, train, 4, 1, marks=pytest.mark.slow),
         ("dl1.24xlarge x2", 16, train, 8, 1),
         ("trn1.32xlarge x2", 64, pipeline, 4, 4),
         ("dl1.24xlarge x2", 16, pipeline, 2, 2),

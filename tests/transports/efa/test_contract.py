@@ -36,7 +36,10 @@ KINDS: dict[str, MakePair] = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+IMPLIED = ("tcp, four rails", "unix, staged")  # by both with one thing more or less
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in KINDS])
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:
     trio.run(partial(run_check, check, KINDS[name], scale=Scale(eager_bytes=EAGER_BYTES)))
