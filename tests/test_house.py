@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -121,6 +122,14 @@ def test_the_rule_sees_what_it_should() -> None:
     targets = {target for _, target in imports("overlap.runtime.world")}
     assert {"topology", "transports", "trio", "overlap.runtime.backend", "overlap.errors"} <= targets
     assert "overlap.errors" in {target for _, target in imports("overlap.collectives.kinds")}
+
+
+def test_each_file_of_the_core_has_its_tests() -> None:
+    told = runpy.run_path(str(ROOT / "tests" / "core" / "__init__.py"))["TESTS"]
+    core = {name.removeprefix("overlap.").replace(".", "/") for name in FILES.keys() - set(PACKAGES)}
+    assert set(told) == {name for name in core if name.startswith(("runtime/", "remote/"))}
+    tests = {path for paths in told.values() for path in paths.split()}
+    assert [path for path in tests if not (ROOT / "tests" / f"{path}.py").is_file()] == []
 
 
 @pytest.mark.parametrize("name", FILES)

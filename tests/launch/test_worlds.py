@@ -100,7 +100,7 @@ def test_one_trace_of_all_processes(tmp_path: Path) -> None:
         assert len({min(info.met_ns, info.end_ns) for info in reduces if info.seq == seq}) == 1
 
 
-# Which of these ends how is shown in one process by tests/core/test_far.py and without a world by test_launcher.py.
+# Which of these ends how is shown in one process by tests/core/test_remote.py and without a world by test_launcher.py.
 FAILURES = {
     "raises": ("raise ValueError('no such batch')", 1, "rank 3 failed at train.py:12: ValueError: no such batch"),
     "differs": (

@@ -109,7 +109,7 @@ def test_a_different_call_fails_every_process_with_both_calls(first: str, second
         if isinstance(cause, overlap.CollectiveMismatchError):
             assert {call.split("(")[0] for call in cause.calls} == {first.split()[0], second.split()[0]}
             assert len({rank // 2 for rank in cause.ranks}) == 2
-            assert all("test_far.py:" in site for site in cause.call_sites)
+            assert all("test_remote.py:" in site for site in cause.call_sites)
         else:
             assert isinstance(cause, overlap.RemoteError)
             assert cause.type_name == "CollectiveMismatchError"
@@ -172,7 +172,7 @@ def test_a_failure_names_the_rank_in_the_other_process() -> None:
     assert isinstance(near.cause, ValueError)
     assert isinstance(far.cause, overlap.RemoteError)
     assert "raise ValueError" in far.cause.trace
-    assert str(far).startswith("rank 3 failed at test_far.py:")
+    assert str(far).startswith("rank 3 failed at test_remote.py:")
     assert "ValueError: no such batch" in str(far)
 
 
