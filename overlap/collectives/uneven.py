@@ -1,0 +1,209 @@
+"""Tables for blocks of different sizes: the same transfers, but whatever holds a block holds that block only.
+
+A table counts in slots of equal blocks. With `counts`, blocks differ, and a slot's length is that of the block whose
+part it holds. IN and OUT are cut as the caller cuts them, so there it is known. Elsewhere (in SCRATCH, and where OUT is
+used for blocks that are not to stay) it is followed through the table once, and every block gets a place of its own in
+SCRATCH. What comes out is a table like any other: it is proved like any other, knows no sizes, and serves all counts.
+
+Cost: one pass over the table; SCRATCH has as many blocks as ever pass through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ScheduleError
+from .counts import Counts, blocks_given, blocks_got
+from .kinds import Collective
+from .pattern import Ints
+from .rules import phases
+from .schedule import COLUMNS, Buffer, Op, Schedule
+
+__all__ = ["UnevenSchedule", "block_starts", "row_elements", "uneven"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnevenSchedule(Schedule):
+    """A schedule whose blocks may differ in size.
+
+    Blocks of a collective are numbered as `counts` lists them: by the rank that gives it (all-gather), that gets it
+    (reduce-scatter), or by both (all-to-all: source * size + destination).
+
+    Attributes:
+        held: By rank: which block each block of SCRATCH holds.
+    """
+
+    held: tuple[tuple[int, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"<UnevenSchedule {self.collective} {self.algorithm} ranks={self.size} rows={len(self)}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """A table slot by slot: (cells,) each, in the order of its rows."""
+
+    row: NDArray[np.intp]
+    sbuf: NDArray[np.uint8]
+    sslot: Ints
+    dbuf: NDArray[np.uint8]
+    dslot: Ints
+
+    def kept(self, which: NDArray[np.bool_]) -> _Cells:
+        """Return some of them."""
+        return _Cells(self.row[which], self.sbuf[which], self.sslot[which], self.dbuf[which], self.dslot[which])
+
+
+def uneven(schedule: Schedule) -> UnevenSchedule:
+    """Return the table for blocks of different sizes; it is yet to be proved.
+
+    Args:
+        schedule: A proved all-gather, reduce-scatter or all-to-all.
+
+    Raises:
+        ScheduleError: If it reduces blocks into each other's place, so that nothing can be said of their sizes.
+    """
+    cells = _cells(schedule)
+    block = _blocks_moved(schedule, cells)
+    known = block >= 0  # nobody ever asks for the rest
+    cells, block = cells.kept(known), block[known]
+    moved, held = _given_places(schedule, cells, block)
+    return _joined(schedule, moved, held)
+
+
+def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) -> tuple[list[int], ...]:
+    """Return the first element of every block of IN, OUT and SCRATCH of a rank, and twice where the last one ends.
+
+    Args:
+        schedule: What is carried out.
+        rank: Group rank.
+        counts: Rows of every block.
+        row: Elements in a row.
+    """
+    given, got = (each[rank].tolist() for each in _natural(schedule.collective, schedule.size))
+    buffers: tuple[Sequence[int], ...] = (given, got, schedule.held[rank])
+    starts = [list(accumulate((counts[block] * row for block in held), initial=0)) for held in buffers]
+    return tuple([*each, each[-1]] for each in starts)
+
+
+def row_elements(schedule: UnevenSchedule, counts: Counts) -> Ints:
+    """Return what every row of the table moves, in rows of an array times `slots_per_block`; slots are not rounded."""
+    amounts = np.zeros(len(schedule), np.int64)
+    size, k = np.array(counts, np.int64), schedule.slots_per_block
+    given, got = _natural(schedule.collective, schedule.size)
+    for rank in range(schedule.size):
+        rows = np.flatnonzero(schedule.dst == rank)
+        held = (given[rank], got[rank], np.array(schedule.held[rank], np.int64))
+        for buffer in Buffer:
+            mine = rows[schedule.dbuf[rows] == buffer]
+            # By slots: each has a k-th of its block, so that sums of slots are differences of what lies before.
+            before = np.concatenate([[0], np.cumsum(np.repeat(size[held[buffer]], k))])
+            first = schedule.dslot[mine]
+            amounts[mine] = before[first + schedule.count[mine]] - before[first]
+    return amounts
+
+
+def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
+    """Return (size, blocks) which blocks are in IN, and which must come to be in OUT, of every rank."""
+    kind, ranks = Collective(collective), range(size)
+    given, got = ([each(kind, size, rank) for rank in ranks] for each in (blocks_given, blocks_got))
+    return np.array(given, np.int64), np.array(got, np.int64)
+
+
+def _cells(schedule: Schedule) -> _Cells:
+    count = schedule.count.astype(np.int64)
+    row = np.repeat(np.arange(len(schedule)), count)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return _Cells(
+        row, schedule.sbuf[row], schedule.sslot[row] + offset, schedule.dbuf[row], schedule.dslot[row] + offset
+    )
+
+
+def _blocks_moved(schedule: Schedule, cells: _Cells) -> Ints:
+    """Return (cells,) whose part each of them moves, -1 where that is of no block, by following the table in time."""
+    s, k = schedule, schedule.slots_per_block
+    base = np.cumsum([0, *s.slots])
+    content = np.full((s.size, base[-1]), -1, np.int64)
+    content[:, : base[1]] = np.repeat(_natural(s.collective, s.size)[0], k, axis=1)
+    content = content.reshape(-1)
+    read = s.src[cells.row] * base[-1] + base[cells.sbuf] + cells.sslot
+    write = s.dst[cells.row] * base[-1] + base[cells.dbuf] + cells.dslot
+    adds = s.op[cells.row] == Op.ADD
+    moved = np.empty(len(cells.row), np.int64)
+    for start, stop in pairwise(np.searchsorted(cells.row, phases(s)).tolist()):
+        part = slice(start, stop)
+        moved[part] = content[read[part]]
+        if (adds[part] & (content[write[part]] != moved[part])).any():
+            raise ScheduleError(f"{s!r} reduces parts of different blocks into one: blocks cannot differ in size")
+        content[write[part]] = moved[part]
+    return moved
+
+
+def _given_places(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cells, tuple[tuple[int, ...], ...]]:
+    """Give each block a place of its own in SCRATCH, wherever it is not in IN or where it is to stay in OUT.
+
+    Places are numbered in the order in which they are first written: blocks that travel together stay neighbours.
+    """
+    s, k = schedule, schedule.slots_per_block
+    slots, blocks = max(s.slots), s.size * s.size
+
+    def key(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> Ints:
+        return ((rank.astype(np.int64) * 3 + buffer) * (slots // k) + slot // k) * blocks + block
+
+    stays = _natural(s.collective, s.size)[1]
+
+    def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
+        in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
+        return (buffer == Buffer.SCRATCH) | ((buffer == Buffer.OUT) & (stays[rank, in_out] != block))
+
+    src, dst = s.src[cells.row], s.dst[cells.row]
+    written, read = passing(dst, cells.dbuf, cells.dslot), passing(src, cells.sbuf, cells.sslot)
+    write_key, read_key = key(dst, cells.dbuf, cells.dslot), key(src, cells.sbuf, cells.sslot)
+    known, first = np.unique(write_key[written], return_index=True)
+    owner = dst[written][first]
+    order = np.lexsort((first, owner))
+    begins = np.searchsorted(owner[order], np.arange(s.size + 1))
+    place = np.empty(len(known), np.int64)
+    place[order] = np.arange(len(known)) - begins[owner[order]]
+    held = (known % blocks)[order]
+
+    def moved(at: Ints, where: NDArray[np.bool_], slot: Ints) -> Ints:
+        found = slot.copy()
+        found[where] = place[np.searchsorted(known, at[where])] * k + slot[where] % k
+        return found
+
+    scratch = np.uint8(Buffer.SCRATCH)
+    placed = _Cells(
+        cells.row,
+        np.where(read, scratch, cells.sbuf),
+        moved(read_key, read, cells.sslot),
+        np.where(written, scratch, cells.dbuf),
+        moved(write_key, written, cells.dslot),
+    )
+    return placed, tuple(tuple(held[start:stop].tolist()) for start, stop in pairwise(begins.tolist()))
+
+
+def _joined(schedule: Schedule, cells: _Cells, held: tuple[tuple[int, ...], ...]) -> UnevenSchedule:
+    """Join cells to rows again, where they are neighbours at both ends."""
+    again = np.ones(max(len(cells.row) - 1, 0), np.bool_)
+    for column, step in ((cells.row, 0), (cells.sbuf, 0), (cells.dbuf, 0), (cells.sslot, 1), (cells.dslot, 1)):
+        again &= np.diff(column.astype(np.int64)) == step
+    first = np.flatnonzero(np.append(True, ~again)) if len(cells.row) else np.zeros(0, np.intp)
+    columns = {name: getattr(schedule, name)[cells.row[first]] for name in COLUMNS}
+    columns |= {"sbuf": cells.sbuf[first], "dbuf": cells.dbuf[first]}
+    columns |= {"sslot": cells.sslot[first].astype(np.int32), "dslot": cells.dslot[first].astype(np.int32)}
+    columns["count"] = np.diff(np.append(first, len(cells.row))).astype(np.int32)
+    return UnevenSchedule(
+        collective=schedule.collective,
+        algorithm=schedule.algorithm,
+        size=schedule.size,
+        slots_per_block=schedule.slots_per_block,
+        blocks=(*schedule.blocks[:2], max(map(len, held))),
+        held=held,
+        **columns,
+    )
