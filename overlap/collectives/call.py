@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .counts import Counts, described, result_rows, whole_rows
 from .kinds import Collective, Shape, check_input, result_shape
 from .reduce import Reducer, check_dtype, reducer
 
@@ -30,6 +31,7 @@ class CallKey(NamedTuple):
     size: int
     root: int
     pairs: Pairs
+    counts: Counts
 
     def without_data(self) -> CallKey:
         """Return what a rank says that only receives."""
@@ -44,13 +46,14 @@ class Call:
         kind: Which collective.
         op: Reduction operator, if it reduces.
         dtype: Of the arrays; None where a rank that only receives has not said.
-        shape: Of a sender's input; None likewise.
+        shape: Of a sender's input; None likewise. Of all blocks together, where these differ.
         size: Ranks in the group.
         root: Group rank, 0 where there is none.
         pairs: Of a permute.
+        counts: Rows of every block (see `counts`) where they differ, else ().
         reducer: The operator on the dtype.
-        result_shape: Of a receiver's result.
-        nbytes: The larger of input and result, as nccl-tests counts sizes.
+        result_shape: Of a receiver's result, where blocks do not differ; see `result_at`.
+        nbytes: The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
         work_bytes: Bytes of float32 whose reduction takes as long as that of one rank's array.
         key: All that ranks must agree on, as plain values: what tells calls apart, in one process and on the wire.
     """
@@ -62,6 +65,7 @@ class Call:
     size: int
     root: int
     pairs: Pairs
+    counts: Counts
     reducer: Reducer | None
     result_shape: Shape
     nbytes: int
@@ -72,6 +76,12 @@ class Call:
     def settled(self) -> bool:
         """Whether it says all that a program needs to start."""
         return self.dtype is not None or self.kind is Collective.BARRIER
+
+    def result_at(self, position: int) -> Shape:
+        """Return the shape of the result that a receiver at a position of the group gets."""
+        if not self.counts:
+            return self.result_shape
+        return (result_rows(self.kind, self.counts, self.size, position), *self.result_shape[1:])
 
     def agrees(self, other: Call) -> bool:
         """Whether two ranks mean the same; a rank that has not said dtype and shape agrees with any."""
@@ -89,6 +99,8 @@ class Call:
             said += f", root={self.root}"
         if self.kind is Collective.PERMUTE:
             said += f", pairs={list(self.pairs)}"
+        if self.counts:
+            said += f", counts={described(self.counts, self.kind, self.size)}"
         return f"{self.kind.value}({said})"
 
 
@@ -101,27 +113,33 @@ def call(
     size: int,
     root: int = 0,
     pairs: Pairs = (),
+    counts: Counts = (),
 ) -> Call:
     """Check what a rank asks for and return the one object that stands for it.
 
     Raises:
-        UsageError: For a dtype, operator or shape that the collective cannot take.
+        UsageError: For a dtype, operator, shape or counts that the collective cannot take.
     """
     what = Collective(kind)
     if dtype is None or shape is None:
         return Call(
-            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, reducer=None, result_shape=(),
-            nbytes=0, work_bytes=0, key=CallKey(kind, op, None, None, size, root, pairs),
+            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), reducer=None,
+            result_shape=(), nbytes=0, work_bytes=0, key=CallKey(kind, op, None, None, size, root, pairs, ()),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
     combine = reducer(op, dtype) if traits.reduces else None
-    if traits.scatters or traits.gathers:
-        check_input(what, shape, size)
-    result = result_shape(what, shape, size)
-    nbytes = max(prod(shape), prod(result)) * dtype.itemsize
+    if counts:
+        result = (whole_rows(what, shape, counts, size), *shape[1:])
+        nbytes = prod(result) * dtype.itemsize
+    else:
+        if traits.scatters or traits.gathers:
+            check_input(what, shape, size)
+        result = result_shape(what, shape, size)
+        nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
-        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, reducer=combine,
-        result_shape=result, nbytes=nbytes, work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs),
+        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts,
+        reducer=combine, result_shape=result, nbytes=nbytes,
+        work_bytes=nbytes * (combine.weight if combine is not None else 1),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts),
     )  # fmt: skip

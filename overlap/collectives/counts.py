@@ -90,7 +90,9 @@ def whole_rows(kind: Collective, shape: Shape, counts: Counts, ranks: int) -> in
     """
     fits = len(counts) == (ranks * ranks if kind is Collective.ALL_TO_ALL else ranks)
     if kind not in _TAKING or not fits or min(counts) < 0 or not shape or shape[0] != sum(counts):
-        raise UsageError(f"counts: {described(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks")
+        raise UsageError(
+            f"counts: {described(counts, kind, ranks)} do not make {kind.value} of {shape} on {ranks} ranks"
+        )
     if kind is not Collective.ALL_TO_ALL:
         return shape[0]
     table = [counts[at : at + ranks] for at in range(0, len(counts), ranks)]

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ScheduleError
-from .counts import Counts, blocks_given, blocks_got
+from .counts import Counts, blocks_given, blocks_got, whole_rows
 from .kinds import Collective
 from .pattern import Ints
+from .placement import Floats
 from .rules import phases
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
-__all__ = ["UnevenSchedule", "block_starts", "row_elements", "uneven"]
+__all__ = ["UnevenSchedule", "block_starts", "slots_moved", "uneven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,21 +92,28 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
     return tuple([*each, each[-1]] for each in starts)
 
 
-def row_elements(schedule: UnevenSchedule, counts: Counts) -> Ints:
-    """Return what every row of the table moves, in rows of an array times `slots_per_block`; slots are not rounded."""
-    amounts = np.zeros(len(schedule), np.int64)
-    size, k = np.array(counts, np.int64), schedule.slots_per_block
-    given, got = _natural(schedule.collective, schedule.size)
-    for rank in range(schedule.size):
-        rows = np.flatnonzero(schedule.dst == rank)
-        held = (given[rank], got[rank], np.array(schedule.held[rank], np.int64))
-        for buffer in Buffer:
-            mine = rows[schedule.dbuf[rows] == buffer]
-            # By slots: each has a k-th of its block, so that sums of slots are differences of what lies before.
-            before = np.concatenate([[0], np.cumsum(np.repeat(size[held[buffer]], k))])
-            first = schedule.dslot[mine]
-            amounts[mine] = before[first + schedule.count[mine]] - before[first]
-    return amounts
+def slots_moved(schedule: UnevenSchedule, counts: Counts) -> Floats:
+    """Return how much every row of the table moves: 1.0 is a slot of the average block, of which a rank has `size`.
+
+    The average is that of the rank that has most, whose input or result is what a collective's bytes are counted by.
+    """
+    size, k = schedule.size, schedule.slots_per_block
+    kind = Collective(schedule.collective)
+    whole = whole_rows(kind, (sum(counts),), counts, size)
+    rows = np.array([*counts, 0], np.float64)  # the last one: where a rank has less SCRATCH than others
+    moved = np.empty(len(schedule))
+    for buffer, held in zip(Buffer, (*_natural(schedule.collective, size), _padded(schedule.held)), strict=True):
+        mine = np.flatnonzero(schedule.dbuf == buffer)
+        rank, first, count = schedule.dst[mine], schedule.dslot[mine], schedule.count[mine]
+        before = np.cumsum(np.repeat(rows[held], k, axis=1), axis=1)
+        before = np.concatenate([np.zeros((size, 1)), before], axis=1)
+        moved[mine] = before[rank, first + count] - before[rank, first]
+    return moved * (size / whole)
+
+
+def _padded(held: tuple[tuple[int, ...], ...]) -> Ints:
+    longest = max(map(len, held))
+    return np.array([[*each, *[-1] * (longest - len(each))] for each in held], np.int64).reshape(len(held), longest)
 
 
 def _natural(collective: str, size: int) -> tuple[Ints, Ints]:
@@ -159,7 +167,10 @@ def _given_places(schedule: Schedule, cells: _Cells, block: Ints) -> tuple[_Cell
 
     def passing(rank: NDArray[np.int32], buffer: NDArray[np.uint8], slot: Ints) -> NDArray[np.bool_]:
         in_out = np.where(buffer == Buffer.OUT, slot // k, 0)
-        return (buffer == Buffer.SCRATCH) | ((buffer == Buffer.OUT) & (stays[rank, in_out] != block))
+        found: NDArray[np.bool_] = (buffer == Buffer.SCRATCH) | (
+            (buffer == Buffer.OUT) & (stays[rank, in_out] != block)
+        )
+        return found
 
     src, dst = s.src[cells.row], s.dst[cells.row]
     written, read = passing(dst, cells.dbuf, cells.dslot), passing(src, cells.sbuf, cells.sslot)

@@ -18,7 +18,8 @@ def pack(asked: Call) -> list[object]:
     """Return the list that `unpack` makes an equal call of."""
     dtype = None if asked.dtype is None else str(asked.dtype)
     shape = None if asked.shape is None else list(asked.shape)
-    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, [list(pair) for pair in asked.pairs]]
+    pairs, counts = [list(pair) for pair in asked.pairs], list(asked.counts)
+    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts]
 
 
 def unpack(told: Sequence[object]) -> Call:
@@ -28,7 +29,7 @@ def unpack(told: Sequence[object]) -> Call:
         OverlapError: If it stands for none.
     """
     try:
-        kind, op, dtype, shape, size, root, pairs = told
+        kind, op, dtype, shape, size, root, pairs, counts = told
         return call(
             Collective(kind).value,
             cast("str | None", op),
@@ -37,6 +38,7 @@ def unpack(told: Sequence[object]) -> Call:
             int(cast(int, size)),
             int(cast(int, root)),
             _pairs(cast("list[list[int]]", pairs)),
+            tuple(int(rows) for rows in cast("list[int]", counts)),
         )
     except (TypeError, ValueError, OverlapError) as error:
         raise OverlapError(f"a process told of a call that cannot be meant: {error}") from error

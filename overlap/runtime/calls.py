@@ -18,11 +18,14 @@ from .outstanding import Issued
 from .stream import Stream
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Calls", "Input", "Like"]
 
 Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
+Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
+RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
 
 
 class Calls:
@@ -86,6 +89,7 @@ class Calls:
         op: str = "sum",
         out: Array | None = None,
         *,
+        counts: Rows | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -99,18 +103,29 @@ class Calls:
         1       [10, 20]    [22]
         ======  ==========  =====
 
+        With `counts=[2, 1]`:
+
+        ======  =================  ===========
+        rank    before             after
+        ======  =================  ===========
+        0       [1, 2, 3]          [11, 22]
+        1       [10, 20, 30]       [33]
+        ======  =================  ===========
+
         Args:
-            x: Axis 0 divisible by the size of the group.
+            x: Axis 0 divisible by the size of the group; with `counts`, of as many rows as these have together.
             op: As for `all_reduce`.
-            out: Shape `(x.shape[0] // size, *x.shape[1:])`; may not overlap `x`.
+            out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
+            counts: Rows of every rank's block, from 0, the same list on all ranks; equal ones by default.
             priority: Lower is more urgent.
             stream: Communication stream.
             name: For the timeline.
 
-        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank.
+        Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ travel by the
+        same algorithms without padding; a step of a ring takes as long as the largest block in it.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op), stream
+            CollectiveFuture(Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op, counts=counts), stream
         )
 
     def all_gather(
@@ -118,6 +133,7 @@ class Calls:
         x: Input,
         out: Array | None = None,
         *,
+        counts: Rows | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -131,22 +147,37 @@ class Calls:
         1       [10, 20]    [1, 2, 10, 20]
         ======  ==========  =================
 
+        With `counts=[1, 2]`:
+
+        ======  ==========  ============
+        rank    before      after
+        ======  ==========  ============
+        0       [1]         [1, 10, 20]
+        1       [10, 20]    [1, 10, 20]
+        ======  ==========  ============
+
         Args:
-            x: At least one axis; the same shape on all ranks.
-            out: Shape `(x.shape[0] * size, *x.shape[1:])`; `x` may be this rank's own block of it.
+            x: At least one axis; the same shape on all ranks, but for axis 0 with `counts`.
+            out: Shape `(x.shape[0] * size, *x.shape[1:])`, or `(sum(counts), *x.shape[1:])`; `x` may be this rank's own
+                block of it.
+            counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal ones by default.
             priority: Lower is more urgent.
             stream: Communication stream.
             name: For the timeline.
 
-        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank.
+        Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ travel as in
+        `reduce_scatter`.
         """
-        return self._issuer.issue(CollectiveFuture(Collective.ALL_GATHER, x, out, _getframe(1), priority, name), stream)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.ALL_GATHER, x, out, _getframe(1), priority, name, counts=counts), stream
+        )
 
     def all_to_all(
         self,
         x: Input,
         out: Array | None = None,
         *,
+        counts: RowTable | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -160,16 +191,30 @@ class Calls:
         1       [10, 20]    [2, 20]
         ======  ==========  =========
 
+        With `counts=[[1, 2], [0, 1]]`:
+
+        ======  ===========  =============
+        rank    before       after
+        ======  ===========  =============
+        0       [1, 2, 3]    [1]
+        1       [20]         [2, 3, 20]
+        ======  ===========  =============
+
         Args:
-            x: Axis 0 divisible by the size of the group.
-            out: The shape of `x`; may not overlap it.
+            x: Axis 0 divisible by the size of the group; with `counts`, of `sum(counts[rank])` rows.
+            out: The shape of `x`; with `counts`, of as many rows as column `rank` of them has together. May not overlap
+                `x`.
+            counts: A table of rows, from 0: `counts[i][j]` of them go from rank i to rank j; the same table on all
+                ranks. Equal ones by default.
             priority: Lower is more urgent.
             stream: Communication stream.
             name: For the timeline.
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
-        return self._issuer.issue(CollectiveFuture(Collective.ALL_TO_ALL, x, out, _getframe(1), priority, name), stream)
+        return self._issuer.issue(
+            CollectiveFuture(Collective.ALL_TO_ALL, x, out, _getframe(1), priority, name, counts=counts), stream
+        )
 
     def broadcast(
         self,

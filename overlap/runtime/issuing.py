@@ -9,6 +9,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from ..collectives.counts import check_counts
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
@@ -77,6 +78,8 @@ class Issuer:
             self._check_root(operation)
         elif kind is Collective.PERMUTE:
             operation.pairs = self._check_pairs(operation.pairs)
+        elif operation.counts is not None:
+            operation.counts = check_counts(kind, operation.counts, self._group.size)
         self._prepare(operation)
         if get_ident() == self._context.thread:
             self._enqueue(operation, self._ports.get(stream) or self._open_port(stream))

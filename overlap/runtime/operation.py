@@ -16,7 +16,8 @@ import numpy as np
 import trio
 
 from ..collectives.call import Call, Pairs, call
-from ..collectives.kinds import Collective
+from ..collectives.counts import Counts, normal
+from ..collectives.kinds import Collective, Shape
 from ..collectives.reduce import OPS, Array, check_dtype
 from ..errors import UsageError
 from ..timeline.spans import RawMatch
@@ -129,9 +130,9 @@ class CollectiveFuture(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "active", "algorithm", "call", "changed", "context", "given", "group", "input", "issued_ns",
-        "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "reduction", "root", "running",
-        "scope", "seq", "source", "started_ns", "target",
+        "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "given", "group", "input",
+        "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "reduction", "root",
+        "running", "scope", "seq", "source", "started_ns", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -153,11 +154,13 @@ class CollectiveFuture(Issued[T_co]):
         reduction: str | None = None,
         root: int = 0,
         pairs: Pairs = (),
+        counts: object = None,
     ) -> None:
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
+        self.counts = counts  # of rows; once it is issued, as `check_counts` returns them, or None
         self.input = x  # what the caller passed: an array, a future of one, or None
         self.out = out  # what the caller will get; once it is issued, the array that the result is written to
         self.given: object = None  # whose memory that is, if it is no array; this is what the caller will get
@@ -214,8 +217,12 @@ class CollectiveFuture(Issued[T_co]):
                 self.changed = changes(x)
                 x = as_input(x)
             size = self.group.size if kind is not Collective.P2P else 2
+            shape: Shape = x.shape
+            counts: Counts = ()
+            if self.counts is not None:
+                shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
             try:
-                self.call = call(kind.text, self.reduction, x.dtype, x.shape, size, self.root, self.pairs)
+                self.call = call(kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
             self.source = x if x.flags.c_contiguous else self._contiguous(x)
@@ -262,8 +269,9 @@ class CollectiveFuture(Issued[T_co]):
         out = self.out
         if out is None or pattern.dtype is None:
             return
-        if out.shape != pattern.result_shape or out.dtype != pattern.dtype:
-            raise UsageError(f"out: expected {pattern.dtype} {pattern.result_shape}, got {out.dtype} {out.shape}")
+        shape = pattern.result_at(self.group.rank)
+        if out.shape != shape or out.dtype != pattern.dtype:
+            raise UsageError(f"out: expected {pattern.dtype} {shape}, got {out.dtype} {out.shape}")
 
     def _in_place(self, out: Array, x: Array) -> bool:
         """Whether `x` lies in `out` just where the operation writes only after it has read."""
@@ -271,6 +279,9 @@ class CollectiveFuture(Issued[T_co]):
         if not x.flags.c_contiguous or traits.scatters or self.kind is Collective.PERMUTE:
             return x.nbytes == 0
         offset = x.__array_interface__["data"][0] - out.__array_interface__["data"][0]
+        if self.call.counts:
+            before = sum(self.call.counts[: self.group.rank])
+            return bool(offset == before * (x.nbytes // x.shape[0]))  # nothing shares memory with an empty array
         return bool(offset == (self.group.rank * x.nbytes if traits.gathers else 0))
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -330,7 +341,7 @@ class CollectiveFuture(Issued[T_co]):
         """
         arrays = self.context.arrays
         if self.out is None and self._receives() and pattern.dtype is not None:
-            self.out = arrays.empty(pattern.result_shape, pattern.dtype)
+            self.out = arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
         if self.target is None:
             self.target = self.out
         if arrays.shapes_only:

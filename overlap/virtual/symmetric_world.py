@@ -176,6 +176,10 @@ class SymmetricEngine(SimulatedEngine):
         self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
     ) -> Transfer:
         assert isinstance(communicator, SymmetricCommunicator)
+        if pattern.counts:
+            raise UsageError(
+                f"counts: ranks that behave alike have blocks of one size, got {pattern}; run without `alike`"
+            )
         met_ns = np.array(arrivals_ns, np.int64)
         communicator.check(operations, met_ns)
         demand, algorithm = self._demand(communicator, pattern, met_ns - met_ns.min())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from ..placement import Floats, Ints
 from ..schedule import Op, Schedule
 
 __all__ = ["Round", "Rounds", "rounds"]
+
+_Amounts: TypeAlias = "NDArray[np.integer] | Floats"
 
 # Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
 _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
@@ -122,40 +125,45 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
     )
 
 
-def rounds(schedule: Schedule) -> Rounds:
+def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     """Read a schedule as rounds.
 
     What counts as a touch of memory: a copy reads and writes once; a reduction reads two operands and writes one
     result. Rows of a fan-out share their read, rows of a fan-in share the read and the write of their target. In
     collectives that reduce, local copies cost nothing: an executor takes them together with the reduction.
 
+    Args:
+        schedule: The table.
+        moved: (rows,) How much each row moves, in slots of the average block; what it counts by default.
+
     Cost: one pass over the table, then work for each different step only.
     """
+    amounts: _Amounts = schedule.count if moved is None else moved
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
-    first = np.flatnonzero(~_like_the_one_before(schedule, bounds))
+    first = np.flatnonzero(~_like_the_one_before(schedule, amounts, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
     per_rank = schedule.size if schedule.collective in _PER_RANK else 1
     each = zip(first.tolist(), repeat.tolist(), strict=True)
     return Rounds(
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
-        rounds=tuple(_round(schedule, slice(bounds[step], bounds[step + 1]), times) for step, times in each),
+        rounds=tuple(_round(schedule, amounts, slice(bounds[step], bounds[step + 1]), times) for step, times in each),
     )
 
 
-def _like_the_one_before(schedule: Schedule, bounds: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _like_the_one_before(schedule: Schedule, moved: _Amounts, bounds: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return for each step whether it is the same round as the step before."""
     length = np.diff(bounds)
     alike = np.zeros(schedule.steps, np.bool_)
     edges = np.flatnonzero(np.diff(length)) + 1
     grouped = bool((schedule.group >= 0).any())
-    columns: list[NDArray[np.integer]] = [schedule.src, schedule.dst, schedule.count, schedule.op]
+    columns: list[_Amounts] = [schedule.src, schedule.dst, moved, schedule.op]
     for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), schedule.steps], strict=True):
         if stop - start < 2:
             continue
         rows, same = slice(bounds[start], bounds[stop]), np.ones(stop - start - 1, np.bool_)
         for column in columns:
-            square: NDArray[np.integer] = column[rows].reshape(stop - start, -1)
+            square = column[rows].reshape(stop - start, -1)
             same &= (square[1:] == square[:-1]).all(axis=1)
         if grouped and same.any():
             square = _from_zero(schedule.group[rows].reshape(stop - start, -1))
@@ -170,9 +178,9 @@ def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.where(group < 0, -1, group - least)
 
 
-def _round(schedule: Schedule, rows: slice, repeat: int) -> Round:
+def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Round:
     s, size = schedule, schedule.size
-    src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), s.count[rows].astype(np.float64)
+    src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), moved[rows].astype(np.float64)
     remote, adds, group = src != dst, s.op[rows] == Op.ADD, s.group[rows]
     moves = remote & ~adds
     far_adds = remote & adds

@@ -22,7 +22,7 @@ from ...collectives.reduce import Array, Reducer
 from ...collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["Buffers", "Execution"]
+__all__ = ["Buffers", "Execution", "UnevenBuffers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,26 @@ class Buffers:
         start = self._offset(extent.slot)
         return self.arrays[extent.buffer][start : self._offset(extent.slot + extent.count)]
 
-    def nbytes(self, extent: Extent) -> int:
-        """Return how many bytes an extent takes on the wire."""
-        length = self._offset(extent.slot + extent.count) - self._offset(extent.slot)
-        return length * self.arrays[extent.buffer].itemsize
-
     def _offset(self, slot: int) -> int:
         block, index = divmod(slot, self.slots)
         return block * self.block + min(index * -(-self.block // self.slots), self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenBuffers(Buffers):
+    """The same with blocks of different sizes: `starts` says where those of each buffer begin (see `block_starts`)."""
+
+    starts: tuple[list[int], ...]
+
+    def view(self, extent: Extent) -> Array:
+        """Return the elements of an extent: one contiguous range."""
+        starts, slot = self.starts[extent.buffer], extent.slot
+        return self.arrays[extent.buffer][self._start(starts, slot) : self._start(starts, slot + extent.count)]
+
+    def _start(self, starts: list[int], slot: int) -> int:
+        block, index = divmod(slot, self.slots)
+        length = starts[block + 1] - starts[block]
+        return starts[block] + min(index * -(-length // self.slots), length)
 
 
 class Execution:
@@ -206,7 +218,7 @@ class Execution:
         if step.op is Op.MOVE and sent == target.dtype:
             await self._endpoint.recv_into(peer, tag, target)
             return
-        delivery = await self._endpoint.recv(peer, tag, self._buffers.nbytes(step.src))
+        delivery = await self._endpoint.recv(peer, tag, target.size * sent.itemsize)
         try:
             incoming = np.frombuffer(delivery.view, np.uint8).view(sent)
             await self._apply(step, incoming, target)

@@ -17,6 +17,7 @@ from ...collectives.program import Program, project
 from ...collectives.proof import verify
 from ...collectives.schedule import Schedule
 from ...collectives.select import plan, size_class
+from ...collectives.uneven import uneven
 from ...errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ __all__ = ["Compiler"]
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
-_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...]]
+_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool]
 
 
 class Compiler:
@@ -54,14 +55,30 @@ class Compiler:
         return found
 
     def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
-        key = (call.kind.value, size_class(call.nbytes), str(call.dtype), call.root, call.pairs, members)
+        key = (
+            call.kind.value,
+            size_class(call.nbytes),
+            str(call.dtype),
+            call.root,
+            call.pairs,
+            members,
+            bool(call.counts),
+        )
         schedule = self._schedules.get(key)
         if schedule is None:
-            schedule = self._schedules[key] = self._schedule(call, members)
+            schedule = self._schedules[key] = self._for_blocks_of(call, self._schedule(call, members))
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
         return schedule, program
+
+    def _for_blocks_of(self, call: Call, schedule: Schedule) -> Schedule:
+        """Return the table that carries the blocks of a call, which may differ in size."""
+        if not call.counts:
+            return schedule
+        found = uneven(schedule)
+        verify(found)
+        return found
 
     def _schedule(self, call: Call, members: tuple[int, ...]) -> Schedule:
         if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -12,13 +13,14 @@ from transports import Transport
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, reducer
-from ...collectives.schedule import Schedule
+from ...collectives.schedule import Buffer, Schedule
+from ...collectives.uneven import UnevenSchedule, block_starts
 from ...diagnostics import first
 from ..communicator import Communicator, Match
 from ..context import Arrays
 from ..future import Failure
 from ..operation import Operation
-from .cc_core import Buffers, Execution
+from .cc_core import Buffers, Execution, UnevenBuffers
 from .compiler import Compiler
 from .workers import Workers
 
@@ -103,7 +105,12 @@ def _buffers(schedule: Schedule, operation: Operation, arrays: Arrays) -> Buffer
     if source is not None and target is not None and np.may_share_memory(source, target) and not schedule.in_place:
         flat_in = arrays.copy(flat_in)
     accumulator = like.dtype if combine is None else combine.accumulator
-    room = schedule.blocks[2] * block
+    if isinstance(schedule, UnevenSchedule):
+        starts = block_starts(schedule, operation.port.position, operation.call.counts, prod(like.shape[1:]))
+        room = starts[Buffer.SCRATCH][-1]
+    else:
+        starts, room = (), schedule.blocks[2] * block
     shared = schedule.in_place and flat_out.size == room and flat_out.dtype == accumulator
     scratch: Array = flat_out if shared else arrays.empty((room,), accumulator)
-    return Buffers((flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size)
+    layout = (flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size
+    return UnevenBuffers(*layout, starts) if starts else Buffers(*layout)

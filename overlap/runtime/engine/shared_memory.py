@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from ...collectives.call import Call
+from ...collectives.counts import blocks_given, blocks_got
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, Reducer
 from ..communicator import Unfit
@@ -118,19 +120,19 @@ def _reduce(operations: Sequence[Operation]) -> list[Transfer]:
 
 
 def _reduce_scatter(operations: Sequence[Operation]) -> list[Transfer]:
-    blocks = [_blocks(_source(o), len(operations)) for o in operations]
+    blocks = [_blocks_given(o) for o in operations]
     return [Transfer([block[i] for block in blocks], [_target(o)], o.call.reducer) for i, o in enumerate(operations)]
 
 
 def _all_gather(operations: Sequence[Operation]) -> list[Transfer]:
-    targets = [_blocks(_target(o), len(operations)) for o in operations]
+    targets = [_blocks_got(o) for o in operations]
     return [Transfer([_source(o)], [target[i] for target in targets]) for i, o in enumerate(operations)]
 
 
 def _all_to_all(operations: Sequence[Operation]) -> list[Transfer]:
     n = len(operations)
-    sources = [_blocks(_source(o), n) for o in operations]
-    targets = [_blocks(_target(o), n) for o in operations]
+    sources = [_blocks_given(o) for o in operations]
+    targets = [_blocks_got(o) for o in operations]
     return [Transfer([sources[i][j]], [targets[j][i]]) for i in range(n) for j in range(n)]
 
 
@@ -186,6 +188,29 @@ def _source(operation: Operation) -> Array:
 def _target(operation: Operation) -> Array:
     assert operation.target is not None, "every rank that is written to has a result array"
     return operation.target
+
+
+def _blocks_given(operation: Operation) -> list[Array]:
+    """Cut what a rank gives into the blocks of all ranks."""
+    call = operation.call
+    if not call.counts:
+        return _blocks(_source(operation), call.size)
+    given = blocks_given(call.kind, call.size, operation.port.position)
+    return _cut(_source(operation), [call.counts[block] for block in given])
+
+
+def _blocks_got(operation: Operation) -> list[Array]:
+    """Cut what a rank gets into the blocks of all ranks."""
+    call = operation.call
+    if not call.counts:
+        return _blocks(_target(operation), call.size)
+    got = blocks_got(call.kind, call.size, operation.port.position)
+    return _cut(_target(operation), [call.counts[block] for block in got])
+
+
+def _cut(array: Array, rows: Sequence[int]) -> list[Array]:
+    """Cut axis 0 in blocks of so many rows."""
+    return [array[stop - length : stop] for stop, length in zip(accumulate(rows), rows, strict=True)]
 
 
 def _blocks(array: Array, count: int) -> list[Array]:
