@@ -29,6 +29,9 @@ __all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
 
 Ints: TypeAlias = NDArray[np.int64]
 
+# Options that are remembered: of groups by size class there are few, but blocks that differ make one for each call.
+_REMEMBERED = 1 << 14
+
 _NOTHING = np.zeros(0, np.int64), np.zeros(0)
 
 
@@ -173,6 +176,8 @@ class Fabric:
         """
         pricing = self._collectives.get(option)
         if pricing is None:
+            if len(self._collectives) >= _REMEMBERED:
+                self._collectives.clear()
             pricing = Pricing.of_option(option, ranks, self.resources, self._slow)
             self._collectives[option] = pricing
         return Transfer(

@@ -17,7 +17,6 @@ from ..collectives.generators import GENERATORS, fits, generate
 from ..collectives.kinds import Collective
 from ..collectives.placement import place
 from ..collectives.select import DIRECT, plan, size_class
-from ..collectives.uneven import UnevenSchedule, slots_moved, uneven
 from ..errors import ScheduleError
 from ..runtime.communicator import BaseEngine, Communicator, Match
 from ..runtime.engine.shared_memory import fit_all, run_here
@@ -25,22 +24,17 @@ from ..runtime.future import Failure, call_when_done
 from ..runtime.operation import Operation
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute
+from .uneven_costs import UnevenCosts
 
 if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..collectives.cost import Rounds
+    from ..collectives.cost import Placed, Rounds
     from ..collectives.cost.option import Option
-    from ..collectives.schedule import Schedule
     from ..collectives.select import Plan
 
 __all__ = ["SimulatedEngine"]
-
-# Beyond, the tables of blocks that differ take seconds to go through: they are priced as equal ones of as many bytes.
-_MOST_UNEVEN = 512
-# Calls with other counts, as those of experts are in every step, that are remembered.
-_REMEMBERED = 256
 
 
 class SimulatedEngine(BaseEngine):
@@ -74,8 +68,7 @@ class SimulatedEngine(BaseEngine):
         self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
         self._options: dict[tuple[object, ...], Option] = {}
         self._best: dict[tuple[object, ...], str] = {}
-        self._tables: dict[tuple[Option, int], UnevenSchedule] = {}
-        self._by_counts: dict[tuple[Call, tuple[int, ...]], Option] = {}
+        self._uneven = UnevenCosts()
 
     def direct(self, members: tuple[int, ...]) -> bool:
         """All ranks meet; what happens then is a matter of the model."""
@@ -145,12 +138,12 @@ class SimulatedEngine(BaseEngine):
             (src, dst), late_ns = communicator.members, arrivals_ns[-1] - arrivals_ns[0]
             # Whatever their tags, messages of a pair leave in the order of their sends.
             return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
-        option = self._uneven(communicator.members, pattern) or self._option(communicator.members, pattern)
+        option, nbytes = self._priced(communicator.members, pattern)
         for operation in operations:
             operation.algorithm = option.algorithm
         met_ns = np.array(arrivals_ns, np.int64)
         return fabric.collective(
-            key, pattern.kind.value, option, pattern.nbytes, communicator.members, met_ns, priority=priority, lane=name
+            key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
         )
 
     def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
@@ -161,30 +154,12 @@ class SimulatedEngine(BaseEngine):
             found = self._options[key] = self._chosen(members, pattern, like or self._algorithm)
         return found
 
-    def _uneven(self, members: tuple[int, ...], pattern: Call) -> Option | None:
-        """Return what becomes of blocks that differ: the algorithm for equal ones, priced by the bytes that it moves.
-
-        None where nothing is known but all bytes together: of the short cut, and of tables too large to go through.
-        """
-        if not pattern.counts:
-            return None
-        found = self._by_counts.get((pattern, members))
-        if found is None:
-            even = self._option(members, pattern)
-            if even.algorithm == DIRECT or len(members) > _MOST_UNEVEN:
-                return None
-            if len(self._by_counts) >= _REMEMBERED:
-                self._by_counts.clear()
-            found = self._by_counts[pattern, members] = self._weighed(even, members, pattern)
-        return found
-
-    def _weighed(self, even: Option, members: tuple[int, ...], pattern: Call) -> Option:
-        key = (even, slices := even.price(pattern.nbytes).slices)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = uneven(even.schedule(slices))
-        asked = rounds(table, slots_moved(table, pattern.counts))
-        return self._flat(even.algorithm, even.detail, members, pattern, asked, lambda: table)
+    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
+        """Return what an operation becomes, and for how many bytes; blocks that differ are priced one by one."""
+        option = self._option(members, pattern)
+        if not pattern.counts or option.algorithm == DIRECT:
+            return option, pattern.nbytes
+        return self._uneven.priced(option, pattern, members, partial(self._placed, members, pattern))
 
     def _chosen(self, members: tuple[int, ...], pattern: Call, insisted: str | None) -> Option:
         """Choose as the compiler of real worlds does: by cost, or what is insisted on wherever it exists."""
@@ -223,21 +198,13 @@ class SimulatedEngine(BaseEngine):
 
     def _plain(self, collective: str, algorithm: str, members: tuple[int, ...], pattern: Call) -> Option:
         make = partial(generate, collective, algorithm, len(members), root=pattern.root, pairs=pattern.pairs)
-        return self._flat(algorithm, "", members, pattern, rounds(make()), make)
+        return Flat(algorithm, "", self._placed(members, pattern, rounds(make())), make)
 
-    def _flat(
-        self,
-        algorithm: str,
-        detail: str,
-        members: tuple[int, ...],
-        pattern: Call,
-        asked: Rounds,
-        make: Callable[[], Schedule],
-    ) -> Option:
+    def _placed(self, members: tuple[int, ...], pattern: Call, asked: Rounds) -> Placed:
         together = max(len(node) for node in Geometry(cluster=self._cluster, ranks=members).nodes)
         dtype = "uint8" if pattern.dtype is None else str(pattern.dtype)
         figures = parameters(self._cluster, dtype=dtype, peer_direct=self._peer_direct, ranks_per_process=together)
-        return Flat(algorithm, detail, on(place(self._cluster, members), asked, parameters=figures), make)
+        return on(place(self._cluster, members), asked, parameters=figures)
 
 
 def _ends(match: Match) -> list[Operation]:

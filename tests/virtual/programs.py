@@ -97,4 +97,18 @@ async def rooted(rank, work):
     return [None if each is None else float(each.sum()) for each in (x, y, z, w, v, p)]
 
 
-PROGRAMS = (data_parallel, urgent_first, pipeline, tensor_parallel, rooted)
+async def experts(rank, work):
+    """Send tokens to where their experts are, as many as these want, and back; then share what is left over."""
+    n, me = rank.world_size, rank.rank
+    chosen = np.array([[500 * ((i + 3 * j) % 4) for j in range(n)] for i in range(n)])
+    tokens = await work(rank, "route", 5 + me, lambda: np.full((chosen[me].sum(), 2), me + 1, np.float32))
+    there = await rank.all_to_all(tokens, counts=chosen)
+    done = await work(rank, "expert", 10, lambda x: 2 * x, there)
+    back = await rank.all_to_all(done, counts=chosen.T)
+    left = [700 * i for i in range(n)]
+    shared = await rank.all_gather(np.full(left[me], back.sum(), np.float32), counts=left)
+    own = await rank.reduce_scatter(shared, counts=left)
+    return [float(x.sum()) for x in (there, back, shared, own)]
+
+
+PROGRAMS = (data_parallel, urgent_first, pipeline, tensor_parallel, rooted, experts)

@@ -174,7 +174,8 @@ def _like_the_one_before(schedule: Schedule, moved: _Amounts, bounds: NDArray[np
 
 def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
     """Renumber the groups of each step, (steps, rows), from 0: their numbers differ from step to step."""
-    least = np.where(group < 0, np.iinfo(np.int32).max, group).min(axis=1, keepdims=True)
+    most = np.iinfo(np.int32).max  # also where a step has no rows, as between the slices of a pipeline
+    least = np.where(group < 0, most, group).min(axis=1, keepdims=True, initial=most)
     return np.where(group < 0, -1, group - least)
 
 
