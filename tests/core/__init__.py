@@ -7,7 +7,7 @@ What parts promise to each other is tested in `tests/runtime`, and what differs 
 TESTS = {
     "runtime/any_source": "core/test_any_source",
     "runtime/backend": "core/test_virtual_clock virtual/test_one_truth",
-    "runtime/calls": "core/test_collectives core/test_bad_input core/test_point_to_point",
+    "runtime/calls": "core/test_collectives core/test_uneven core/test_bad_input core/test_point_to_point",
     "runtime/communicator": "core/test_mismatch core/test_leaving core/test_culprits",
     "runtime/compute": "core/test_compute core/test_lent_arguments",
     "runtime/context": "core/test_culprits core/test_failure",
@@ -33,7 +33,7 @@ TESTS = {
     "runtime/shapes": "virtual/test_world_shapes",
     "runtime/stream": "core/test_streams",
     "runtime/world": "core/test_failure core/test_leaving core/test_stall core/test_traces",
-    "remote/call_codec": "core/test_remote",
+    "remote/call_codec": "core/test_uneven core/test_remote",
     "remote/control_plane": "core/test_remote core/test_stall",
     "remote/spanning": "core/test_remote core/test_fan_out",
 }
