@@ -54,6 +54,7 @@ def covering(cases: Sequence[pytest.Function]) -> set[pytest.Function]:
 EXPECTED_SKIPS = (
     "torch is not installed",  # 200 MB
     "only what torch does with numpy's memory is tested here",
+    "whoever has tensors has torch",
     "no rights to make a network namespace",
     "ip of iproute2 is not installed",
     "tc of iproute2 is not installed",
@@ -78,6 +79,13 @@ class _Skips:
         self._unexpected: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that skips itself runs no test that could tell."""
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.skipped and isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
             if not reason.startswith(EXPECTED_SKIPS):

@@ -27,6 +27,11 @@ def test_one():
     pytest.skip({reason!r})
 """
 
+SKIPPED_WHOLLY = """
+import pytest
+pytest.skip("nobody said so", allow_module_level=True)
+"""
+
 
 def run(folder: Path, program: str, *options: str) -> tuple[int, str]:
     """Run tests as these here are run, but in one process; return exit code and output."""
@@ -72,6 +77,12 @@ def test_ci_fails_where_something_is_skipped_that_should_not_be(
     found, output = run(tmp_path, SKIPPED.format(reason=reason), option)
     assert found == code, output
     assert ("should not be skipped: " in output) is (code == 1)
+
+
+def test_nor_does_a_file_that_skips_itself_pass_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_it():\n    assert {0}\n")
+    code, output = run(tmp_path, SKIPPED_WHOLLY, "--no-unexpected-skips", "-n", "1")
+    assert (code, "should not be skipped: test_it.py: nobody said so" in output) == (1, True), output
 
 
 def test_a_test_that_hangs_is_ended_with_the_place_where_it_does(tmp_path: Path) -> None:
