@@ -40,6 +40,7 @@ __all__ = [
     "TraceWarning",
     "UsageError",
     "in_one_line",
+    "text_of",
 ]
 
 
@@ -136,7 +137,16 @@ def in_one_line(error: BaseException) -> str:
     ('ValueError: no', 'ValueError: no')
     """
     name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
-    return f"{name}: {error}"
+    text = text_of(error)
+    return f"{name}: {text}" if text else name
+
+
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, also of an error whose own text cannot be had."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"(its text cannot be had: {type(failed).__name__})"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -31,6 +31,7 @@ HOUSE = (
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending"),
     ("overlap.runtime.context",),
+    ("overlap.runtime.arguments",),
     ("overlap.runtime.operation", "overlap.runtime.compute"),
     ("overlap.runtime.stream",),
     ("overlap.runtime.communicator",),

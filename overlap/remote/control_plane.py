@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter_ns
-from traceback import format_exception
+from traceback import format_exception, format_tb
 from typing import Any, Protocol
 
 import trio
@@ -20,7 +20,7 @@ import trio
 from transports import Transport
 
 from ..diagnostics import where
-from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line
+from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line, text_of
 from ..notice import notify
 from ..runtime.communicator import BaseEngine
 from ..runtime.world import World
@@ -123,9 +123,9 @@ class ControlPlane:
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world."""
-        trace = "".join(format_exception(error))
+        trace = _trace_of(error)
         self._tell(
-            "failed", culprit=rank, type=_cut(type(error).__name__, _LINE_BYTES), text=_cut(_text_of(error)),
+            "failed", culprit=rank, type=_cut(type(error).__name__, _LINE_BYTES), text=_cut(text_of(error)),
             trace=_cut(trace, last=True), place=_cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ class ControlPlane:
 
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
-        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=_cut(_text_of(error)))
+        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=_cut(text_of(error)))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -252,6 +252,13 @@ class ControlPlane:
         self._world.stalled_elsewhere()
 
 
+def _trace_of(error: BaseException) -> str:
+    try:
+        return "".join(format_exception(error))
+    except Exception:  # its text cannot be had
+        return "".join(format_tb(error.__traceback__))
+
+
 def _cut(text: str, limit_bytes: int = _TEXT_BYTES, *, last: bool = False) -> str:
     """Return the first or the last part of a text that takes so many bytes, whatever characters are in it."""
     encoded = text.encode(errors="replace")
@@ -261,13 +268,6 @@ def _cut(text: str, limit_bytes: int = _TEXT_BYTES, *, last: bool = False) -> st
 def _cut_lines(lines: Sequence[str]) -> list[str]:
     told = [_cut(line, _LINE_BYTES) for line in lines[:_LINES]]
     return told if len(lines) <= _LINES else [*told, f"and {len(lines) - _LINES} lines more"]
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failed:  # its own __str__ raised
-        return f"(its text cannot be had: {type(failed).__name__})"
 
 
 def _mismatch(

@@ -64,6 +64,9 @@ class AnyReceive(Issued[Array]):
         tag = self._keys[0].tag
         return f"{self.name} from any rank{f' with tag {tag}' if tag else ''} on group '{self._group.name}'"
 
+    def _loop_thread(self) -> int | None:
+        return self._context.thread
+
     def start(self) -> None:
         """Look for a message, and go on looking; the loop's thread only."""
         self._context.outstanding.operations[self] = None

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError
+from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
 from .context import RankContext
 from .future import Failure
 from .operation import Operation, Port
@@ -222,10 +222,7 @@ class Communicator:
     def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end with its own error, and the other ends because of it."""
         rank = self.members[operation.port.place]
-        message = (
-            f"rank {rank} failed before {operation.label} ({operation.call_site}): "
-            f"{type(failure.error).__name__}: {failure.error}"
-        )
+        message = f"rank {rank} failed before {operation.label} ({operation.call_site}): {in_one_line(failure.error)}"
         operation.fail(failure)
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
@@ -274,10 +271,8 @@ class Communicator:
     def _left_error(self, rank: int, match: Match) -> Callable[[], RankLeftError]:
         ends = match.ends
         waiting = ", ".join(str(end.context.rank) for end in ends)
-        message = (
-            f"rank {rank} finished its program while rank {waiting} waits for it in {ends[0].label} "
-            f"({ends[0].call_site})"
-        )
+        who = f"rank {waiting} waits" if len(ends) == 1 else f"ranks {waiting} wait"
+        message = f"rank {rank} finished its program while {who} for it in {ends[0].label} ({ends[0].call_site})"
         return lambda: RankLeftError(message, culprit=rank)
 
     def _compare(self, match: Match, operation: Operation) -> None:

@@ -13,6 +13,8 @@ from typing import TypeVar, cast
 import trio
 
 from ..collectives.reduce import Array
+from ..errors import UsageError
+from .arguments import check_unwritten
 from .context import RankContext
 from .future import Failure, Future, outcome, resolve, settle, tell, wait_in_thread
 from .memory.lent_arguments import arrays_in, explain
@@ -56,8 +58,15 @@ class ComputeFuture(Issued[T_co]):
         """What it is called in messages."""
         return f"compute '{self.name}'"
 
+    def _loop_thread(self) -> int | None:
+        return self.context.thread
+
     def lock_arguments(self) -> None:
-        """Lock the arrays among the arguments, those that settled futures hold included."""
+        """Lock the arrays among the arguments, those that settled futures hold included.
+
+        Raises:
+            UsageError: If one of them is being written by an operation that has not ended.
+        """
         arrays, others = arrays_in(self.args)
         for other in others:
             if isinstance(other, Future):
@@ -74,13 +83,17 @@ class ComputeFuture(Issued[T_co]):
         if failure is not None:
             return (), failure
         resolved = cast("tuple[object, ...]", args)
-        self._lock(arrays_in(resolved)[0])
+        try:
+            self._lock(arrays_in(resolved)[0])
+        except UsageError as error:
+            return (), Failure(error)
         return resolved, None
 
     def _lock(self, arrays: list[Array]) -> None:
         if arrays and not self.context.arrays.shapes_only:  # else there is nothing to spoil
-            lock = self.context.locks.lock
-            self.locked += [array for array in arrays if lock(array)]
+            locks = self.context.locks
+            check_unwritten(locks, arrays, self.label)
+            self.locked += [array for array in arrays if locks.lock(array)]
 
     def unlock_arguments(self, value: object = None) -> None:
         """Unlock the arrays of a function that has returned `value` or will never run; any thread."""

@@ -17,12 +17,15 @@ from typing import Any, Generic, TypeVar, cast
 import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
+from ..errors import UsageError
+
 T_co = TypeVar("T_co", covariant=True)
 
 __all__ = [
     "Failure",
     "Future",
     "call_when_done",
+    "is_elsewhere",
     "outcome",
     "resolve",
     "settle",
@@ -140,6 +143,8 @@ class Future(Generic[T_co]):
             waiters = self._waiters
             if waiters is None:
                 waiters = self._waiters = []
+            if self._loop_thread() not in (None, threading.get_ident()):
+                raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
             task = current_task()
             waiters.append(task)
 
@@ -158,7 +163,13 @@ class Future(Generic[T_co]):
 
     # -- what the functions below do to it ---------------------------------------------------------------------------
 
+    def _loop_thread(self) -> int | None:
+        """The thread of the event loop that tells of it, if that is known."""
+        return None
+
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+            raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {timeout!r}")
         if not self.done:
             if trio.lowlevel.in_trio_run():
                 raise trio.WouldBlock(
@@ -203,7 +214,8 @@ class Future(Generic[T_co]):
         event = threading.Event()
         with _LOCK:
             self._threads = [*(self._threads or ()), event]
-        return self._done or event.wait(timeout)  # settled before the event was in the list: nobody would set it
+        longest = None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+        return self._done or event.wait(longest)  # settled before the event was in the list: nobody would set it
 
 
 class _Item(Future[object]):
@@ -241,6 +253,9 @@ class _Item(Future[object]):
     def _block(self, timeout: float | None = None) -> bool:
         return self._whole._block(timeout)
 
+    def _loop_thread(self) -> int | None:
+        return self._whole._loop_thread()
+
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
         return self.result()
@@ -249,7 +264,7 @@ class _Item(Future[object]):
 def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:
     try:
         callback(future)
-    except Exception:
+    except BaseException:  # an exit as well: the loop that calls would not survive it
         logging.getLogger("overlap").exception("a callback of %r raised", future)
 
 
@@ -286,6 +301,11 @@ def call_when_done(future: Future[Any], callback: Callable[[], None]) -> None:
         future._add_callback(callback)
     if future.done and future._take_callback(callback):  # a compute's thread has settled it meanwhile
         callback()
+
+
+def is_elsewhere(future: Future[Any], thread: int) -> bool:
+    """Whether an unsettled future belongs to a world on another event loop than that of a thread."""
+    return not future.done and future._loop_thread() not in (None, thread)
 
 
 def wait_in_thread(future: Future[Any]) -> None:

@@ -14,10 +14,11 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
 from .any_source import AnyReceive
+from .arguments import receive_like
 from .communicator import Communicator, Communicators, Key
 from .context import RankContext
-from .future import Failure, Future, settle, tell
-from .operation import CollectiveFuture, Members, Port, receive_like
+from .future import Failure, Future, is_elsewhere, settle, tell
+from .operation import CollectiveFuture, Members, Port
 from .outstanding import Issued
 from .stream import Stream, Streams
 
@@ -151,8 +152,11 @@ class Issuer:
         out = operation.out
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()
-        if not isinstance(operation.input, Future):
+        x = operation.input
+        if not isinstance(x, Future):
             operation.prepare()
+        elif is_elsewhere(x, context.thread):
+            raise UsageError(f"x: {x.label} belongs to another world; pass its result")
 
     def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
         operation.port, lane = port, port.stream

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -18,10 +17,11 @@ import trio
 from ..collectives.call import Call, Pairs, call
 from ..collectives.counts import Counts, normal
 from ..collectives.kinds import Collective, Shape
-from ..collectives.reduce import OPS, Array, check_dtype
+from ..collectives.reduce import OPS, Array
 from ..errors import UsageError
 from ..timeline.spans import RawMatch
-from .context import Arrays, RankContext
+from .arguments import check_overlap, check_result, check_unwritten
+from .context import RankContext
 from .future import Failure, Future, call_when_done, resolve
 from .memory.foreign import as_input, as_output, changes
 from .outstanding import Issued
@@ -36,7 +36,6 @@ __all__ = [
     "Members",
     "Operation",
     "Port",
-    "receive_like",
 ]
 
 Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
@@ -200,6 +199,9 @@ class CollectiveFuture(Issued[T_co]):
         missing = self.port.communicator.missing(self.seq)
         return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
 
+    def _loop_thread(self) -> int | None:
+        return self.context.thread
+
     # -- the caller's arguments --------------------------------------------------------------------------------
 
     def prepare(self) -> None:
@@ -225,11 +227,13 @@ class CollectiveFuture(Issued[T_co]):
                 self.call = call(kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
+            if not x.flags.writeable and x is not self.out:
+                check_unwritten(self.context.locks, (x,), "x")
             self.source = x if x.flags.c_contiguous else self._contiguous(x)
         if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
-            self.check_result(self.call)
-            if x is not None and np.may_share_memory(self.out, x) and not self._in_place(self.out, x):
-                raise UsageError(f"out: overlaps x, which {self.op} still reads; pass x itself or an array of its own")
+            check_result(self.out, self.call, self.group.rank)
+            if x is not None:
+                check_overlap(self.call, self.group.rank, self.out, x)
 
     def _contiguous(self, x: Array) -> Array:
         arrays = self.context.arrays
@@ -266,23 +270,7 @@ class CollectiveFuture(Issued[T_co]):
         Raises:
             UsageError: Naming both.
         """
-        out = self.out
-        if out is None or pattern.dtype is None:
-            return
-        shape = pattern.result_at(self.group.rank)
-        if out.shape != shape or out.dtype != pattern.dtype:
-            raise UsageError(f"out: expected {pattern.dtype} {shape}, got {out.dtype} {out.shape}")
-
-    def _in_place(self, out: Array, x: Array) -> bool:
-        """Whether `x` lies in `out` just where the operation writes only after it has read."""
-        traits = self.kind.traits
-        if not x.flags.c_contiguous or traits.scatters or self.kind is Collective.PERMUTE:
-            return x.nbytes == 0
-        offset = x.__array_interface__["data"][0] - out.__array_interface__["data"][0]
-        if self.call.counts:
-            before = sum(self.call.counts[: self.group.rank])
-            return bool(offset == before * (x.nbytes // x.shape[0]))  # nothing shares memory with an empty array
-        return bool(offset == (self.group.rank * x.nbytes if traits.gathers else 0))
+        check_result(self.out, pattern, self.group.rank)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -326,7 +314,7 @@ class CollectiveFuture(Issued[T_co]):
         x, out = self.input, self.out
         if out is not None and self.target is None:
             self.target = out.view()
-            if self.context.locks.lock(out):
+            if self.context.locks.lock(out, writes=True):
                 self.locked = (out,)
         if x is not out and not self._input_locked and isinstance(x, np.ndarray):
             self._input_locked = True
@@ -433,15 +421,3 @@ class CollectiveFuture(Issued[T_co]):
 Operation: TypeAlias = CollectiveFuture[object]
 
 _ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
-
-
-def receive_like(like: object, arrays: Arrays) -> object:
-    """Return what a receive fills: the one given, or a new array of (shape, dtype)."""
-    if isinstance(like, tuple):
-        try:
-            shape, dtype = like
-            like = arrays.empty(tuple(map(index, (shape,) if isinstance(shape, int) else shape)), np.dtype(dtype))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
-    check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
-    return like

@@ -6,6 +6,7 @@ What parts promise to each other is tested in `tests/runtime`, and what differs 
 # Where to look first for the tests of a file of overlap/runtime or overlap/remote.
 TESTS = {
     "runtime/any_source": "core/test_any_source",
+    "runtime/arguments": "core/test_bad_input core/test_misuse",
     "runtime/backend": "core/test_virtual_clock virtual/test_one_truth",
     "runtime/calls": "core/test_collectives core/test_uneven core/test_bad_input core/test_point_to_point",
     "runtime/communicator": "core/test_mismatch core/test_leaving core/test_culprits",

@@ -30,11 +30,12 @@ class BufferLocks:
     A view cannot become writable while its base is read-only: such views wait, as weak references, for the base.
     """
 
-    __slots__ = ("_awaited", "_lock", "_users", "_waiting")
+    __slots__ = ("_awaited", "_lock", "_users", "_waiting", "_written")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._users: dict[int, int] = {}  # by id of the array
+        self._written: set[int] = set()
         self._waiting: dict[int, dict[int, weakref.ref[Array]]] = {}  # by ids of the base and of the view
         self._awaited: dict[int, int] = {}  # from the id of the view to that of the base
 
@@ -42,8 +43,13 @@ class BufferLocks:
         """Return how many arrays are in use."""
         return len(self._users)
 
-    def lock(self, array: Array) -> bool:
-        """Make an array read-only, or count one more user; False if it is left alone, and not to be unlocked."""
+    def lock(self, array: Array, *, writes: bool = False) -> bool:
+        """Make an array read-only, or count one more user; False if it is left alone, and not to be unlocked.
+
+        Args:
+            array: The array.
+            writes: Whether the user writes it, through a view of its own; then it has no other.
+        """
         key, users = id(array), self._users
         with self._lock:
             if key in users:
@@ -54,13 +60,20 @@ class BufferLocks:
             elif not self._claim(array):
                 return False
             users[key] = 1
+            if writes:
+                self._written.add(key)
             return True
+
+    def written(self, array: Array) -> bool:
+        """Whether an array is in use by somebody who writes it."""
+        return id(array) in self._written
 
     def unlock(self, array: Array) -> None:
         """Take one user off an array, and make it writable again after the last."""
         key = id(array)
         with self._lock:
             users = self._users.pop(key)
+            self._written.discard(key)
             if users > 1:
                 self._users[key] = users - 1
             elif self._waiting or array.base is not None:
