@@ -34,6 +34,7 @@ HOUSE = (
     ("overlap.runtime.arguments",),
     ("overlap.runtime.operation", "overlap.runtime.compute"),
     ("overlap.runtime.stream",),
+    ("overlap.runtime.match",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),

@@ -20,8 +20,9 @@ from transports import Transport
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import BaseEngine, Communicator, Communicators, Key, Match
+from ..runtime.communicator import BaseEngine, Communicator, Communicators
 from ..runtime.future import Failure
+from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..timeline.spans import call_site
 

@@ -12,9 +12,10 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import RankLeftError
-from .communicator import Communicators, Key
+from .communicator import Communicators
 from .context import RankContext
 from .future import Failure, call_when_done, outcome, settle, tell
+from .match import Key
 from .operation import Members, Operation
 from .outstanding import Issued
 

@@ -72,9 +72,6 @@ class Calls:
             x: Any shape, the same on all ranks.
             op: "sum", "mean", "max", "min" or "prod". The mean of integers is truncated towards zero.
             out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
 
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
         2(p-1)/p of the array sent by each rank.
@@ -117,9 +114,6 @@ class Calls:
             op: As for `all_reduce`.
             out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
             counts: Rows of every rank's block, from 0, the same list on all ranks; equal ones by default.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
 
         Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ travel by the
         same algorithms without padding; a step of a ring takes as long as the largest block in it.
@@ -161,9 +155,6 @@ class Calls:
             out: Shape `(x.shape[0] * size, *x.shape[1:])`, or `(sum(counts), *x.shape[1:])`; `x` may be this rank's own
                 block of it.
             counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal ones by default.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
 
         Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ travel as in
         `reduce_scatter`.
@@ -206,9 +197,6 @@ class Calls:
                 `x`.
             counts: A table of rows, from 0: `counts[i][j]` of them go from rank i to rank j; the same table on all
                 ranks. Equal ones by default.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
 
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
@@ -239,9 +227,6 @@ class Calls:
             x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
             root: Group rank of the sender.
             out: Where to put the result; `out=x` is in place.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
         """
         return self._issuer.issue(
             CollectiveFuture(Collective.BROADCAST, x, out, _getframe(1), priority, name, None, root), stream
@@ -272,9 +257,6 @@ class Calls:
             root: Group rank that gets the result.
             op: As for `all_reduce`.
             out: On the root, where to put the result; `out=x` is in place.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
         """
         return cast(
             "CollectiveFuture[Array | None]",
@@ -306,9 +288,6 @@ class Calls:
             x: At least one axis; the same shape on all ranks.
             root: Group rank that gets the result.
             out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
         """
         return cast(
             "CollectiveFuture[Array | None]",
@@ -341,9 +320,6 @@ class Calls:
                 shape, which is only compared.
             root: Group rank of the sender.
             out: Shape `(x.shape[0] // size, *x.shape[1:])`.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
         """
         return self._issuer.issue(
             CollectiveFuture(Collective.SCATTER, x, out, _getframe(1), priority, name, None, root), stream
@@ -375,9 +351,6 @@ class Calls:
             pairs: (source, destination) group ranks; each at most once as a source and once as a destination, the same
                 list on all ranks.
             out: The shape of `x`; may not overlap it.
-            priority: Lower is more urgent.
-            stream: Communication stream.
-            name: For the timeline.
         """
         asked = cast("tuple[tuple[int, int], ...]", pairs)  # checked when it is issued
         return self._issuer.issue(
@@ -415,9 +388,6 @@ class Calls:
             x: Any shape; the receiver expects the same shape and dtype.
             dst: Group rank of the receiver.
             tag: From 0 to 2**24 - 1.
-            priority: Lower is more urgent.
-            stream: In whose lane the timeline shows it.
-            name: For the timeline.
         """
         return cast(
             "CollectiveFuture[None]",
@@ -445,9 +415,6 @@ class Calls:
             like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
             src: Group rank of the sender; None for any.
             tag: From 0 to 2**24 - 1.
-            priority: Lower is more urgent.
-            stream: In whose lane the timeline shows it.
-            name: For the timeline.
         """
         return self._issuer.receive(
             CollectiveFuture(Collective.P2P, None, None, _getframe(1), priority, name or "recv"), like, src, tag, stream

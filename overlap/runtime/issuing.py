@@ -15,9 +15,10 @@ from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
 from .any_source import AnyReceive
 from .arguments import receive_like
-from .communicator import Communicator, Communicators, Key
+from .communicator import Communicator, Communicators
 from .context import RankContext
 from .future import Failure, Future, is_elsewhere, settle, tell
+from .match import Key
 from .operation import CollectiveFuture, Members, Port
 from .outstanding import Issued
 from .stream import Stream, Streams

@@ -19,11 +19,12 @@ from ..diagnostics import calling, only, origin
 from ..errors import PeerError, StallError, UsageError, in_one_line
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
-from .communicator import BaseEngine, Communicator, Communicators, Key
+from .communicator import BaseEngine, Communicator, Communicators
 from .compute import ComputeStream
 from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
+from .match import Key
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
 from .rank import Rank

@@ -18,9 +18,10 @@ from ..collectives.kinds import Collective
 from ..collectives.placement import place
 from ..collectives.select import DIRECT, plan, size_class
 from ..errors import ScheduleError
-from ..runtime.communicator import BaseEngine, Communicator, Match
+from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.engine.shared_memory import fit_all, run_here
 from ..runtime.future import Failure, call_when_done
+from ..runtime.match import Match
 from ..runtime.operation import Operation
 from . import Kernel, Order, Reached, Traffic, Transfer
 from .simulated_compute import SimulatedCompute

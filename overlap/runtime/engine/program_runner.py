@@ -16,9 +16,10 @@ from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer, Schedule
 from ...collectives.uneven import UnevenSchedule, block_starts
 from ...diagnostics import first
-from ..communicator import Communicator, Match
+from ..communicator import Communicator
 from ..context import Arrays
 from ..future import Failure
+from ..match import Match
 from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
 from .compiler import Compiler

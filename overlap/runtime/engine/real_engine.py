@@ -14,8 +14,9 @@ from trio.lowlevel import TrioToken
 from transports import Transport
 
 from ...collectives.call import Call
-from ..communicator import BaseEngine, Communicator, Match
+from ..communicator import BaseEngine, Communicator
 from ..future import Failure
+from ..match import Match
 from ..operation import Operation
 from .shared_memory import pieces, run_here
 from .workers import INLINE_BYTES, Workers

@@ -17,7 +17,7 @@ from ...collectives.call import Call
 from ...collectives.counts import blocks_given, blocks_got
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, Reducer
-from ..communicator import Unfit
+from ..match import Unfit
 from ..operation import Operation
 from .workers import PIECE_BYTES
 

@@ -1,0 +1,77 @@
+"""The ends of one operation, as they come together, and what names the place where they do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..collectives.call import Call
+from .operation import Operation
+
+__all__ = ["Key", "Match", "Unfit"]
+
+
+class Key(NamedTuple):
+    """What names a communicator on every rank alike.
+
+    Attributes:
+        ranks: World ranks of the group, in its order.
+        occurrence: Which of the groups with these ranks.
+        stream: Name of the stream; "" for messages.
+        src: Group rank that sends, of messages.
+        dst: Group rank that receives, of messages.
+        tag: Of messages.
+    """
+
+    ranks: tuple[int, ...]
+    occurrence: int
+    stream: str
+    src: int = -1
+    dst: int = -1
+    tag: int = -1
+
+    @property
+    def messages(self) -> bool:
+        """Whether it names the messages of two ranks."""
+        return self.src >= 0
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """World ranks of sender and receiver, of messages."""
+        return self.ranks[self.src], self.ranks[self.dst]
+
+    def from_any(self) -> Key:
+        """Return what stands for messages of that tag to that rank, whoever sends them."""
+        return self._replace(src=0)
+
+    def tag_base(self, *more: object) -> int:
+        """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
+        said = repr((*self, *more)).encode()
+        return int.from_bytes(hashlib.blake2b(said, digest_size=5).digest(), "big") << 24
+
+
+class Match:
+    """The members' ends of one operation, as they arrive."""
+
+    __slots__ = ("arrived", "count", "error", "first", "pattern")
+
+    def __init__(self, members: int) -> None:
+        self.arrived: list[Operation | None] = [None] * members
+        self.count = 0
+        self.pattern: Call | None = None  # of the first arrival, or of the first that says dtype and shape
+        self.first: Operation | None = None  # whose call that is
+        self.error: Callable[[], BaseException] | None = None
+
+    @property
+    def ends(self) -> list[Operation]:
+        """Those that have arrived."""
+        return [end for end in self.arrived if end is not None]
+
+
+class Unfit(Exception):
+    """One end of an operation cannot take part; `__cause__` says why."""
+
+    def __init__(self, operation: Operation) -> None:
+        super().__init__(operation.label)
+        self.operation = operation
