@@ -86,8 +86,10 @@ def block_starts(schedule: UnevenSchedule, rank: int, counts: Counts, row: int) 
         counts: Rows of every block.
         row: Elements in a row.
     """
-    given, got = (each[rank].tolist() for each in _natural(schedule.collective, schedule.size))
-    buffers: tuple[Sequence[int], ...] = (given, got, schedule.held[rank])
+    kind, size = Collective(schedule.collective), schedule.size
+    buffers: tuple[Sequence[int], ...] = (
+        blocks_given(kind, size, rank), blocks_got(kind, size, rank), schedule.held[rank]
+    )  # fmt: skip
     starts = [list(accumulate((counts[block] * row for block in held), initial=0)) for held in buffers]
     return tuple([*each, each[-1]] for each in starts)
 

@@ -127,3 +127,11 @@ def test_copies_of_a_group():
     assert each.dst.tolist() == sorted(each.dst.tolist())
     assert each.moving.tolist() == [2.0] * 4
     assert inside.slots == 2
+
+
+def test_steps_without_rows_are_rounds_without_messages():
+    whole = generate("all_gather", "bucket", 4)
+    gap = dataclasses.replace(
+        whole, step=whole.step + 2 * (whole.step > 0), group=np.arange(len(whole), dtype=np.int32)
+    )
+    same(merged(rounds(gap)), merged(rounds(dataclasses.replace(gap, step=whole.step))))
