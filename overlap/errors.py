@@ -40,6 +40,7 @@ __all__ = [
     "TraceWarning",
     "UsageError",
     "in_one_line",
+    "printable",
     "text_of",
 ]
 
@@ -131,13 +132,14 @@ class RemoteError(OverlapError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return "Type: text" of an error, whichever process it comes from.
+    r"""Return "Type: text" of an error, whichever process it comes from; of many lines the first that is not empty.
 
-    >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no"))
-    ('ValueError: no', 'ValueError: no')
+    >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no\n\nbecause\n"))
+    ('ValueError: no', 'ValueError: no ...')
     """
     name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
-    text = text_of(error)
+    first, _, rest = text_of(error).strip().partition("\n")
+    text = f"{printable(first.rstrip())}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
 
 
@@ -147,6 +149,17 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as failed:
         return f"(its text cannot be had: {type(failed).__name__})"
+
+
+def printable(line: str) -> str:
+    r"""Return a line without what would make a terminal do something else than show it.
+
+    >>> printable("red \x1b[31m\0")
+    'red \\x1b[31m\\x00'
+    """
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

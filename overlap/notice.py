@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from .errors import printable
+
 __all__ = ["notify", "say"]
 
 
 def notify(text: str) -> None:
-    """Tell the user something that is not the program's output."""
-    say(f"overlap: {text}\n")
+    """Tell the user something that is not the program's output, in one line or several."""
+    say("\n".join(map(printable, f"overlap: {text}".split("\n"))) + "\n")
 
 
 def say(text: str) -> None:

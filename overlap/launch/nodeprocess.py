@@ -12,7 +12,7 @@ import trio
 
 from ..rendezvous.launcher_environment import member_variables
 from .lifeline import tie
-from .output import DRAIN_S, STDERR, STDOUT, Log, Relay, Screen, prefix_of
+from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
 from .status import LONGEST_BYTES, Status, read_status
 from .verdict import Ending
@@ -72,7 +72,9 @@ class NodeProcess:
         with trio.CancelScope() as self._listening:
             self.status = read_status(await _read_all(self._said, LONGEST_BYTES))
             if self.status is not None and self._log is not None:
-                self._log.write([line.encode() + b"\n" for line in self.status.text.splitlines()])
+                self._log.write(
+                    [line.encode(errors="backslashreplace") + b"\n" for line in self.status.text.splitlines()]
+                )
         self._heard.set()
 
     async def said_all(self) -> None:
@@ -141,17 +143,14 @@ def _is_terminal() -> bool:
 
 
 async def _read_all(descriptor: int, most_bytes: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) <= most_bytes:
-        try:
-            more = os.read(descriptor, most_bytes)
-        except BlockingIOError:
-            await trio.lowlevel.wait_readable(descriptor)
-            continue
+        await trio.lowlevel.wait_readable(descriptor)
+        more = os.read(descriptor, READ_BYTES)
         if not more:
             break
         data += more
-    return data
+    return bytes(data)
 
 
 async def _exited(pid: int) -> None:

@@ -1,7 +1,8 @@
 """The status record: how a process tells its launcher why it ends, and whether that is its own fault.
 
 Exit codes cannot say that: a process whose peer has failed ends with an error too, often earlier than the one at fault.
-So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at most one line of JSON into it::
+So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at most one line of JSON into it,
+of any length that an error may have, because the launcher reads while it is written::
 
     {"cause": false, "rank": 5, "line": "rank 5 failed at train.py:41: ValueError: no", "text": "Traceback ..."}
 
@@ -24,10 +25,10 @@ from ..errors import PeerError, RankFailedError, RemoteError
 
 __all__ = ["LONGEST_BYTES", "Status", "read_status", "status_of", "tell_launcher"]
 
-# Of a record. A pipe holds 64 KiB, so that writing never waits for the launcher.
-LONGEST_BYTES = 32 * 1024
-LONGEST_TEXT = 4000  # characters, of which JSON makes at most 6 bytes each
+# Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
+LONGEST_TEXT = 2 << 20
 LONGEST_LINE = 1000
+LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # of a record: JSON makes at most 6 bytes of a character
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,14 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "") ->
 
 
 def tell_launcher(status: Status, environ: Mapping[str, str] = os.environ) -> bool:
-    """Write the record to the launcher; return whether there is one that listens."""
+    """Write the record to the launcher, which reads meanwhile; return whether there is one that listens."""
     record = asdict(status) | {"line": status.line[:LONGEST_LINE], "text": _shortened(status.text)}
+    left = memoryview(json.dumps(record).encode() + b"\n")
     with suppress(KeyError, ValueError, OSError):
-        return os.write(int(environ["OVERLAP_STATUS_FD"]), json.dumps(record).encode() + b"\n") > 0
+        descriptor = int(environ["OVERLAP_STATUS_FD"])
+        while left:
+            left = left[os.write(descriptor, left) :]
+        return True
     return False
 
 
@@ -86,5 +91,9 @@ def read_status(data: bytes) -> Status | None:
 
 
 def _shortened(text: str) -> str:
-    """Keep the end, where errors are told."""
-    return text if len(text) <= LONGEST_TEXT else "..." + text[-LONGEST_TEXT:]
+    """Keep the beginning and the end: the one tells what went wrong and where, the other who is at fault."""
+    left_out = len(text) - LONGEST_TEXT
+    if left_out <= 0:
+        return text
+    half = LONGEST_TEXT // 2
+    return f"{text[:half]}\n  ... {left_out} characters left out ...\n{text[-half:]}"

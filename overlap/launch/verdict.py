@@ -16,6 +16,7 @@ from .status import Status
 __all__ = ["Ending", "card", "culprit", "exit_code"]
 
 CARD_LINES = 25  # of a failure on the terminal, at most
+CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line
 
 _CAUSE, _VICTIM, _STOPPED = range(3)  # how guilty, most first
 _OURS = "overlap: "  # what begins the line in which `overlap` itself says who failed, and how
@@ -121,8 +122,14 @@ def _memory(oom_kills: int) -> str:
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:
-    """Keep the first line and the end, where errors are told."""
-    if len(lines) <= most:
-        return lines
+    """Keep the beginning, which tells what went wrong and where, and the end, which tells who is at fault."""
     left_out = len(lines) - most + 1
-    return [lines[0], f"  ... {left_out} lines left out ...", *lines[2 - most :]]
+    if left_out > 1:
+        head = most // 2
+        lines = [*lines[:head], f"  ... {left_out} lines left out ...", *lines[head + left_out :]]
+    return [_narrowed(line) for line in lines]
+
+
+def _narrowed(line: str) -> str:
+    left_out, half = len(line) - CARD_COLUMNS, CARD_COLUMNS // 2
+    return f"{line[:half]} ... {left_out} characters left out ... {line[-half:]}" if left_out > 0 else line

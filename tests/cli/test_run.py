@@ -181,6 +181,15 @@ def test_a_failed_run_tells_its_trace_before_the_error(overlap, script):
     assert err.endswith("overlap: rank 0 failed at train.py:3: ValueError: bad\n")
 
 
+def test_what_an_error_tells_does_not_move_the_cursor(overlap, script):
+    body = (
+        "import overlap\nasync def main(rank):\n    raise ValueError('\\0\\x1b[2J\\nmore')\noverlap.run(main, ranks=1)"
+    )
+    told = r"overlap: rank 0 failed at train.py:3: ValueError: \x00\x1b[2J ..."
+    assert overlap("run", script(body))[2].splitlines()[-1] == told
+    assert overlap("run", "\x1b[2J.py") == (2, "", "overlap: run: \\x1b[2J.py: No such file or directory\n")
+
+
 def test_a_program_without_a_world_has_no_trace(overlap, script):
     told = "overlap: no trace in a.json: the program did not call overlap.run\n"
     assert overlap("run", "--trace", "a.json", script("pass")) == (0, "", told)

@@ -1,11 +1,12 @@
 import json
 import os
+from threading import Thread
 
 import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.launch.memory import oom_kills
-from overlap.launch.status import LONGEST_BYTES, Status, read_status, status_of, tell_launcher
+from overlap.launch.status import LONGEST_BYTES, LONGEST_TEXT, Status, read_status, status_of, tell_launcher
 from overlap.launch.verdict import Ending, card, culprit, exit_code
 from transports import LinkLostError
 
@@ -102,11 +103,21 @@ def test_the_card_of_signals():
     ]
 
 
-def test_a_long_card_keeps_its_first_line_and_its_end():
+def test_a_long_card_keeps_its_beginning_and_its_end():
     told = card(ended(0, 1, Status(cause=True, text="\n".join(map(str, range(60))))))
     assert len(told) == 25
-    assert told[:3] == ["0", "  ... 37 lines left out ...", "38"]
-    assert told[-2] == "59"
+    assert told[:13] == [*map(str, range(12)), "  ... 37 lines left out ..."]
+    assert told[13:24] == [str(number) for number in range(49, 60)]
+
+
+def test_a_card_that_just_fits_is_whole():
+    lines = [str(number) for number in range(24)]
+    assert card(ended(0, 1, Status(cause=True, text="\n".join(lines))))[:24] == lines
+
+
+def test_a_long_line_of_a_card_keeps_its_beginning_and_its_end():
+    told = card(ended(0, 1, Status(cause=True, text=f"begin{'x' * 99_990}end!!")))
+    assert told[0] == f"begin{'x' * 995} ... 98000 characters left out ... {'x' * 995}end!!"
 
 
 # -- the record --------------------------------------------------------------------------------------------------
@@ -143,14 +154,30 @@ def test_the_record_is_read_back():
     os.close(reading)
 
 
-def test_a_long_record_keeps_the_end_of_its_text_and_fits():
+def told_and_read(status):
+    """What the launcher reads of a record that is longer than a pipe holds."""
     reading, writing = os.pipe()
-    tell_launcher(Status(cause=True, line="ü" * 9999, text="\0" * 9999 + "end"), {"OVERLAP_STATUS_FD": str(writing)})
-    data = os.read(reading, 1 << 20)
+    teller = Thread(target=tell_launcher, args=(status, {"OVERLAP_STATUS_FD": str(writing)}))
+    teller.start()
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        data += os.read(reading, 1 << 20)
+    teller.join()
     os.close(reading)
     os.close(writing)
     assert len(data) <= LONGEST_BYTES
-    assert read_status(data).text.endswith("end")
+    return read_status(bytes(data))
+
+
+def test_a_record_is_whole_whatever_a_pipe_holds():
+    status = Status(cause=True, line="bad", text="begin\n" + "detail\n" * 50_000 + "end")
+    assert told_and_read(status) == status
+
+
+def test_the_longest_record_keeps_the_beginning_and_the_end_of_its_text():
+    text = told_and_read(Status(cause=True, line="\u00fc" * 9999, text="begin" + "\0" * LONGEST_TEXT + "end")).text
+    begin, left_out, end = text.split("\n")
+    assert (begin[:6], left_out, end[-4:]) == ("begin\0", "  ... 8 characters left out ...", "\0end")
 
 
 @pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])

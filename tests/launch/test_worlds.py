@@ -127,6 +127,32 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     assert re.search(told, run.stderr), run.stderr
 
 
+EARLY = """
+import overlap
+
+async def main(rank):
+    if rank.rank == 1:
+        raise ValueError("HEAD \\x1b[31m" + "detail\\n" * 600 + "TAIL")
+    await rank.barrier()
+
+overlap.run(main)
+"""
+
+
+def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(EARLY)
+    run = launched(tmp_path, Path("early.py"), "--nnodes", "2", "--log-dir", "logs")
+    lines = run.stderr.splitlines()
+    assert (run.returncode, len(lines), lines[0]) == (1, 25, "Traceback (most recent call last):")
+    assert re.fullmatch(r"  \.\.\. 5\d\d lines left out \.\.\.", lines[12])
+    assert any(line.startswith("ValueError: HEAD ") for line in lines[:12])
+    assert lines[-3:-1] == ["TAIL", r"overlap: rank 1 failed at early.py:6: ValueError: HEAD \x1b[31mdetail ..."]
+    assert lines[-1].endswith(" exited with code 1; all it printed is in logs/node-1.log")
+    log = (tmp_path / "logs/node-1.log").read_text().splitlines()
+    assert log.count("detail") == 599
+    assert log[-2:] == lines[-3:-1]
+
+
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
