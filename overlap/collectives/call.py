@@ -16,7 +16,7 @@ from .counts import Counts, described, result_rows, whole_rows
 from .kinds import Collective, Shape, check_input, result_shape
 from .reduce import Reducer, check_dtype, reducer
 
-__all__ = ["Call", "CallKey", "Pairs", "call"]
+__all__ = ["Call", "CallKey", "Pairs", "call", "uneven_call"]
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -104,8 +104,7 @@ class Call:
         return f"{self.kind.value}({said})"
 
 
-@lru_cache(maxsize=4096)
-def call(
+def _checked(
     kind: str,
     op: str | None,
     dtype: np.dtype[np.generic] | None,
@@ -143,3 +142,8 @@ def call(
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
         key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts),
     )  # fmt: skip
+
+
+call = lru_cache(maxsize=4096)(_checked)
+# With counts: a table of 64 ranks takes 100 KiB, and where experts are chosen none comes twice; for ranks to share.
+uneven_call = lru_cache(maxsize=64)(_checked)

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from ..collectives.call import Call, Pairs, call
+from ..collectives.call import Call, Pairs, call, uneven_call
 from ..collectives.kinds import Collective
 from ..errors import OverlapError
 
@@ -30,7 +30,8 @@ def unpack(told: Sequence[object]) -> Call:
     """
     try:
         kind, op, dtype, shape, size, root, pairs, counts = told
-        return call(
+        find = uneven_call if counts else call
+        return find(
             Collective(kind).value,
             cast("str | None", op),
             None if dtype is None else _dtype(str(dtype)),

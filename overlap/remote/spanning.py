@@ -38,6 +38,9 @@ _REMEMBERED = 256
 # told at once; of tags that are older, a stall report tells.
 _COUNTED = 4096
 
+# Calls of which the tags are remembered: training repeats a few, but blocks that differ make a new one each time.
+_BASES = 256
+
 _ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 """Operations in which ranks that only receive need not say dtype and shape: the root's process tells the others."""
 
@@ -123,6 +126,8 @@ class SpanningCommunicator(Communicator):
         """Return a tag that no rank shares which means another operation."""
         base = self._bases.get(pattern)
         if base is None:
+            if len(self._bases) >= _BASES:
+                self._bases.clear()
             base = self._bases[pattern] = self.key.tag_base(*pattern.key)
         return base + ((seq & 0xFFFF) << 8)
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 import trio
 
-from ..collectives.call import Call, Pairs, call
+from ..collectives.call import Call, Pairs, call, uneven_call
 from ..collectives.counts import Counts, normal
 from ..collectives.kinds import Collective, Shape
 from ..collectives.reduce import OPS, Array
@@ -224,7 +224,8 @@ class CollectiveFuture(Issued[T_co]):
             if self.counts is not None:
                 shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
             try:
-                self.call = call(kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts)
+                find = uneven_call if counts else call
+                self.call = find(kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts)
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
             if not x.flags.writeable and x is not self.out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import overlap
-from overlap.collectives.call import call
+from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
 from overlap.remote.call_codec import pack, unpack
 
@@ -308,3 +309,19 @@ def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -
     message[index] = told
     with pytest.raises(overlap.OverlapError, match="a process told of a call that cannot be meant"):
         unpack(message)
+
+
+@pytest.mark.parametrize(("where", "steps", "most"), [("here", 300, 100), ("far", 1200, 800)])
+def test_counts_that_never_come_again_are_not_kept(where: str, steps: int, most: int) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, Call) and bool(each.counts) for each in gc.get_objects())
+
+    async def main(rank: overlap.Rank) -> int:
+        for step in range(steps):
+            await rank.all_gather(np.ones(step if rank.rank else 2), counts=[2, step])
+        return kept()
+
+    before = kept()
+    after = run_far(main, 2, 1) if where == "far" else run(main, 2, path="ring")
+    assert max(after) - before < most  # a process remembers 256 operations and as many tags

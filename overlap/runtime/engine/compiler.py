@@ -47,6 +47,8 @@ class Compiler:
 
     def compile(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
+        if call.counts:  # seldom the same twice, and not what the program depends on
+            return self._compiled(call, members, position)
         found = self._known.get((call, members, position))
         if found is None:
             if len(self._known) >= _REMEMBERED:
