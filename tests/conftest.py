@@ -1,5 +1,6 @@
 """How every test runs: what is slow, what may be skipped, with which signals, and that nothing is left behind."""
 
+import gc
 import os
 import signal
 import sys
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case in cases:
             if case not in kept:
                 case.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage pass over what lives to the end: all these tests and what they import."""
+    gc.collect()
+    gc.freeze()
 
 
 def covering(cases: Sequence[pytest.Function]) -> set[pytest.Function]:

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -80,10 +81,15 @@ def room_of(name: str) -> str:
     return max(rooms, key=len)
 
 
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(encoding="utf-8"))
+
+
 def imports(name: str) -> Iterator[tuple[int, str]]:
     """Every import of a module, wherever it stands, as (line, module)."""
     package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -136,7 +142,7 @@ def test_each_file_of_the_core_has_its_tests() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_says_what_it_is_for(name: str) -> None:
-    assert ast.get_docstring(ast.parse(FILES[name].read_text(encoding="utf-8")))
+    assert ast.get_docstring(tree(name))
 
 
 def load(name: str) -> ModuleType:

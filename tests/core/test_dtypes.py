@@ -45,8 +45,10 @@ def dtype_cases(size: int) -> list[Case]:
 WORLDS = [
     (1, "direct"),
     (8, "direct"),
-    *((2, path) for path in PATHS),
-    *(pytest.param(3, path, marks=[] if path == "mesh" else pytest.mark.slow) for path in PATHS),
+    *((2, path) for path in ("direct", "ring", "wire")),
+    (3, "mesh"),
+    *(pytest.param(2, path, marks=pytest.mark.slow) for path in PATHS if path not in ("direct", "ring", "wire")),
+    *(pytest.param(3, path, marks=pytest.mark.slow) for path in PATHS if path != "mesh"),
 ]
 
 
