@@ -2,7 +2,8 @@
 
 **Buffers.** Every rank has three: IN (the caller's input, never written), OUT (the result) and SCRATCH. Each is a row
 of blocks of B elements, and each block is cut in `k = slots_per_block` slots, so that one table serves every size.
-What a block is depends on the collective; `layout` tells how many blocks of IN and OUT there are.
+What a block is depends on the collective; `layout` tells how many blocks of IN and OUT there are. For blocks that
+differ in size, `uneven` gives each a place of its own in SCRATCH; the table stays one for every size.
 
 **Values.** In collectives that reduce, SCRATCH holds partial results in the accumulator's dtype, and a local MOVE from
 SCRATCH to OUT *finalises* them: it narrows the dtype, and divides for a mean. Every other MOVE copies; from IN to
