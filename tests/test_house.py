@@ -51,6 +51,7 @@ HOUSE = (
     ("overlap.config",),
     ("overlap.membership",),
     ("overlap.rendezvous",),
+    ("overlap.launch.status",),  # what a process tells its launcher, which reads it
     ("overlap.launch", "overlap.setup"),
     # the doors
     ("overlap.front",),  # what `import overlap` gives, and run()

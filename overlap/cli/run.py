@@ -76,6 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     program = named(args, command="run")
     if starts_nodes(config):
+        _check_readable_twice(args.script)
         return run_nodes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
     with (
         imposed(config),
@@ -85,6 +86,12 @@ def _run(args: argparse.Namespace) -> int:
     ):
         program()
     return 0
+
+
+def _check_readable_twice(script: str | None) -> None:
+    """Refuse what only one process could read, such as our stdin, which belongs to the first node."""
+    if script is not None and os.path.abspath(script).startswith(("/dev/", "/proc/")):
+        raise UsageError(f"run: {script}: every node reads the program for itself; with --nnodes name a file")
 
 
 def _tell(error: BaseException) -> int:

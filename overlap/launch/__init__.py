@@ -6,5 +6,5 @@
 #   processes    all of one launch, to their end;  nodeprocess: one of them
 #   lifeline     why none outlives its launcher
 #   output       what they print;  lines: in whole lines
-#   status       what a process tells its launcher at its end
+#   status       what a process tells its launcher: that it waits for others, and why it ends
 #   verdict      which one is at fault;  memory: whether the kernel is

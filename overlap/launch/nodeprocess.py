@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, suppress
 
 import trio
@@ -14,7 +14,7 @@ from ..rendezvous.launcher_environment import member_variables
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
-from .status import LONGEST_BYTES, Status, read_status
+from .status import LONGEST_BYTES, Entering, Status, read_record
 from .verdict import Ending
 
 __all__ = ["NodeProcess"]
@@ -34,14 +34,17 @@ class NodeProcess:
         process: The process itself.
         out: Shows what it writes to stdout; `err` the same of stderr.
         status: Why it ends, in its own words; None until it has said so.
+        entering: The last world that it has come to; None: it has not.
         stopped: Whether it was told to end before it had said why.
+        missed: Whether it ended well and without coming to a world where another process waits for it.
     """
 
     def __init__(self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
         self.node, self._log = node, log
         self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
         self.status: Status | None = None
-        self.stopped = False
+        self.entering: Entering | None = None
+        self.stopped = self.missed = False
         self._heard = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
@@ -66,16 +69,39 @@ class NodeProcess:
         self.out = Relay(from_stdout, STDOUT, screen=screen, prefix=prefix, log=log)
         self.err = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
 
-    async def listen(self) -> None:
-        """Read the status record, and put its text where the rest of the output is if that is a file."""
+    async def listen(self, news: Callable[[], object]) -> None:
+        """Read the records, and put the text of the last where the rest of the output is if that is a file.
+
+        Args:
+            news: Called when this process has come to a world.
+        """
         os.set_blocking(self._said, False)
         with trio.CancelScope() as self._listening:
-            self.status = read_status(await _read_all(self._said, LONGEST_BYTES))
-            if self.status is not None and self._log is not None:
-                self._log.write(
-                    [line.encode(errors="backslashreplace") + b"\n" for line in self.status.text.splitlines()]
-                )
+            async for line in _lines(self._said, LONGEST_BYTES):
+                match read_record(line):
+                    case Status() as status:
+                        self.status = status
+                        self._log_status(status)
+                    case Entering() as entering:
+                        self.entering = entering
+                        news()
         self._heard.set()
+
+    def _log_status(self, status: Status) -> None:
+        if self._log is not None:
+            lines = status.text.encode(errors="backslashreplace").splitlines()
+            self._log.write([line + b"\n" for line in lines])
+
+    def lacks(self, world: int) -> bool:
+        """Whether it has ended well without having come to that world."""
+        reached = self.entering.world if self.entering else 0
+        return self.process.returncode == 0 and self._heard.is_set() and reached < world
+
+    def waits_in(self) -> int | None:
+        """Return the world in which it waits for the others, if it does."""
+        if self.entering is None or self.entering.joined or self.process.returncode is not None:
+            return None
+        return self.entering.world
 
     async def said_all(self) -> None:
         """Wait for the record of a process that is gone; not for ever, as one that it has left may hold the pipe."""
@@ -110,6 +136,7 @@ class NodeProcess:
             returncode=self.process.returncode,
             status=self.status,
             stopped=self.stopped,
+            missed=self.missed,
             tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
             log=self._log.path if self._log else None,
         )
@@ -142,15 +169,19 @@ def _is_terminal() -> bool:
         return False
 
 
-async def _read_all(descriptor: int, most_bytes: int) -> bytes:
+async def _lines(descriptor: int, most_bytes: int) -> AsyncIterator[bytes]:
+    """Yield what is written in lines, each as soon as it is there, up to one that is too long."""
     data = bytearray()
     while len(data) <= most_bytes:
         await trio.lowlevel.wait_readable(descriptor)
         more = os.read(descriptor, READ_BYTES)
         if not more:
             break
-        data += more
-    return bytes(data)
+        *whole, rest = more.split(b"\n")
+        for line in whole:
+            yield bytes(data + line)
+            data.clear()
+        data += rest
 
 
 async def _exited(pid: int) -> None:

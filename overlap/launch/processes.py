@@ -97,8 +97,9 @@ class _Watch:
 
     async def _live(self, member: NodeProcess) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (member.out.run, member.err.run, member.listen):
+            for task in (member.out.run, member.err.run):
                 nursery.start_soon(task)
+            nursery.start_soon(member.listen, self._look_for_the_missing)
             returncode = await member.reaped()
             self.ended.append(member)
             await member.said_all()
@@ -106,15 +107,25 @@ class _Watch:
             member.err.hurry()
             if returncode != 0:
                 self._failed(member)
+            self._look_for_the_missing()
+
+    def _look_for_the_missing(self) -> None:
+        """End the others if one waits for a process that is not coming; they would wait until they lose patience."""
+        world = max((member.waits_in() or 0 for member in self.members), default=0)
+        missing = [member for member in self.ended if member.lacks(world)]
+        if missing and not self._ending and self.asked is None:
+            self._ending = missing[0].missed = True
+            self._stop(signal.SIGTERM)
+            self._nursery.start_soon(self._kill_late)
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:
             self._found.set()
         if not self._ending and self.asked is None:
+            self._ending = True
             self._nursery.start_soon(self._end_the_others)
 
     async def _end_the_others(self) -> None:
-        self._ending = True
         with trio.move_on_after(SEARCH_S):
             await self._found.wait()
         await trio.sleep(PEACE_S)

@@ -1,14 +1,20 @@
 """The status record: how a process tells its launcher why it ends, and whether that is its own fault.
 
 Exit codes cannot say that: a process whose peer has failed ends with an error too, often earlier than the one at fault.
-So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at most one line of JSON into it,
-of any length that an error may have, because the launcher reads while it is written::
+So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at its end at most one line of JSON
+into it, of any length that an error may have, because the launcher reads while it is written::
 
     {"cause": false, "rank": 5, "line": "rank 5 failed at train.py:41: ValueError: no", "text": "Traceback ..."}
 
 `cause` is whether the error began here, `rank` who is at fault as far as is known (or null), `line` the error in one
 line, `text` all that a reader of the terminal should see. A process that ends badly without a record (killed, or
 `os._exit`) counts as a cause.
+
+Before that it says of each world that it enters, counted from 1, that it waits for the others and that they are there::
+
+    {"world": 1, "joined": false}
+
+A process that has ended well without having come to a world in which another waits is not coming.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from transports import TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 
-__all__ = ["LONGEST_BYTES", "Status", "read_status", "status_of", "tell_launcher"]
+__all__ = ["LONGEST_BYTES", "Entering", "Status", "read_record", "status_of", "tell_launcher"]
 
 # Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
 LONGEST_TEXT = 2 << 20
@@ -48,6 +54,19 @@ class Status:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entering:
+    """Where a process stands that enters a world.
+
+    Attributes:
+        world: Which of its worlds, counted from 1.
+        joined: Whether all have come; False: it waits for them.
+    """
+
+    world: int
+    joined: bool
+
+
 def status_of(error: BaseException, *, local: Container[int], text: str = "") -> Status:
     """Judge the error that ends this process.
 
@@ -66,10 +85,12 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "") ->
     return Status(cause=not isinstance(error, TransportError), line=line, text=text)
 
 
-def tell_launcher(status: Status, environ: Mapping[str, str] = os.environ) -> bool:
-    """Write the record to the launcher, which reads meanwhile; return whether there is one that listens."""
-    record = asdict(status) | {"line": status.line[:LONGEST_LINE], "text": _shortened(status.text)}
-    left = memoryview(json.dumps(record).encode() + b"\n")
+def tell_launcher(record: Status | Entering, environ: Mapping[str, str] = os.environ) -> bool:
+    """Write a record to the launcher, which reads meanwhile; return whether there is one that listens."""
+    told = asdict(record)
+    if isinstance(record, Status):
+        told |= {"line": record.line[:LONGEST_LINE], "text": _shortened(record.text)}
+    left = memoryview(json.dumps(told).encode() + b"\n")
     with suppress(KeyError, ValueError, OSError):
         descriptor = int(environ["OVERLAP_STATUS_FD"])
         while left:
@@ -78,7 +99,7 @@ def tell_launcher(status: Status, environ: Mapping[str, str] = os.environ) -> bo
     return False
 
 
-def read_status(data: bytes) -> Status | None:
+def read_record(data: bytes) -> Status | Entering | None:
     """Return the record that a process has written, or None if it is none."""
     try:
         record = json.loads(data)
@@ -87,6 +108,8 @@ def read_status(data: bytes) -> Status | None:
     match record:
         case {"cause": bool(cause), "rank": int() | None as rank, "line": str(line), "text": str(text)}:
             return Status(cause=cause, rank=rank, line=line, text=text)
+        case {"world": int(world), "joined": bool(joined)}:
+            return Entering(world=world, joined=joined)
     return None
 
 

@@ -17,6 +17,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..launch.status import Entering, tell_launcher
 from ..membership.handle import MemberLostError, Membership
 from ..membership.inbox import Lost
 from ..notice import notify
@@ -77,7 +78,9 @@ async def joined(
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
     config = await _config(place, epoch, machine, run)
     with config.listener or nullcontext():
+        tell_launcher(Entering(world=epoch + 1, joined=False))
         async with join(config, report=notify) as membership:
+            tell_launcher(Entering(world=epoch + 1, joined=True))
             between = await _between(place, placement, config, membership, run)
             transport = wires(Router([NeuronLink(list(place.ranks)), between]))
             async with _opened(transport):

@@ -154,6 +154,17 @@ def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv
     assert err.count("\n") == 1
 
 
+def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, monkeypatch):
+    with open(script("print('ran')"), "rb") as source, open(os.dup(0), "rb") as stdin:
+        os.dup2(source.fileno(), 0)
+        try:
+            told = overlap("run", "--nnodes", "2", "/dev/stdin")
+        finally:
+            os.dup2(stdin.fileno(), 0)
+    message = "run: /dev/stdin: every node reads the program for itself; with --nnodes name a file"
+    assert told == (2, "", f"overlap: {message}\n")
+
+
 # -- traces ------------------------------------------------------------------------------------------------------
 
 

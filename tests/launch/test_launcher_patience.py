@@ -25,7 +25,16 @@ class Node:
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
         self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
         self.out = self.err = SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)
-        self.listen = self.said_all = trio.lowlevel.checkpoint
+        self.said_all = trio.lowlevel.checkpoint
+
+    async def listen(self, news):
+        await trio.lowlevel.checkpoint()
+
+    def waits_in(self):
+        return None
+
+    def lacks(self, world):
+        return False
 
     async def reaped(self):
         if self.process.returncode is None:

@@ -6,7 +6,7 @@ import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.launch.memory import oom_kills
-from overlap.launch.status import LONGEST_BYTES, LONGEST_TEXT, Status, read_status, status_of, tell_launcher
+from overlap.launch.status import LONGEST_BYTES, LONGEST_TEXT, Entering, Status, read_record, status_of, tell_launcher
 from overlap.launch.verdict import Ending, card, culprit, exit_code
 from transports import LinkLostError
 
@@ -38,6 +38,7 @@ def failed(rank, cause):
         ([ended(0, -15, stopped=True), ended(1, 1, GUILTY)], 1),
         ([ended(0, -15, stopped=True), ended(1, 1, VICTIM)], 1),
         ([ended(0, 0), ended(1, 1, VICTIM)], 1),
+        ([ended(1, 0, missed=True), ended(0, -15, stopped=True)], 1),
     ],
 )
 def test_the_cause_counts_and_not_the_clock(endings, node):
@@ -48,6 +49,12 @@ def test_the_cause_counts_and_not_the_clock(endings, node):
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_a_shell(returncode, code):
     assert exit_code(ended(0, returncode)) == code
+
+
+def test_a_process_that_was_missed_has_failed():
+    missed = ended(0, 0, missed=True)
+    assert exit_code(missed) == 1
+    assert card(missed) == ["overlap: node 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
 
 
 def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
@@ -150,7 +157,7 @@ def test_the_record_is_read_back():
     status = Status(cause=True, rank=3, line="é", text="x\ny\n")
     assert tell_launcher(status, {"OVERLAP_STATUS_FD": str(writing)})
     os.close(writing)
-    assert read_status(os.read(reading, LONGEST_BYTES)) == status
+    assert read_record(os.read(reading, LONGEST_BYTES)) == status
     os.close(reading)
 
 
@@ -166,7 +173,7 @@ def told_and_read(status):
     os.close(reading)
     os.close(writing)
     assert len(data) <= LONGEST_BYTES
-    return read_status(bytes(data))
+    return read_record(bytes(data))
 
 
 def test_a_record_is_whole_whatever_a_pipe_holds():
@@ -180,6 +187,11 @@ def test_the_longest_record_keeps_the_beginning_and_the_end_of_its_text():
     assert (begin[:6], left_out, end[-4:]) == ("begin\0", "  ... 8 characters left out ...", "\0end")
 
 
+def test_a_world_that_is_entered_is_read_back():
+    entering = Entering(world=2, joined=True)
+    assert told_and_read(entering) == entering
+
+
 @pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])
 def test_without_a_launcher_nobody_is_told(environ):
     assert not tell_launcher(Status(cause=True), environ)
@@ -191,7 +203,7 @@ def test_without_a_launcher_nobody_is_told(environ):
      json.dumps({"cause": True, "rank": "0", "line": "", "text": ""}).encode()],
 )  # fmt: skip
 def test_what_is_no_record_is_none(record):
-    assert read_status(record) is None
+    assert read_record(record) is None
 
 
 # -- memory ------------------------------------------------------------------------------------------------------

@@ -127,6 +127,29 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     assert re.search(told, run.stderr), run.stderr
 
 
+ABSENT = """
+import os, overlap
+
+async def main(rank):
+    await rank.barrier()
+
+for world in range(WORLDS):
+    if os.environ["GROUP_RANK"] == "0" or world < WORLDS - 1:
+        overlap.run(main)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("worlds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_process_that_ends_well_without_joining_is_not_waited_for(tmp_path: Path, worlds: int) -> None:
+    (tmp_path / "absent.py").write_text(ABSENT.replace("WORLDS", str(worlds)))
+    run = launched(tmp_path, Path("absent.py"), "--nnodes", "2", "--join-timeout", str(10 * LIMIT_S))
+    assert (run.returncode, run.stdout) == (1, "[node 1] done\n")
+    assert re.fullmatch(
+        r"overlap: node 1 \(rank 1, pid \d+\) exited with code 0 without joining", run.stderr.splitlines()[-1]
+    )
+
+
 EARLY = """
 import overlap
 
