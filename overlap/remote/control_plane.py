@@ -25,7 +25,8 @@ from ..notice import notify
 from ..runtime.communicator import BaseEngine
 from ..runtime.world import World
 from . import call_codec
-from .spanning import Said, SpanningCommunicators
+from .communicators import SpanningCommunicators
+from .spanning import Said
 
 __all__ = ["ControlConnection", "ControlPlane"]
 

@@ -9,18 +9,16 @@ an operation that differs from its own fails it everywhere, with both calls.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Any, Protocol, TypeAlias
-
-from transports import Transport
+from typing import Protocol, TypeAlias
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.communicator import Communicator, Communicators
 from ..runtime.future import Failure
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
@@ -28,15 +26,11 @@ from ..timeline.spans import call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
-__all__ = ["Said", "SpanningCommunicator", "SpanningCommunicators", "Telling"]
+__all__ = ["CodePlace", "Said", "SpanningCommunicator", "Telling", "difference"]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
 _REMEMBERED = 256
-
-# Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
-# told at once; of tags that are older, a stall report tells.
-_COUNTED = 4096
 
 # Calls of which the tags are remembered: training repeats a few, but blocks that differ make a new one each time.
 _BASES = 256
@@ -220,7 +214,7 @@ class SpanningCommunicator(Communicator):
         return True
 
     def _differ(self, seq: int, mine: Said, theirs: Said) -> None:
-        error = _difference(self.name, seq, mine, theirs)
+        error = difference(self.name, seq, mine, theirs)
         self._others.tell_difference(self.id, seq, error())
         self.fail_here(seq, error)
 
@@ -258,145 +252,8 @@ class SpanningCommunicator(Communicator):
         return self._others.issued_by(rank, self.id)
 
 
-class SpanningMessages(SpanningCommunicator):
-    """One end of the messages of two ranks in different processes, forgotten whenever it is at rest.
-
-    As wires keep the messages of one tag in order, their tags need not be counted. Both ends number them from the first
-    one ever, so that they can be compared when one waits for long; of tags that have rested for so long that an end has
-    lost its count, nothing is compared.
-    """
-
-    def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
-        super().__init__(*args)
-        self.first_seq, self._counted = first_seq, counted
-
-    @property
-    def last(self) -> tuple[int, Call, CodePlace] | None:
-        """The last message that was over: its rank, its call, and where."""
-        return self._past[next(reversed(self._past))] if self._past else None
-
-    def tag(self, pattern: Call, seq: int) -> int:
-        """Return a tag that only messages share which mean the same."""
-        return super().tag(pattern, 0)
-
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
-        """Find what has been under way since `before_ns` or longer and has not been told."""
-        return super().waiting(before_ns) if self._counted else iter(())
-
-    def hear(self, seq: int, said: Said) -> bool:
-        """Compare another process's call with ours; False if ours has not come to it yet."""
-        return super().hear(seq, said) if self._counted else True
-
-    def _gone(self, seq: int) -> set[int]:
-        there = [rank for rank in self._left.intersection(self.members) if rank not in self._local]
-        return {rank for rank in there if self._others.sent_no_more(rank, self.id, seq)}
-
-    def ended(self, match: Match, operation: Operation) -> None:
-        """Forget a match once its end is over, and everything once nothing is under way."""
-        super().ended(match, operation)
-        self._rest()
-
-    def _rest(self) -> None:
-        if not self._matches and all(port.stream.idle for port in self.ports.values()):
-            self._shared.close(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AtRest:
-    """What is remembered of messages at rest."""
-
-    key: Key
-    name: str
-    members: tuple[int, ...]
-    count: int
-    last: tuple[int, Call, CodePlace] | None
-
-
-class SpanningCommunicators(Communicators):
-    """The communicators of a world of several processes: those of local ranks only, and those that reach out.
-
-    Attributes:
-        spanning: Those that reach out, by id.
-        lost_count: Whether it is no longer known of all messages how many there were.
-    """
-
-    def __init__(self, engine: BaseEngine, transport: Transport, others: Telling) -> None:
-        super().__init__(engine)
-        self.spanning: dict[int, SpanningCommunicator] = {}
-        self.lost_count = False
-        self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
-        self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
-
-    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
-        if self._local.issuperset(members):
-            return super().make(key, name, members)
-        made = self._reaching_out(key, name, members)
-        self.spanning[made.id] = made
-        return made
-
-    def _reaching_out(self, key: Key, name: str, members: tuple[int, ...]) -> SpanningCommunicator:
-        told = (self, key, name, members, self._local, self._others)
-        if not key.messages:
-            return SpanningCommunicator(*told)
-        rested = self._at_rest.pop(key.tag_base() >> 24, None)
-        counted = rested is not None or not self.lost_count
-        return SpanningMessages(*told, first_seq=rested.count if rested is not None else 0, counted=counted)
-
-    def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest, but for their number and the last of them."""
-        super().close(communicator)
-        if isinstance(communicator, SpanningMessages) and self.spanning.pop(communicator.id, None) is communicator:
-            self._at_rest[communicator.id] = _AtRest(
-                key=communicator.key,
-                name=communicator.name,
-                members=communicator.members,
-                count=max(communicator.issued.values(), default=communicator.first_seq),
-                last=communicator.last,
-            )
-            if len(self._at_rest) > _COUNTED:
-                self._at_rest.popitem(last=False)
-                self.lost_count = True
-
-    def hear(self, communicator_id: int, seq: int, said: Said) -> bool:
-        """Compare another process's call with ours; False if none of ours has come to it yet."""
-        known = self.spanning.get(communicator_id)
-        if known is not None:
-            return known.hear(seq, said)
-        rested = self._at_rest.get(communicator_id)
-        if rested is None or rested.last is None or seq != rested.count - 1:
-            return rested is not None and seq < rested.count
-        rank, call, place = rested.last
-        if not call.agrees(said.call):
-            mine = Said(rank=rank, call=call, call_site=call_site(*place))
-            self._others.tell_difference(communicator_id, seq, _difference(rested.name, seq, mine, said)())
-        return True
-
-    def elsewhere(self, key: Key) -> bool:
-        """Whether the messages come from another process."""
-        return key.ends[0] not in self._local
-
-    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
-        """Wait until another process has announced one of some messages; return the index of its key."""
-        choices = [(key.ends[0], key.tag_base(*call.key)) for key in keys]
-        return await self._transport.endpoint(rank).wait_any(choices)
-
-    def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and there is no message of it under way."""
-        communicator_id = key.tag_base() >> 24
-        rested = self._at_rest.get(communicator_id)
-        count = rested.count if rested is not None else 0
-        if not super().sends_no_more(key) or not self.elsewhere(key):
-            return super().sends_no_more(key)
-        return self._others.sent_no_more(key.ends[0], communicator_id, count)
-
-    def issued(self, rank: int) -> dict[int, int]:
-        """Return how many operations a rank here has issued on each communicator that reaches out."""
-        past = {each: rested.count for each, rested in self._at_rest.items() if rank in rested.members}
-        return past | {c.id: c.issued[rank] for c in self.spanning.values() if rank in c.issued}
-
-
-def _difference(name: str, seq: int, mine: Said, theirs: Said) -> Callable[[], CollectiveMismatchError]:
+def difference(name: str, seq: int, mine: Said, theirs: Said) -> Callable[[], CollectiveMismatchError]:
+    """Return what makes the error of two ranks that mean different operations."""
     return partial(
         CollectiveMismatchError,
         group=name,

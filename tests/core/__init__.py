@@ -36,6 +36,7 @@ TESTS = {
     "runtime/stream": "core/test_streams",
     "runtime/world": "core/test_failure core/test_leaving core/test_stall core/test_traces",
     "remote/call_codec": "core/test_uneven core/test_remote",
+    "remote/communicators": "core/test_any_source core/test_remote",
     "remote/control_plane": "core/test_remote core/test_stall",
     "remote/spanning": "core/test_remote core/test_fan_out",
 }
