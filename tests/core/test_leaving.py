@@ -50,10 +50,10 @@ def test_a_rank_that_leaves_while_others_wait(first: bool, path: str) -> None:
     assert told[0] is not told[2]
     for error in told.values():
         assert error.culprit == 1
-        assert "rank 1 finished its program while rank " in str(error)
-        assert f"waits for it in all_reduce #0 on group 'world' ({HERE}:" in str(error)
+        assert "rank 1 finished its program while rank" in str(error)
+        assert f" for it in all_reduce #0 on group 'world' ({HERE}:" in str(error)
     if not first:
-        assert all("while rank 0, 2 waits for it" in str(error) for error in told.values())
+        assert all("while ranks 0, 2 wait for it" in str(error) for error in told.values())
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)
