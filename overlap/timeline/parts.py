@@ -9,7 +9,7 @@ memory for one rank at a time. Bytes from elsewhere are checked: nothing is take
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar, cast
 
@@ -69,7 +69,7 @@ def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
         "meta": timeline.meta,
         "offset_ns": offset_ns,
     }
-    return b"".join([_block(msgpack.packb(header)), *(_block(_columns(spans)) for spans in by_rank.values())])
+    return b"".join([_block(_packed(header)), *(_block(_columns(spans)) for spans in by_rank.values())])
 
 
 class Part:
@@ -108,6 +108,12 @@ class Part:
 def _block(data: bytes) -> bytes:
     packed = zlib.compress(data, 1)
     return len(packed).to_bytes(4, "big") + packed
+
+
+def _packed(told: Mapping[str, object]) -> bytes:
+    """Pack a header; names are the program's, and may have halves of characters, which no file can hold."""
+    packed: bytes = msgpack.packb(told, unicode_errors="replace")
+    return packed
 
 
 def _read_block(file: BinaryIO) -> bytes:
@@ -181,7 +187,7 @@ def _columns(spans: list[Span]) -> bytes:
         [texts[info.call_site] for info in infos],
         [groups[info.group, info.ranks] for info in infos],
     ]
-    header = msgpack.packb({"count": len(spans), "texts": list(texts), "groups": list(groups)})
+    header = _packed({"count": len(spans), "texts": list(texts), "groups": list(groups)})
     return b"".join(
         [len(header).to_bytes(4, "big"), header]
         + [np.array(column, "<i8").tobytes() for column in wholes]

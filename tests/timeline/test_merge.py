@@ -32,6 +32,14 @@ def part(*spans: Span, world_size: int = 2, **meta: str) -> Timeline:
     return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta=meta)
 
 
+def test_names_with_halves_of_characters_cost_no_trace() -> None:
+    odd = Span(rank=0, kind="compute", lane="a\ud800", name="\udfffb", start_ns=1, end_ns=2)
+    read = Part(io.BytesIO(pack_part(part(odd, origin="x\ud800"))))
+    assert read.header.meta == {"origin": "x?"}
+    (spans,) = read.spans()
+    assert [(span.lane, span.name) for span in spans] == [("a?", "?b")]
+
+
 def test_shifting_moves_every_instant_and_notes_the_error() -> None:
     step = Span(rank=1, kind="step", lane="step", name="step 0", start_ns=5, end_ns=50, step=0)
     moved = on_clock(part(comm(1, 10, 40), step), error_ns=7).shifted(1000)
