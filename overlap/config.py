@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -48,20 +49,36 @@ def _check_ranks(ranks: object) -> None:
         raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
 
 
-def _check_timeout(timeout_s: float) -> None:
-    if not timeout_s > 0:
+def _check_timeout(timeout_s: object) -> None:
+    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) > 0:
         raise UsageError(f"timeout_s: expected a positive number of seconds, got {timeout_s!r}")
 
 
-def _check_trace(trace: str | PathLike[str]) -> None:
+def _check_trace(trace: object) -> None:
+    if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
+        raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
         raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def _check_cluster(cluster: object) -> None:
+    if isinstance(cluster, str):
+        return
+    import topology  # here, because a program that only imports us should not pay for the machines
+
+    if not isinstance(cluster, topology.Cluster):
+        raise UsageError(f"cluster: expected a cluster or its name, got {cluster!r}")
 
 
 def _check_algorithm(name: str) -> None:
     from .collectives.select import check_algorithm  # and with it the generators
 
     check_algorithm(name)
+
+
+def _check_wires(wires: object) -> None:
+    if not isinstance(wires, Transport) and not callable(wires):
+        raise UsageError(f"transport: expected a transport, or a function that makes one of another, got {wires!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +96,7 @@ class RunConfig:
         read=str, metavar="FILE", help="write the timeline there (.json or .json.gz)", check=_check_trace
     )
     cluster: str | topology.Cluster | None = option(
-        read=str, metavar="NAME", help='machine to run as, such as "trn1.32xlarge" or "local"'
+        read=str, metavar="NAME", help='machine to run as, such as "trn1.32xlarge" or "local"', check=_check_cluster
     )
     timeout_s: float | None = option(
         read=seconds, metavar="S", flag="--timeout", check=_check_timeout,
@@ -152,7 +169,7 @@ class RunConfig:
         variable=False,
     )  # fmt: skip
     virtual: Virtual | None = option(variable=False)
-    wires: Wires | None = option(variable=False)
+    wires: Wires | None = option(variable=False, check=_check_wires)
     watcher: Callable[[Timeline], None] | None = option(variable=False)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -231,7 +248,10 @@ class RunConfig:
         """
         for name, one in self.options().items():
             if one.check is not None and getattr(self, name) is not None:
-                one.check(getattr(self, name))
+                try:
+                    one.check(getattr(self, name))
+                except UsageError as error:
+                    raise UsageError(f"{error}{self.told(name)}") from None
         self.tls_files()
 
     def told(self, *names: str) -> str:

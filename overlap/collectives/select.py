@@ -51,7 +51,7 @@ def check_algorithm(name: str) -> None:
     Raises:
         UsageError: Naming the known ones.
     """
-    if name not in algorithms():
+    if not isinstance(name, str) or name not in algorithms():
         raise UsageError(f"algorithm: {name!r} is unknown; known are {', '.join(algorithms())}")
 
 

@@ -77,7 +77,7 @@ async def among(place: Place, config: RunConfig) -> AsyncIterator[WorldSetup]:
     """Set up a world of several processes, of which this is one."""
     from .connecting import joined
 
-    placed, transport = _spread(place, config.cluster or "local"), config.wires
+    placed, transport = _spread(place, config.cluster or "local", told=config.told("cluster")), config.wires
     own = transport if isinstance(transport, Transport) else None
     if own is not None and (own.ranks, len(own.peers)) != (tuple(place.ranks), place.world_size):
         raise UsageError(
@@ -97,20 +97,22 @@ def cluster_of(cluster: str | topology.Cluster | None, ranks: int | None, *, tol
         told: Who has said so, for the error.
 
     Raises:
-        UsageError: If the ranks do not fit.
-        TopologyError: If there is no such cluster.
+        UsageError: If there is no such cluster, or the ranks do not fit.
     """
     import topology  # here, because a program that only imports us should not pay for the machines
 
     if cluster is None or cluster == "local":
         return topology.cluster("local", ranks=ranks or DEFAULT_RANKS)
-    placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+    try:
+        placed = topology.cluster(cluster) if isinstance(cluster, str) else cluster
+    except topology.TopologyError as error:
+        raise UsageError(f"cluster: {error}{told}") from error
     if ranks is not None and ranks > placed.world_size:
         raise UsageError(f"ranks: {ranks} do not fit on {placed.name}, which has {placed.world_size}{told}")
     return placed
 
 
-def _spread(place: Place, cluster: str | topology.Cluster) -> topology.Cluster:
+def _spread(place: Place, cluster: str | topology.Cluster, *, told: str) -> topology.Cluster:
     """Return the cluster, with as many nodes as the launcher says."""
     import topology
 
@@ -120,4 +122,7 @@ def _spread(place: Place, cluster: str | topology.Cluster) -> topology.Cluster:
                 f"{place.source} started {place.world_size} ranks; {cluster.name} has {cluster.world_size}"
             )
         return cluster
-    return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
+    try:
+        return topology.cluster(cluster, nodes=place.nodes, ranks=place.world_size)
+    except topology.TopologyError as error:
+        raise UsageError(f"cluster: {error}{told}") from error

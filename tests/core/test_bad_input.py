@@ -223,6 +223,13 @@ BAD_RUNS: list[tuple[dict[str, object], str]] = [
     ({"clock": "sundial"}, "^clock: 'sundial' is unknown; known are 'real', 'virtual' and overlap"),
     ({"algorithm": "rign"}, "^algorithm: 'rign' is unknown; known are direct, "),
     ({"timeout_s": 0}, "^timeout_s: expected a positive number of seconds, got 0$"),
+    ({"timeout_s": "a"}, "^timeout_s: expected a positive number of seconds, got 'a'$"),
+    ({"timeout_s": True}, "^timeout_s: expected a positive number of seconds, got True$"),
+    ({"trace": 5}, "^trace: expected the name of a file, got 5$"),
+    ({"trace": ""}, "^trace: expected the name of a file, got ''$"),
+    ({"cluster": 5}, "^cluster: expected a cluster or its name, got 5$"),
+    ({"transport": 5}, "^transport: expected a transport, or a function that makes one of another, got 5$"),
+    ({"algorithm": 5}, "^algorithm: 5 is unknown; known are "),
     ({"timeout_s": -3.0}, "^timeout_s: expected a positive number of seconds, got -3.0$"),
     ({"cluster": "trn1.2xlarge", "ranks": 33}, "^ranks: 33 do not fit on trn1.2xlarge"),
     ({"transport": NeuronLink(3), "ranks": 2}, "^transport: "),
@@ -236,7 +243,7 @@ def test_worlds_that_cannot_be(kwargs: dict[str, object], message: str) -> None:
 
 
 def test_an_unknown_cluster_names_the_known_ones() -> None:
-    with pytest.raises(topology.TopologyError, match=r"trn9.*trn1\.32xlarge"):
+    with pytest.raises(UsageError, match=r"^cluster: unknown cluster 'trn9'; known: .*trn1\.32xlarge"):
         overlap.run(nothing, cluster="trn9", timeout_s=TIMEOUT_S)
 
 
