@@ -72,7 +72,7 @@ class Cluster(RankMap):
             lnc=lnc,
             world_size=world_size,
             strict=machine.strict if strict is None else strict,
-            edition=LATEST if edition is None else edition,
+            edition=LATEST if edition is None else _known(machine, edition),
             wiring=_wiring(machine, devices),
         )
 
@@ -201,6 +201,14 @@ class Cluster(RankMap):
             place = self.place(rank)
             used.setdefault((place.node, place.device), set()).add(place.core)
         return all(len(cores) == self.ranks_per_device for cores in used.values())
+
+
+def _known(machine: Machine, edition: int) -> int:
+    """Refuse a year from which no rule of the machine is known; what is newer than all has the newest."""
+    years = sorted({year for rule in machine.rules for year in (rule.since, rule.until)} - {0, LATEST})
+    if years and edition < years[0]:
+        raise TopologyError(f"{machine.name}: edition: expected {', '.join(map(str, years))} or later, found {edition}")
+    return edition
 
 
 def _at_least_one(what: str, value: int | None, default: int) -> int:

@@ -54,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(describe(machine), indent=2, sort_keys=True))
     else:
-        plain = args.ascii or not getattr(sys.stdout, "encoding", "ascii").lower().startswith("utf")
+        # A file of text in memory knows no encoding, and takes everything.
+        plain = args.ascii or not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
         print("\n\n".join([draw(machine, ascii=plain), _groups(machine), _rings(machine)]))
     return 0
 

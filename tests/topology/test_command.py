@@ -1,6 +1,7 @@
 """`overlap topology`: what it prints and returns."""
 
 import argparse
+import io
 import json
 
 import pytest
@@ -19,6 +20,17 @@ def run(capsys):
         return code, capsys.readouterr().out
 
     return run
+
+
+def test_a_text_in_memory_is_drawn_into(run, monkeypatch):
+    monkeypatch.setattr("sys.stdout", text := io.StringIO())
+    run("trn1.2xlarge")
+    assert "\u2502" in text.getvalue()
+
+
+def test_a_year_without_rules_is_refused(run):
+    with pytest.raises(TopologyError, match=r"^trn2.48xlarge: edition: expected 2024, 2025 or later, found 1900$"):
+        run("trn2.48xlarge", "--edition", "1900")
 
 
 def test_the_whole_page(run):
