@@ -73,6 +73,8 @@ def main(args: argparse.Namespace) -> int:
         TopologyError: If the machine is unknown, or the group is not legal on it.
     """
     ranks = None if args.ranks is None else parse_ranks(args.ranks)
+    if ranks is not None and len(ranks) < 2:
+        raise UsageError(f"--ranks: {args.ranks!r} is one rank, which sends nothing; name a group, such as 0-7")
     machine = _machine(args.cluster, ranks)
     nbytes, element_bytes = parse_bytes(args.bytes, argument="--bytes"), itemsize_of(args.dtype)
     if nbytes % element_bytes:

@@ -27,7 +27,8 @@ def from_foreign(slices: list[Event], document: Mapping[str, Json]) -> Timeline:
     rank = _kineto_rank(document)
     spans = [span for event in slices if (span := _span(event, rank)) is not None]
     if not any(span.kind != "step" for span in spans):
-        found = ", ".join(name for name, _ in Counter(str(event.get("cat")) for event in slices).most_common(5))
+        counted = Counter(str(event.get("cat", "events without one")) for event in slices)
+        found = ", ".join(name for name, _ in counted.most_common(5))
         raise UsageError(
             "no compute or communication in it: looked for complete events (ph X) of category "
             f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {found or 'no complete events'}"

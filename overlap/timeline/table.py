@@ -56,7 +56,7 @@ def _ideal(rows: Sequence[Breakdown]) -> str:
     wall_ns, ideal_ns = max(row.wall_ns for row in rows), max(row.ideal_wall_ns for row in rows)
     if not any(row.comm_ns for row in rows):
         return "There was no communication."
-    if ideal_ns == wall_ns:
+    if format_ns(ideal_ns) == format_ns(wall_ns):
         return "Overlap is ideal here: hiding more communication would gain nothing."
     faster = f", {wall_ns / ideal_ns:.2f}x as fast" if ideal_ns else ""
     return f"With ideal overlap this takes {format_ns(ideal_ns)} instead of {format_ns(wall_ns)}{faster}."

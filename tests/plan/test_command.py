@@ -120,6 +120,11 @@ def test_the_short_cut_is_priced_and_has_no_table(run):
         ),
         (("all_reduce", "--bytes", "8", "--cluster", "trn1.2xlarge", "--ranks", "0-5"), TopologyError, "rank 2 is not"),
         (("all_reduce", "--bytes", "8", "--cluster", "trn1.32xlarge", "--ranks", "0-2"), TopologyError, "3 ranks"),
+        (
+            ("all_reduce", "--bytes", "8", "--cluster", "local", "--ranks", "0"),
+            UsageError,
+            "^--ranks: '0' is one rank, ",
+        ),
         (("broadcast", "--bytes", "8", "--cluster", "trn1.2xlarge", "--root", "2"), UsageError, "root: 2"),
     ],
 )

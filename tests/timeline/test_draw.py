@@ -191,6 +191,7 @@ def test_the_title_tells_the_clock_and_what_was_lost(training):
     [
         ([(0, 50)], [], "There was no communication."),
         ([(0, 50)], [(10, 40)], "Overlap is ideal here: hiding more communication would gain nothing."),
+        ([(0, 10**9)], [(1, 10**9 + 1)], "Overlap is ideal here: hiding more communication would gain nothing."),
         ([(0, 50)], [(50, 100)], "With ideal overlap this takes 50 ns instead of 100 ns, 2.00x as fast."),
     ],
 )

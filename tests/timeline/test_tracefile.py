@@ -163,6 +163,7 @@ BAD = {
     "infinite": (b'[{"ph": "X", "cat": "kernel", "ts": 1e999, "dur": 0, "pid": 0}]', "damaged trace file"),
     "no time": (b'[{"ph": "X", "cat": "kernel", "pid": 0}]', "ts is None, not a number of microseconds"),
     "pid": (b'[{"ph": "X", "cat": "kernel", "ts": 1, "dur": 0, "pid": "a"}]', "pid 'a' is not a rank"),
+    "no category": (b'[{"ph": "X", "name": "a", "ts": 1, "dur": 0, "pid": 0}]', "; it has events without one"),
     "deep": (b"[" * 100_000, "not JSON, or cut off"),
     "gzip": (gzip.compress(b"[]" * 100)[:-12], "damaged or cut off"),
 }
