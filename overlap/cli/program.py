@@ -121,6 +121,10 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
     """
     if path is None:
         return None
+    if not os.fspath(path):
+        raise UsageError(f"{option}: expected the name of a file, got ''")
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path) and os.access(path, os.W_OK):
+        return os.path.abspath(path)  # such as /dev/stdout, in whose folder nothing has to be made
     if os.path.isdir(path):
         raise UsageError(f"{option}: {path} is a directory; name a file in it")
     folder = os.path.dirname(os.path.abspath(path))
@@ -136,15 +140,23 @@ def told_traces(name: str | None, path: str | os.PathLike[str] | None) -> Iterat
     if place is not None and place.process != 0:  # the first process says it for all
         yield
         return
+    shown = name or _shown(path)
     try:
         yield
         if path is not None and not trace_files.asked(str(path)):
-            _note(f"no trace in {name or path}: the program did not call overlap.run")
+            _note(f"no trace in {shown}: the program did not call overlap.run")
     finally:
         if path is not None and (files := trace_files.written(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
-            shown = name or path
             _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")
+
+
+def _shown(path: str | os.PathLike[str] | None) -> str:
+    """Return a path as its user is likely to have written it: a launcher has made it absolute."""
+    if path is None:
+        return ""
+    short = os.path.relpath(path)
+    return os.fspath(path) if short.startswith(os.pardir) else short
 
 
 def _note(text: str) -> None:

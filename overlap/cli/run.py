@@ -109,12 +109,15 @@ def _tell(error: BaseException) -> int:
 
 def _config(args: argparse.Namespace) -> RunConfig:
     config = given(args).over(RunConfig.from_environment())
-    config = _with_tls_files(config.changed(trace=output_path(config.trace)))
+    config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
     config.check()
     if isinstance(config.cluster, str):
-        from topology import cluster
+        from topology import TopologyError, cluster
 
-        cluster(config.cluster)
+        try:
+            cluster(config.cluster)
+        except TopologyError as error:
+            raise UsageError(f"{config.sources['cluster']}: {error}") from None
     return config
 
 

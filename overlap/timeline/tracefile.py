@@ -59,8 +59,8 @@ def _write(header: Json, spans: Iterable[Sequence[Span]], path: str | os.PathLik
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     pieces = _encoded(header, spans)
     try:
-        if target.exists() and not target.is_file():
-            with open(target, "wb") as file:
+        if os.path.exists(path) and not os.path.isfile(path):  # itself: what a link to a pipe names is no path
+            with open(path, "wb") as file:
                 _put(pieces, file, packed=Path(path).suffix == ".gz")
             return
         try:

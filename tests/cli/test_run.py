@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -190,6 +191,29 @@ def test_a_failed_run_tells_its_trace_before_the_error(overlap, script):
     assert code == 1
     assert err.startswith("overlap: trace in a.json; look at it with")
     assert err.endswith("overlap: rank 0 failed at train.py:3: ValueError: bad\n")
+
+
+def test_a_trace_goes_down_a_pipe(process, script):
+    child = process("run", "--trace", "/dev/stdout", script(WORLD.replace("print(", "str(")))
+    out, err = child.communicate()
+    assert err.startswith("overlap: trace in /dev/stdout; ")
+    assert json.loads(out)["overlap"]["world_size"] == 2
+
+
+def test_bad_settings_are_told_by_the_name_under_which_they_were_given(overlap, script, monkeypatch):
+    program = script(WORLD)
+    assert overlap("run", "--trace", "", program)[2] == "overlap: --trace: expected the name of a file, got ''\n"
+    assert overlap("run", "--cluster", "nix", program)[2].startswith("overlap: --cluster: unknown cluster 'nix'; ")
+    for name, value, told in (
+        ("TRACE", "/nonexist/x", "OVERLAP_TRACE: cannot write into /nonexist"),
+        ("CLUSTER", "nix", "OVERLAP_CLUSTER: unknown cluster 'nix'; known: "),
+        ("ALGORITHM", "nix", "algorithm: 'nix' is unknown; known are "),
+    ):
+        monkeypatch.setenv(f"OVERLAP_{name}", value)
+        code, out, err = overlap("run", program)
+        assert (code, out, err.startswith(f"overlap: {told}")) == (2, "", True)
+        monkeypatch.delenv(f"OVERLAP_{name}")
+    assert err.endswith(" (algorithm: OVERLAP_ALGORITHM)\n")
 
 
 def test_what_an_error_tells_does_not_move_the_cursor(overlap, script):
