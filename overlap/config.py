@@ -158,8 +158,8 @@ class RunConfig:
         variable=False,
     )  # fmt: skip
     prefix: bool | None = option(
-        read=switch, help="[node I] before each line (default with several nodes, but for mpi)", off="lines as they are", nodes=True,
-        variable=False,
+        read=switch, help="[node I] before each line (default with several nodes, but for mpi)",
+        off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
     unannounced: bool | None = option(
         read=switch, nodes=True, variable=False, hidden=True

@@ -75,7 +75,7 @@ def test_user_errors_are_one_line_and_exit_2(overlap, argv, message):
     ("argv", "told"),
     [
         (["topology", "trn1.32xlarge", "--check", "0"], ": 1 rank, 1 disjoint ring\n"),
-        ([*PLAN, "4", "--ranks", "0"], " float32 on 1 rank (0) of trn1.32xlarge\n"),
+        (["plan", "all_reduce", "--bytes", "4", "--cluster", "local"], " float32 on 1 rank (0) of local\n"),
         (["simulate", "--cluster", "local", "--ranks", "1", "train.py"], "local, 1 rank, virtual time\n"),
     ],
 )

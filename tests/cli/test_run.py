@@ -282,7 +282,7 @@ def test_wrong_arguments_of_run_are_one_line_with_the_place(overlap, script):
         (("-m", "no_such_module_x.y"), "run: -m no_such_module_x.y: No module named 'no_such_module_x'"),
         (("--ranks", "0", "x.py"), "run: argument --ranks: expected a positive integer, got '0' (`overlap run --help`"),
         (("--timeout", "-1", "x.py"), "run: argument --timeout: expected a positive number of seconds, got '-1'"),
-        (("--cluster", "nosuch", "x.py"), "unknown cluster 'nosuch'; known: "),
+        (("--cluster", "nosuch", "x.py"), "--cluster: unknown cluster 'nosuch'; known: "),
         (("--algorithm", "nosuch", "x.py"), "algorithm: 'nosuch' is unknown; known are direct"),
         (("--trace", "sub", "x.py"), "--trace: sub is a directory; name a file in it"),
         (("--trace", "/nowhere/a.json", "x.py"), "--trace: cannot write into /nowhere"),
