@@ -14,10 +14,11 @@ A field of `RunConfig` is all there is to a setting: its option, its variable, t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,7 @@ from transports import Transport
 
 from . import trace_files
 from .errors import UsageError
+from .notice import notify
 from .options import Option, count, index, option, parse_rails, parse_transport, seconds, switch, text_of
 from .timeline.spans import Timeline
 
@@ -35,10 +37,30 @@ if TYPE_CHECKING:
 
     from .virtual.simulated_backend import Virtual
 
-__all__ = ["ARGUMENT", "RunConfig", "Wires", "imposed", "overriding", "requested", "variable_of"]
+__all__ = [
+    "ARGUMENT",
+    "RunConfig",
+    "Wires",
+    "imposed",
+    "overriding",
+    "requested",
+    "unknown_variables",
+    "variable_of",
+    "warn_of_unknown_variables",
+]
 
 Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 """A transport, or a function that puts one around the transport that the world would have."""
+
+_OF_LAUNCHERS = frozenset(
+    f"OVERLAP_{name}"
+    for name in (
+        *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
+        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID"),
+    )
+)  # what `overlap.rendezvous.launcher_environment` knows besides
+
+_warned: set[str] = set()
 
 ARGUMENT = "argument"
 """Source of what the program gives to `run`."""
@@ -275,6 +297,32 @@ def variable_of(name: str) -> str:
     return f"OVERLAP_{name.upper()}"
 
 
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a line for each variable that looks like one of ours and is none, naming the one that may be meant.
+
+    A launcher has looked at those of its processes.
+    """
+    known = {*_OF_LAUNCHERS, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
+    unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in known)
+    if environ.get("OVERLAP_MEMBER_PID"):
+        return []
+    return [f"{name} is no setting, and says nothing{_meant(name, known)}" for name in unknown]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    own = sorted(each.removeprefix("OVERLAP_") for each in known)  # what all have in common would make all alike
+    close = get_close_matches(name.removeprefix("OVERLAP_"), own, n=1, cutoff=0.7)
+    return f"; did you mean OVERLAP_{close[0]}?" if close else ""
+
+
+def warn_of_unknown_variables() -> None:
+    """Tell the user of them, once in a process."""
+    for line in unknown_variables():
+        if line not in _warned:
+            _warned.add(line)
+            notify(line)
+
+
 def _read(read: Callable[[str], object], text: str, variable: str) -> object:
     try:
         return read(text)
@@ -345,6 +393,7 @@ def requested(main: object, asked: RunConfig) -> RunConfig:
     Raises:
         UsageError: For what cannot be meant.
     """
+    warn_of_unknown_variables()
     told = RunConfig.from_environment()
     wanted = told.over(asked)
     if told.trace is not None:

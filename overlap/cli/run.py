@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from textwrap import fill as filled
 
-from ..config import RunConfig, imposed
+from ..config import RunConfig, imposed, warn_of_unknown_variables
 from ..errors import UsageError
 from ..launch.lifeline import take
 from ..launch.status import status_of, tell_launcher
@@ -108,6 +108,7 @@ def _tell(error: BaseException) -> int:
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
+    warn_of_unknown_variables()
     config = given(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
     config.check()

@@ -10,8 +10,9 @@ import pytest
 import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.configoptions import add_options, flag_of, given, variables
-from overlap.config import RunConfig, imposed, requested
+from overlap.config import RunConfig, imposed, requested, unknown_variables
 from overlap.options import count, option
+from overlap.rendezvous.launcher_environment import member_variables
 
 FULL = RunConfig(
     ranks=4,
@@ -77,6 +78,33 @@ def test_a_bad_setting_is_named(name, value, message):
     with pytest.raises(UsageError) as caught:
         RunConfig.from_environment({name: value})
     assert str(caught.value) == message
+
+
+def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypatch):
+    monkeypatch.setenv("OVERLAP_RANK", "7")
+    monkeypatch.setenv("OVERLAP_COLOUR", "red")
+    monkeypatch.setenv("OVERLAP_SECRET", "correct horse")
+    program = script("import overlap\nasync def main(rank): ...\noverlap.run(main)")
+    told = [
+        "overlap: OVERLAP_COLOUR is no setting, and says nothing",
+        "overlap: OVERLAP_RANK is no setting, and says nothing; did you mean OVERLAP_RANKS?",
+    ]
+    assert overlap("run", program)[2].splitlines() == told
+    assert overlap("run", program)[2] == ""
+    monkeypatch.setenv("OVERLAP_MEMBER_PID", "1")
+    assert unknown_variables() == []
+
+
+def test_no_variable_of_a_launcher_is_unknown():
+    told = member_variables(
+        node=0,
+        nodes=2,
+        ranks_per_node=1,
+        endpoint=("", 0),
+        job="",
+        descriptors=dict.fromkeys(("secret", "listener"), 0),
+    )
+    assert unknown_variables({**told, **FULL.variables(), "OVERLAP_LIFELINE_FD": "3", "OVERLAP_STATUS_FD": "4"}) == []
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
