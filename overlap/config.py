@@ -112,44 +112,76 @@ class RunConfig:
     """
 
     ranks: int | None = option(
-        read=count, metavar="N", help="how many ranks; default: what the program says", check=_check_ranks
+        default="those of the cluster, or 2",
+        read=count,
+        metavar="N",
+        help="how many ranks; default: what the program says",
+        check=_check_ranks,
     )
     trace: str | PathLike[str] | None = option(
-        read=str, metavar="FILE", help="write the timeline there (.json or .json.gz)", check=_check_trace
+        default="none is kept",
+        read=str,
+        metavar="FILE",
+        help="write the timeline there (.json or .json.gz)",
+        check=_check_trace,
     )
     cluster: str | topology.Cluster | None = option(
-        read=str, metavar="NAME", help='machine to run as, such as "trn1.32xlarge" or "local"', check=_check_cluster
+        default="local",
+        read=str,
+        metavar="NAME",
+        help='machine to run as, such as "trn1.32xlarge" or "local"',
+        check=_check_cluster,
     )
     timeout_s: float | None = option(
+        default="no limit",
         read=seconds, metavar="S", flag="--timeout", check=_check_timeout,
         help="give up after S seconds; say who waits for whom",
     )  # fmt: skip
     algorithm: str | None = option(
-        read=str, metavar="A", help="use this algorithm wherever it exists, such as ring", check=_check_algorithm
+        default="the fastest",
+        read=str,
+        metavar="A",
+        help="use this algorithm wherever it exists, such as ring",
+        check=_check_algorithm,
     )
     nnodes: int | None = option(
-        read=count, metavar="N", help="how many nodes; default: 1, this process", nodes=True, variable=False
+        default="1",
+        read=count,
+        metavar="N",
+        help="how many nodes; default: 1, this process",
+        nodes=True,
+        variable=False,
     )
     nproc_per_node: int | None = option(
+        default="those of --ranks, or 1",
         read=count, metavar="N", help="ranks of each; default: what --ranks or --cluster say, or 1", nodes=True,
         variable=False,
     )  # fmt: skip
     node_rank: int | None = option(
+        default="all of them",
         read=index, metavar="I", help="start only node I; the others are started by hand elsewhere", nodes=True,
         variable=False,
     )  # fmt: skip
     rdzv_endpoint: str | None = option(
+        default="a free port of this machine",
         read=str, metavar="HOST:PORT", help="where node 0 listens; default: a free port of this machine", nodes=True,
         variable=False,
     )  # fmt: skip
     job_id: str | None = option(
-        read=str, metavar="NAME", help="only processes of one job meet", nodes=True, variable=False
+        default="a name of its own",
+        read=str,
+        metavar="NAME",
+        help="only processes of one job meet",
+        nodes=True,
+        variable=False,
     )
     transport: str | None = option(
+        default="auto",
         read=parse_transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed",
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(
+        default="1",
         read=parse_rails,
         metavar="R",
         help="connections for each pair of nodes: 4, or interfaces: eth0,eth1",
@@ -157,6 +189,7 @@ class RunConfig:
         wire=True,
     )
     peer_direct: bool | None = option(
+        default="1",
         read=switch,
         help="sockets read and write the arrays (default)",
         off="through a bounce buffer",
@@ -164,22 +197,36 @@ class RunConfig:
         wire=True,
     )
     unix: bool | None = option(
-        read=switch, help="Unix sockets inside one machine (default)", off="TCP there too", nodes=True, wire=True
+        default="1",
+        read=switch,
+        help="Unix sockets inside one machine (default)",
+        off="TCP there too",
+        nodes=True,
+        wire=True,
     )
-    tls_cert: str | None = option(read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True)
-    tls_key: str | None = option(read=str, metavar="FILE", help="its private key", nodes=True)
+    tls_cert: str | None = option(
+        default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
+    )
+    tls_key: str | None = option(default="no encryption", read=str, metavar="FILE", help="its private key", nodes=True)
     tls_ca: str | None = option(
-        read=str, metavar="FILE", help="the authority that signed those of all nodes", nodes=True
+        default="no encryption",
+        read=str,
+        metavar="FILE",
+        help="the authority that signed those of all nodes",
+        nodes=True,
     )
     join_timeout_s: float | None = option(
+        default="60",
         read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
         nodes=True,
     )  # fmt: skip
     log_dir: str | None = option(
+        default="the terminal",
         read=str, metavar="DIR", help="what node I prints goes to DIR/node-I.log, not to the terminal", nodes=True,
         variable=False,
     )  # fmt: skip
     prefix: bool | None = option(
+        default="1 with several nodes",
         read=switch, help="[node I] before each line (default with several nodes, but for mpi)",
         off="lines as they are", nodes=True, variable=False,
     )  # fmt: skip
@@ -187,6 +234,7 @@ class RunConfig:
         read=switch, nodes=True, variable=False, hidden=True
     )  # a command of ours says why
     grace_s: float | None = option(
+        default="10",
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
     )  # fmt: skip
@@ -288,7 +336,7 @@ class RunConfig:
         for name, one in self.options().items():
             if one.read is not None and not one.hidden:
                 value = getattr(self, name)
-                text = "-" if value is None else text_of(getattr(value, "name", value))
+                text = one.default if value is None else text_of(getattr(value, "name", value))
                 yield f"{name:<16} {text:<32} {self.sources.get(name, 'default')}".rstrip()
 
 

@@ -25,6 +25,7 @@ class Option:
         metavar: What stands for the value in the help.
         help: One line.
         off: Of a switch, the same for `--no-...`.
+        default: What holds where nobody says it, in words; "-" is nothing.
         flag: The option, if it is not made of the field's name.
         variable: Whether `OVERLAP_` and its name is an environment variable that says it.
         nodes: Whether it concerns several processes.
@@ -37,6 +38,7 @@ class Option:
     metavar: str | None = None
     help: str = ""
     off: str | None = None
+    default: str = "-"
     flag: str | None = None
     variable: bool = True
     nodes: bool = False

@@ -194,8 +194,10 @@ def test_the_configuration_is_shown_with_its_sources(overlap, monkeypatch):
         "ranks": ["6", "--nproc-per-node"],
         "unix": ["0", "--no-unix"],
         "algorithm": ["ring", "OVERLAP_ALGORITHM"],
-        "trace": ["-", "default"],
+        "trace": ["none", "is", "kept", "default"],
     }
+    assert rows["join_timeout_s"].split() == ["60", "default"]
+    assert not any(row.startswith("- ") for row in rows.values())
     assert list(rows) == [name for name, one in RunConfig.options().items() if one.read and not one.hidden]
 
 
