@@ -14,7 +14,7 @@ from ..rendezvous.launcher_environment import member_variables
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
-from .status import LONGEST_BYTES, Entering, Status, read_record
+from .status import LONGEST_BYTES, Entering, Leaving, Status, read_record
 from .verdict import Ending
 
 __all__ = ["NodeProcess"]
@@ -35,6 +35,7 @@ class NodeProcess:
         out: Shows what it writes to stdout; `err` the same of stderr.
         status: Why it ends, in its own words; None until it has said so.
         entering: The last world that it has come to; None: it has not.
+        left: The last world that it has said to be done with.
         stopped: Whether it was told to end before it had said why.
         missed: Whether it ended well and without coming to a world where another process waits for it.
     """
@@ -44,6 +45,7 @@ class NodeProcess:
         self.ranks = range(node * what.ranks_per_node, (node + 1) * what.ranks_per_node)
         self.status: Status | None = None
         self.entering: Entering | None = None
+        self.left = 0
         self.stopped = self.missed = False
         self._heard = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
@@ -85,6 +87,8 @@ class NodeProcess:
                     case Entering() as entering:
                         self.entering = entering
                         news()
+                    case Leaving() as leaving:
+                        self.left = leaving.left
         self._heard.set()
 
     def _log_status(self, status: Status) -> None:
@@ -96,6 +100,10 @@ class NodeProcess:
         """Whether it has ended well without having come to that world."""
         reached = self.entering.world if self.entering else 0
         return self.process.returncode == 0 and self._heard.is_set() and reached < world
+
+    def vanished(self) -> bool:
+        """Whether it has ended as if all were well, in the middle of a world; known when it has said all."""
+        return self.process.returncode == 0 and self.entering is not None and self.left < self.entering.world
 
     def waits_in(self) -> int | None:
         """Return the world in which it waits for the others, if it does."""
@@ -137,6 +145,7 @@ class NodeProcess:
             status=self.status,
             stopped=self.stopped,
             missed=self.missed,
+            vanished=self.vanished(),
             tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
             log=self._log.path if self._log else None,
         )

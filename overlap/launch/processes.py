@@ -105,7 +105,7 @@ class _Watch:
             await member.said_all()
             member.out.hurry()
             member.err.hurry()
-            if returncode != 0:
+            if returncode != 0 or member.vanished():
                 self._failed(member)
             self._look_for_the_missing()
 

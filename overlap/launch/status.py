@@ -14,7 +14,10 @@ Before that it says of each world that it enters, counted from 1, that it waits 
 
     {"world": 1, "joined": false}
 
-A process that has ended well without having come to a world in which another waits is not coming.
+A process that has ended well without having come to a world in which another waits is not coming. At the end of the
+world, however it ends, it says so too; one that exits with code 0 without that has vanished, as `os._exit` does::
+
+    {"left": 1}
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from transports import TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 
-__all__ = ["LONGEST_BYTES", "Entering", "Status", "read_record", "status_of", "tell_launcher"]
+__all__ = ["LONGEST_BYTES", "Entering", "Leaving", "Status", "read_record", "status_of", "tell_launcher"]
 
 # Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
 LONGEST_TEXT = 2 << 20
@@ -67,6 +70,17 @@ class Entering:
     joined: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """That a process is done with a world, which may have failed.
+
+    Attributes:
+        left: Which of its worlds, counted from 1.
+    """
+
+    left: int
+
+
 def status_of(error: BaseException, *, local: Container[int], text: str = "") -> Status:
     """Judge the error that ends this process.
 
@@ -85,7 +99,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "") ->
     return Status(cause=not isinstance(error, TransportError), line=line, text=text)
 
 
-def tell_launcher(record: Status | Entering, environ: Mapping[str, str] = os.environ) -> bool:
+def tell_launcher(record: Status | Entering | Leaving, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads meanwhile; return whether there is one that listens."""
     told = asdict(record)
     if isinstance(record, Status):
@@ -99,7 +113,7 @@ def tell_launcher(record: Status | Entering, environ: Mapping[str, str] = os.env
     return False
 
 
-def read_record(data: bytes) -> Status | Entering | None:
+def read_record(data: bytes) -> Status | Entering | Leaving | None:
     """Return the record that a process has written, or None if it is none."""
     try:
         record = json.loads(data)
@@ -110,6 +124,8 @@ def read_record(data: bytes) -> Status | Entering | None:
             return Status(cause=cause, rank=rank, line=line, text=text)
         case {"world": int(world), "joined": bool(joined)}:
             return Entering(world=world, joined=joined)
+        case {"left": int(left)}:
+            return Leaving(left=left)
     return None
 
 

@@ -34,6 +34,7 @@ class Ending:
         status: What the process said of it, if it did.
         stopped: Whether the launcher had told it to end before it had said anything.
         missed: Whether it ended well and without coming to a world where another process waited for it.
+        vanished: Whether it ended as if all were well, in the middle of a world.
         tail: The last lines that it wrote to stderr.
         log: Where its output is.
         accuser: The process that ended because of this one, if this one hung and was stopped without a word.
@@ -46,6 +47,7 @@ class Ending:
     status: Status | None = None
     stopped: bool = False
     missed: bool = False
+    vanished: bool = False
     tail: Sequence[str] = ()
     log: str | None = None
     accuser: Ending | None = None
@@ -63,7 +65,7 @@ def culprit(endings: Sequence[Ending]) -> Ending | None:
     Args:
         endings: Of all processes, in the order in which they ended.
     """
-    failed = [ending for ending in endings if ending.returncode != 0 or ending.missed]
+    failed = [ending for ending in endings if ending.returncode != 0 or ending.missed or ending.vanished]
     first = min(failed, key=_guilt, default=None)
     if first is None or first.status is None or _guilt(first) != _VICTIM:
         return first
@@ -82,9 +84,9 @@ def exit_code(ending: Ending) -> int:
     """Return the exit code that a shell gives: 128 plus the number of the signal.
 
     A process that hung has none of its own: the signal was the launcher's. Its accuser's counts. One that was missed
-    has none either.
+    or has vanished has none either.
     """
-    if ending.missed:
+    if ending.missed or ending.vanished:
         return 1
     returncode = (ending.accuser or ending).returncode
     return returncode if returncode >= 0 else 128 - returncode
@@ -112,6 +114,8 @@ def _how(ending: Ending, oom_kills: int) -> str:
         return "hung, and had to be stopped"
     if ending.missed:
         return "exited with code 0 without joining"
+    if ending.vanished:
+        return "exited with code 0 before its world had ended, as os._exit does"
     if ending.returncode >= 0:
         silent = "" if ending.status else ", without saying why"
         return f"exited with code {ending.returncode}{silent}"

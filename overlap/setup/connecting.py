@@ -17,7 +17,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..launch.status import Entering, tell_launcher
+from ..launch.status import Entering, Leaving, tell_launcher
 from ..membership.handle import MemberLostError, Membership
 from ..membership.inbox import Lost
 from ..notice import notify
@@ -78,14 +78,24 @@ async def joined(
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
     config = await _config(place, epoch, machine, run)
     with config.listener or nullcontext():
-        tell_launcher(Entering(world=epoch + 1, joined=False))
-        async with join(config, report=notify) as membership:
-            tell_launcher(Entering(world=epoch + 1, joined=True))
-            between = await _between(place, placement, config, membership, run)
-            transport = wires(Router([NeuronLink(list(place.ranks)), between]))
-            async with _opened(transport):
-                control_plane = ControlPlane(_Connection(membership), placement)
-                yield Joined(transport=transport, control_plane=control_plane, membership=membership)
+        with _told(epoch + 1):
+            async with join(config, report=notify) as membership:
+                tell_launcher(Entering(world=epoch + 1, joined=True))
+                between = await _between(place, placement, config, membership, run)
+                transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+                async with _opened(transport):
+                    control_plane = ControlPlane(_Connection(membership), placement)
+                    yield Joined(transport=transport, control_plane=control_plane, membership=membership)
+
+
+@contextmanager
+def _told(world: int) -> Iterator[None]:
+    """Tell the launcher of a world that this process enters, and that it is done with it."""
+    tell_launcher(Entering(world=world, joined=False))
+    try:
+        yield
+    finally:
+        tell_launcher(Leaving(left=world))
 
 
 async def _config(place: Place, epoch: int, machine: str, run: RunConfig) -> RendezvousConfig:

@@ -21,6 +21,7 @@ class Node:
     def __init__(self, node, *, ends_s=inf, returncode=0, status=None, **after):
         self.node, self.status, self.stopped = node, status, False
         self.process = SimpleNamespace(returncode=None)
+        self.vanished = lambda: False
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
         self._life, self._last = trio.CancelScope(deadline=ends_s), returncode

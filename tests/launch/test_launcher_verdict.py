@@ -6,7 +6,16 @@ import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.launch.memory import oom_kills
-from overlap.launch.status import LONGEST_BYTES, LONGEST_TEXT, Entering, Status, read_record, status_of, tell_launcher
+from overlap.launch.status import (
+    LONGEST_BYTES,
+    LONGEST_TEXT,
+    Entering,
+    Leaving,
+    Status,
+    read_record,
+    status_of,
+    tell_launcher,
+)
 from overlap.launch.verdict import Ending, card, culprit, exit_code
 from transports import LinkLostError
 
@@ -55,6 +64,15 @@ def test_a_process_that_was_missed_has_failed():
     missed = ended(0, 0, missed=True)
     assert exit_code(missed) == 1
     assert card(missed) == ["overlap: node 0 (ranks 0-3, pid 77) exited with code 0 without joining"]
+
+
+def test_a_process_that_vanished_has_failed_and_is_the_cause():
+    vanished = ended(1, 0, vanished=True)
+    assert culprit([ended(0, 1, VICTIM), vanished]) is vanished
+    assert exit_code(vanished) == 1
+    assert card(vanished) == [
+        "overlap: node 1 (ranks 4-7, pid 77) exited with code 0 before its world had ended, as os._exit does"
+    ]
 
 
 def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
@@ -188,8 +206,8 @@ def test_the_longest_record_keeps_the_beginning_and_the_end_of_its_text():
 
 
 def test_a_world_that_is_entered_is_read_back():
-    entering = Entering(world=2, joined=True)
-    assert told_and_read(entering) == entering
+    entering, leaving = Entering(world=2, joined=True), Leaving(left=2)
+    assert (told_and_read(entering), told_and_read(leaving)) == (entering, leaving)
 
 
 @pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])

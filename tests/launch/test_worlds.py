@@ -111,7 +111,7 @@ FAILURES = {
     ),
     "leaves": ("return", 1, "rank 3 finished its program while rank [0-2].* waits for it in all_gather #3"),
     "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "node 1.*SIGKILL"),
-    "exits with 0": ("os._exit(0)", 1, r"process 1 \(ranks 2-3\) is lost"),
+    "exits with 0": ("os._exit(0)", 1, r"node 1 .* exited with code 0 before its world had ended, as os"),
     "exits with 3": ("os._exit(3)", 3, "node 1.* 3"),
 }
 EVERYDAY = ("raises", "is killed")
@@ -126,6 +126,23 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
     run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2")
     assert run.returncode == code, run.stderr
     assert re.search(told, run.stderr), run.stderr
+
+
+def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> None:
+    """Each machine has a launcher, which knows nothing of what the other one sees."""
+    script, endpoint = program(tmp_path, failure="os._exit(0)"), f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--node-rank"]
+    launchers = [
+        subprocess.Popen([*command, node, str(script)], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True)
+        for node in "01"
+    ]
+    told = [launcher.communicate(timeout=LIMIT_S)[1] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [1, 1]
+    assert "process 1 (rank 1) is lost" in told[0]
+    assert re.fullmatch(
+        r"overlap: node 1 \(rank 1, pid \d+\) exited with code 0 before its world had ended, as os\._exit does\n",
+        told[1],
+    )
 
 
 ABSENT = """
