@@ -59,7 +59,7 @@ from .runtime.stream import Stream
 if TYPE_CHECKING:
     __version__: str
     from .collectives.cost.startup import Startup
-    from .virtual import Conditions, Interference
+    from .virtual import Conditions, Faults, Interference
     from .virtual.simulated_backend import Virtual
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "CollectiveMismatchError",
     "ComputeFuture",
     "Conditions",
+    "Faults",
     "Future",
     "Group",
     "Interference",
@@ -96,6 +97,7 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Conditions": "virtual",
+    "Faults": "virtual",
     "Interference": "virtual",
     "Startup": "collectives.cost.startup",
     "Virtual": "virtual.simulated_backend",

@@ -179,7 +179,8 @@ def _simulate(
         finally:
             keeper.keep_now(world.timeline)
 
-    return clock.kernel.run(live)
+    with clock.going_wrong():
+        return clock.kernel.run(live)
 
 
 class _Keeper:

@@ -4,7 +4,7 @@ From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` mov
 on, `sharing` says how fast where flows need the same, `fluid` keeps all of them. `resources` numbers what there is;
 `demand`, `loads` and `messages` say what an operation needs of it by the cost model. `fabric` has everything in
 flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all. `compute_cost` says what
-computes take; `conditions` and `interference` hold what is not perfect.
+computes take; `conditions` and `interference` hold what is not perfect, `faults` what goes wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from .compute_cost import ComputeCosts, Profile, Roofline
 from .conditions import CALM, Conditions
 from .demand import Demand
 from .fabric import Fabric, Reached, Stretch, Transfer
+from .faults import Fates, Faults
 from .interference import NO_INTERFERENCE, Interference
 from .kernel import Kernel, Order, Timer
 from .lineage import Lineage
@@ -29,6 +30,8 @@ __all__ = [
     "Conditions",
     "Demand",
     "Fabric",
+    "Fates",
+    "Faults",
     "Interference",
     "Kernel",
     "Lineage",

@@ -6,7 +6,8 @@ when all ranks have met, and take what the cost model says of the schedule that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ from . import (
     ComputeCosts,
     Conditions,
     Fabric,
+    Fates,
+    Faults,
     Interference,
     Kernel,
     Order,
@@ -42,6 +45,7 @@ from . import (
     Roofline,
     Traffic,
 )
+from .faulty_world import Doom, FaultyCommunicators, FaultyWorld
 from .simulated_compute import SimulatedCompute, Starts
 from .simulated_engine import SimulatedEngine
 from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
@@ -63,6 +67,7 @@ class Virtual:
         memory_efficiency: Share of the memory's bandwidth that they reach.
         profile: A trace file of a real run: computes take what those of their name took there.
         conditions: Jitter, stragglers and slow wires, by seed.
+        faults: What goes wrong, by seed: `overlap.Faults(seed=17)`; nothing by default. Ranks are not `alike` then.
         interference: How computes and communication slow each other down while they overlap; not at all by default.
         peer_direct: Whether network adapters read device memory themselves.
         shapes_only: Arrays have shape and dtype, and no data; see `overlap.shape_only`.
@@ -81,6 +86,7 @@ class Virtual:
     memory_efficiency: float = 1.0
     profile: str | PathLike[str] | Profile | None = None
     conditions: Conditions = CALM
+    faults: Faults | None = None
     interference: Interference = NO_INTERFERENCE
     peer_direct: bool = True
     shapes_only: bool = False
@@ -97,6 +103,7 @@ class Virtual:
             "conditions": str(self.conditions),
             "interference": str(self.interference),
             **({"alike": "by a function" if callable(self.alike) else str(self.alike)} if self.alike else {}),
+            **({"faults": str(self.faults)} if self.faults else {}),
             "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
         }
 
@@ -143,7 +150,8 @@ class SimulatedBackend(Backend):
         )
         self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
         self.startup = _startup(assumptions, cluster)
-        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions)
+        self._doom = Doom(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
+        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._doom)
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array, or the shape of one."""
@@ -173,12 +181,16 @@ class SimulatedBackend(Backend):
         """
         self._size = size
         transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
+        if self._doom is not None:
+            return FaultyWorld(size, cluster, transport, algorithm=algorithm, backend=self, doom=self._doom)
         if self._alike is None:
             return World(size, cluster, transport, algorithm=algorithm, backend=self)
         return SymmetricWorld(size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike)
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return where the ranks of a world meet, or those who stand for them."""
+        if self._doom is not None:
+            return FaultyCommunicators(engine, self._doom)
         if self._alike is not None:
             return SymmetricCommunicators(engine, self._alike)
         return SimulatedCommunicators(engine, self.kernel)
@@ -201,6 +213,19 @@ class SimulatedBackend(Backend):
             computes=self._computes,
         )
 
+    @contextmanager
+    def going_wrong(self) -> Iterator[None]:
+        """Run a world inside: what ends it badly is told which seed repeats that."""
+        if self._doom is None:
+            yield
+            return
+        try:
+            with self._doom.fates.ordering_tasks():
+                yield
+        except Exception as error:
+            error.add_note(self._doom.fates.repeating)
+            raise
+
     def step_begins(self, context: RankContext) -> None:
         """Let the rank's program start, which takes its time."""
         cost_ns = round(self.startup.before_s(self._size) * 1e9)
@@ -213,6 +238,8 @@ def _alike(assumptions: Virtual, size: int) -> Alike | None:
         return None
     if not assumptions.shapes_only:
         raise UsageError("alike: needs shapes_only=True; without all ranks' data there are no results")
+    if assumptions.faults is not None:
+        raise UsageError(f"alike: ranks are not alike where things go wrong ({assumptions.faults})")
     if not assumptions.conditions.calm:
         raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}")
     return Alike.of(assumptions.alike, size)

@@ -14,6 +14,7 @@ from ..runtime.context import RankContext
 from ..runtime.future import Failure, call_when_done
 from ..runtime.memory.lent_arguments import explain
 from . import ComputeCosts, Conditions, Order, Traffic
+from .faulty_world import Doom
 
 __all__ = ["SimulatedCompute", "Starts"]
 
@@ -27,8 +28,9 @@ class Starts:
     have issued goes by the order in which the rank has started these tasks.
     """
 
-    def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions) -> None:
+    def __init__(self, traffic: Traffic, costs: ComputeCosts, conditions: Conditions, doom: Doom | None) -> None:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
+        self.doom = doom
         self.alone = traffic.fabric.interference.off
         self._waiting: list[SimulatedCompute] = []
 
@@ -143,7 +145,23 @@ class SimulatedCompute(ComputeStream):
             failure = Failure(error)
         cost_ns, kind = operation.cost
         done = partial(self._done, operation, started_ns, value, failure)
-        self._take(self._jitter.compute_ns(cost_ns), kind, done)
+        self._take(self._disturbed(operation, self._jitter.compute_ns(cost_ns)), kind, done)
+
+    def _disturbed(self, operation: ComputeFuture[object], cost_ns: int) -> int:
+        """Return what a function takes where things go wrong; its rank may die of it."""
+        doom = self._starts.doom
+        if doom is None:
+            return cost_ns
+        fate = doom.fates.next(self.number)
+        cost_ns = doom.fates.slow_ns(self.number, cost_ns) + fate.late_ns
+        if fate.dies_at is not None:
+            dies_ns = self._kernel.now_ns + round(fate.dies_at * cost_ns)
+            self._kernel.at(dies_ns, self.number, partial(self._die, operation, doom))
+        return cost_ns
+
+    def _die(self, operation: ComputeFuture[object], doom: Doom) -> None:
+        self.stop()
+        doom.kill(self.context, operation)
 
     def _take(self, duration_ns: int, kind: str, done: Callable[[], None]) -> None:
         """Let time pass; where computes and communication slow each other down, the fabric knows how much."""

@@ -159,6 +159,19 @@ def test_what_is_not_perfect_is_told(overlap, script):
     )
 
 
+def test_what_goes_wrong_is_told_and_how_to_see_it_again(overlap, script):
+    text = TRAIN.replace("ranks=3", "ranks=3, clock=overlap.Virtual(faults=overlap.Faults(death=0.0, loss=0.0))")
+    code, out, _ = overlap("simulate", "--faults", "3", script(text))
+    assert code == 0
+    told = " ".join(line.strip() for line in out.splitlines())
+    assert "; things go wrong as Faults(seed=3, loss=0.0, death=0.0) wants it; compute and" in told
+    code, _, err = overlap("simulate", "--faults", "3", script(text.replace("death=0.0", "death=1.0")))
+    assert code == 1
+    *_, last, again = err.splitlines()
+    assert re.match(r"overlap: rank \d failed: PeerLostError: rank \d died at .*, as Faults\(seed=3, loss=0", last)
+    assert again == "  the same again: clock=overlap.Virtual(faults=overlap.Faults(seed=3, loss=0.0, death=1.0))"
+
+
 def test_ascii(overlap, script):
     out = overlap("simulate", "--ascii", *WHERE, script(TRAIN))[1]
     assert out.isascii()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import topology
 
-from ... import Interference, Virtual
+from ... import Faults, Interference, Virtual
 from ...collectives.select import check_algorithm
 from ...config import RunConfig
 from ...errors import UsageError
@@ -116,6 +116,7 @@ _ALL = (
         help="ranks of each of N equal blocks behave alike, and two of them run for all; shapes only",
     ),
     Parameter(name="startup", read=_yes_or_no, help="each step starts a compiled program, at its published cost"),
+    Parameter(name="faults", read=_integer, metavar="SEED", help="things go wrong, by this seed: see overlap.Faults"),
     Parameter(name="seed", read=_integer, metavar="N", help="of everything random"),
     Parameter(name="jitter", read=_number, metavar="J", help="spread of computes, 0.05 is about 5 %%"),
     Parameter(name="straggler_share", read=_number, metavar="S", help="share of the ranks that are slow"),
@@ -248,7 +249,12 @@ class Setting:
         conditions = replace(own.conditions, **self._known(_CONDITIONS))
         implied = {"shapes_only": True} if self.values.get("alike") else {}
         assumed = {**implied, **self._known(_ASSUMED)}
-        return replace(own, **assumed, conditions=conditions, interference=interference)
+        faults = (
+            replace(own.faults or Faults(), seed=cast(int, self.values["faults"]))
+            if "faults" in self.values
+            else own.faults
+        )
+        return replace(own, **assumed, conditions=conditions, faults=faults, interference=interference)
 
     def _known(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self.values[name] for name in names if name in self.values}

@@ -1,0 +1,154 @@
+"""Simulations in which things go wrong: a world whose ranks die, and where they meet late or never."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from ..errors import PeerLostError
+from ..runtime.backend import Backend
+from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.context import RankContext
+from ..runtime.match import Key, Match
+from ..runtime.operation import Operation
+from ..runtime.outstanding import Issued
+from ..runtime.rank import Rank
+from ..runtime.world import World
+from .faults import Fates
+from .kernel import Kernel, Order
+
+if TYPE_CHECKING:
+    from topology import Cluster
+    from transports import Transport
+
+T = TypeVar("T")
+
+__all__ = ["Doom", "FaultyCommunicators", "FaultyWorld"]
+
+
+class Doom:
+    """Kills and loses the ranks of one run.
+
+    Attributes:
+        fates: What is drawn.
+        kernel: The time.
+    """
+
+    def __init__(self, fates: Fates, kernel: Kernel) -> None:
+        self.fates, self.kernel = fates, kernel
+        self.world: FaultyWorld | None = None
+        self._lives: dict[int, trio.CancelScope] = {}
+
+    async def live(self, main: Callable[..., Awaitable[T]], rank: Rank, *args: object) -> T:
+        """Run a rank's program; if it dies, it never ends by itself."""
+        try:
+            with trio.CancelScope() as life:
+                self._lives[rank.rank] = life
+                result = await main(rank, *args)
+                if rank.rank not in self.fates.dead:
+                    return result
+        except Exception:
+            if rank.rank not in self.fates.dead:  # whatever its end makes its program raise, nobody hears it
+                raise
+        await trio.sleep_forever()
+        raise AssertionError("unreachable: the dead are only cancelled")
+
+    def kill(self, context: RankContext, issued: Issued[Any]) -> None:
+        """Let a rank die at something it has issued."""
+        if context.rank in self.fates.dead or context.closed:
+            return
+        self.fates.dead.add(context.rank)
+        self._lives[context.rank].cancel(reason=f"{self.fates.faults}")
+        self._lose(context, f"died at {issued.label} ({issued.call_site})", self.fates.faults.notice_s)
+
+    def lose(self, context: RankContext, operation: Operation) -> None:
+        """Let a rank's part in an operation never arrive."""
+        self._lose(context, f"was not heard in {operation.label} ({operation.call_site})", self.fates.faults.silence_s)
+
+    def _lose(self, context: RankContext, how: str, after_s: float) -> None:
+        error = PeerLostError(f"rank {context.rank} {how}, as {self.fates.faults} wants it", culprit=context.rank)
+        doing = context.outstanding.lines()
+        assert self.world is not None
+        tell = partial(self.world.fail_elsewhere, context.rank, error, doing)
+        kernel = self.kernel
+        kernel.at(kernel.now_ns + round(after_s * 1e9), context.rank, tell, order=Order.TRANSFER)
+
+
+class FaultyWorld(World):
+    """A world whose ranks may die.
+
+    Args:
+        doom: Who kills them.
+    """
+
+    def __init__(
+        self, size: int, cluster: Cluster, transport: Transport, *, algorithm: str | None, backend: Backend, doom: Doom
+    ) -> None:
+        self._doom = doom
+        doom.world = self
+        super().__init__(size, cluster, transport, algorithm=algorithm, backend=backend)
+
+    async def live(
+        self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
+    ) -> list[T]:
+        """Run `main` on every rank, for as long as it lives."""
+        return await super().live(partial(self._doom.live, main), args, timeout_s)
+
+
+class FaultyCommunicators(Communicators):
+    """Where ranks meet late or never."""
+
+    def __init__(self, engine: BaseEngine, doom: Doom) -> None:
+        super().__init__(engine)
+        self._doom = doom
+
+    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
+        """Make a communicator."""
+        return _FaultyCommunicator(self, key, name, members, self._doom)
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
+        self._doom.kernel.at(self._doom.kernel.now_ns, context.rank, look, order=Order.SETTLE)
+
+
+class _FaultyCommunicator(Communicator):
+    """A communicator to which not everybody finds the way."""
+
+    def __init__(self, shared: Communicators, key: Key, name: str, members: Sequence[int], doom: Doom) -> None:
+        super().__init__(shared, key, name, tuple(members))
+        self._doom, self._dead = doom, doom.fates.dead
+
+    def arrive(self, operation: Operation) -> None:
+        """Take in one rank's end, if it comes: now, or later."""
+        context, doom = operation.context, self._doom
+        if context.rank in self._dead:
+            return
+        fate = doom.fates.next(context.rank)
+        operation.lock()
+        if fate.dies_at is not None and fate.dies_at < 0.5:
+            doom.kill(context, operation)
+        elif fate.lost:
+            doom.lose(context, operation)
+        elif fate.late_ns:
+            kernel, late = doom.kernel, partial(self._arrive_late, operation, dies=fate.dies_at is not None)
+            kernel.at(kernel.now_ns + fate.late_ns, context.rank, late, order=Order.WAKE)
+        else:
+            self._arrive(operation, dies=fate.dies_at is not None)
+
+    def _arrive_late(self, operation: Operation, *, dies: bool) -> None:
+        if not operation.done and operation.context.rank not in self._dead:
+            operation.started_ns = self._doom.kernel.now_ns
+            self._arrive(operation, dies=dies)
+
+    def _arrive(self, operation: Operation, *, dies: bool) -> None:
+        super().arrive(operation)
+        if dies:
+            self._doom.kill(operation.context, operation)
+
+    def _proceed(self, match: Match, operation: Operation) -> None:
+        """Let nothing begin that needs a dead rank to pass on bytes; its own message has left it."""
+        if self.key.messages or self._dead.isdisjoint(self.members):
+            super()._proceed(match, operation)
