@@ -196,6 +196,14 @@ class RunConfig:
         nodes=True,
         wire=True,
     )
+    checksums: bool | None = option(
+        default="1",
+        read=switch,
+        help="what sockets carry is checked on arrival (default)",
+        off="only its headers are",
+        nodes=True,
+        wire=True,
+    )
     unix: bool | None = option(
         default="1",
         read=switch,

@@ -2,10 +2,15 @@
 
 ::
 
-    | header length, 2 bytes | payload length, 4 bytes | header: msgpack array [kind, *fields] | payload |
+    | checksum, 8 bytes | header length, 2 | payload length, 4 | payload's checksum, 8 | header | payload |
 
-A header is an array of unsigned integers, at most `HEADER_LIMIT_BYTES` long, and each kind of frame has exactly its
-fields. So a hostile header can neither nest nor grow: what is read of it before it is refused is 64 bytes.
+The first checksum is of everything from itself to the end of the header, so no length or field is believed that came
+damaged; the payload's own one is zero where the sender has left it out. They find accidents, not attackers: for these
+there is TLS.
+
+A header is a msgpack array [kind, *fields] of unsigned integers, at most `HEADER_LIMIT_BYTES` long, and each kind of
+frame has exactly its fields. So a hostile header can neither nest nor grow: what is read of it before it is refused is
+64 bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +19,10 @@ import struct
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-import msgpack
+import msgspec
+import xxhash
 
 from transports.matching.protocol import MessageKind, ProtocolError
 
@@ -26,9 +32,12 @@ __all__ = [
     "HEADER_LIMIT_BYTES",
     "LIMITS",
     "PREFIX_BYTES",
+    "UNCHECKED",
     "Frame",
     "FrameError",
     "FrameKind",
+    "checksum",
+    "damaged",
     "pack",
     "parse",
 ]
@@ -42,8 +51,15 @@ CHUNK_BYTES = 512 << 10
 #: The longest header that this version writes has 43 bytes.
 HEADER_LIMIT_BYTES = 64
 
-_PREFIX = struct.Struct("<HI")
-PREFIX_BYTES = _PREFIX.size
+#: Of a header or a payload: XXH3 of 64 bits. On the two cores of the measurements it takes 0.11 us of a header and
+#: 14 us of a chunk, where CRC-32C takes 0.23 and 24 us, and CRC-32 of zlib 0.2 and 240 us.
+checksum = xxhash.xxh3_64_digest
+#: In place of a payload's checksum: there is none.
+UNCHECKED = bytes(8)
+
+_CHECKSUM_BYTES = len(UNCHECKED)
+_LENGTHS = struct.Struct("<HI8s")
+PREFIX_BYTES = _CHECKSUM_BYTES + _LENGTHS.size
 
 
 class FrameKind(IntEnum):
@@ -84,8 +100,11 @@ LIMITS: Mapping[int, tuple[int, ...]] = MappingProxyType(
         FrameKind.BYE: (),
     }
 )
-# The same with the kind itself in front, as a header has it.
-_HEADER_LIMITS = tuple((len(FrameKind), *LIMITS[kind]) for kind in FrameKind)
+_FIELD_COUNTS = tuple(len(LIMITS[kind]) for kind in FrameKind)
+# Place in the header and limit of every field that msgpack itself does not limit: it knows no larger integers.
+_NARROW = tuple(
+    tuple((place, limit) for place, limit in enumerate(LIMITS[kind], 1) if limit < _U64) for kind in FrameKind
+)
 _PAYLOAD_LIMITS_BYTES = tuple(
     {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: CHUNK_BYTES}.get(kind, 0) for kind in FrameKind
 )
@@ -95,19 +114,22 @@ class FrameError(ProtocolError):
     """Bytes that no frame begins with. Nothing after them can be understood."""
 
 
-#: Kind, fields, where the payload begins, its length: a frame whose header has arrived. A plain tuple, because one is
-#: made for every small message, and a class of its own takes a microsecond.
-Frame: TypeAlias = "tuple[int, list[int], int, int]"
+#: Kind, fields, where the payload begins, its length, its checksum: a frame whose header has arrived. A plain tuple,
+#: because one is made for every small message, and a class of its own takes a microsecond.
+Frame: TypeAlias = "tuple[int, list[int], int, int, bytes]"
 
-# Packing a header does not let go of the interpreter, so all threads may share one packer; making one takes longer
+# Packing a header does not let go of the interpreter, so all threads may share one encoder; making one takes longer
 # than using it.
-_pack_header = msgpack.Packer().pack
+_pack_header = msgspec.msgpack.Encoder().encode
+_unpack_header = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]]).decode
+_SHORT_ARRAY = 0x90  # what a msgpack array of up to 15 elements begins with; the others claim a length of 2 or 4 bytes
 
 
-def pack(kind: int, *fields: int, payload_bytes: int = 0) -> bytes:
+def pack(kind: int, *fields: int, payload_bytes: int = 0, payload_checksum: bytes = UNCHECKED) -> bytes:
     """Pack prefix and header of a frame; the payload follows them on the wire."""
-    header: bytes = _pack_header((kind, *fields))
-    return _PREFIX.pack(len(header), payload_bytes) + header
+    header = _pack_header((kind, *fields))
+    checked = _LENGTHS.pack(len(header), payload_bytes, payload_checksum) + header
+    return checksum(checked) + checked
 
 
 def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
@@ -122,37 +144,51 @@ def parse(buffer: bytearray, start: int, end: int) -> Frame | None:
         The frame, or None if more of its header must arrive first.
 
     Raises:
-        FrameError: This is no frame.
+        FrameError: This is no frame, or one that came damaged.
     """
     if end - start < PREFIX_BYTES:
         return None
-    header_bytes, payload_bytes = _PREFIX.unpack_from(buffer, start)
+    checked_at = start + _CHECKSUM_BYTES
+    header_bytes, payload_bytes, payload_checksum = _LENGTHS.unpack_from(buffer, checked_at)
     if header_bytes > HEADER_LIMIT_BYTES:
         raise FrameError(f"a header claims {header_bytes} bytes, the limit is {HEADER_LIMIT_BYTES}")
     if payload_bytes > CHUNK_BYTES:
         raise FrameError(f"a payload claims {payload_bytes} bytes, the limit is {CHUNK_BYTES}")
-    payload_at = start + PREFIX_BYTES + header_bytes
+    header_at = start + PREFIX_BYTES
+    payload_at = header_at + header_bytes
     if payload_at > end:
         return None
-    try:
-        header = msgpack.unpackb(buffer[start + PREFIX_BYTES : payload_at], raw=True)
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise FrameError(f"a header is not msgpack: {error!r}") from error
+    if checksum(buffer[checked_at:payload_at]) != buffer[start:checked_at]:
+        raise FrameError("a header came damaged: it does not match its checksum")
+    header = _understood(buffer[header_at:payload_at])
     kind = _checked(header, payload_bytes)
     del header[0]
-    return kind, header, payload_at, payload_bytes
+    return kind, header, payload_at, payload_bytes, payload_checksum
 
 
-def _checked(header: object, payload_bytes: int) -> int:
+def damaged(payload: memoryview, expected: bytes) -> bool:
+    """Whether a payload does not match its checksum, if it has one."""
+    return expected != UNCHECKED and checksum(payload) != expected
+
+
+def _understood(header: bytearray) -> list[int]:
+    if not header or header[0] & 0xF0 != _SHORT_ARRAY:
+        raise FrameError("a header is no short msgpack array")
+    try:
+        return _unpack_header(header)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"a header is no msgpack array of unsigned integers: {error}") from error
+
+
+def _checked(header: list[int], payload_bytes: int) -> int:
     """Return the kind of a header in which everything is as it must be."""
-    if type(header) is not list or not header or type(header[0]) is not int or header[0] not in LIMITS:
-        raise FrameError("a header is no array that begins with a known kind")
-    kind: int = header[0]
-    limits = _HEADER_LIMITS[kind]
-    if len(header) != len(limits):
-        raise FrameError(f"{FrameKind(kind).name} has {len(limits) - 1} fields, not {len(header) - 1}")
-    for field, limit in zip(header, limits, strict=True):
-        if type(field) is not int or not 0 <= field < limit:
+    if not header or header[0] >= len(FrameKind):
+        raise FrameError("a header does not begin with a known kind")
+    kind = header[0]
+    if len(header) != _FIELD_COUNTS[kind] + 1:
+        raise FrameError(f"{FrameKind(kind).name} has {_FIELD_COUNTS[kind]} fields, not {len(header) - 1}")
+    for place, limit in _NARROW[kind]:
+        if header[place] >= limit:
             raise FrameError(f"a field of {FrameKind(kind).name} is not in 0 ... {limit - 1}")
     if payload_bytes > _PAYLOAD_LIMITS_BYTES[kind]:
         raise FrameError(f"{FrameKind(kind).name} carries {payload_bytes} bytes")

@@ -66,7 +66,7 @@ class PlainLink(Link):
             self.settle()
 
     def hear(self, frame: Frame, buffer: bytearray) -> None:
-        kind, fields, start, nbytes = frame
+        kind, fields, start, nbytes, _ = frame
         payload = memoryview(bytes(buffer[start : start + nbytes]))
         if kind == FrameKind.EAGER:
             self.engine.incoming.eager(fields, payload)

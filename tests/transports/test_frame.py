@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, product
 
 import msgpack
 import numpy as np
@@ -19,8 +19,12 @@ from transports.frame import (
     HEADER_LIMIT_BYTES,
     LIMITS,
     PREFIX_BYTES,
+    UNCHECKED,
+    Frame,
     FrameError,
     FrameKind,
+    checksum,
+    damaged,
     pack,
     parse,
 )
@@ -44,7 +48,7 @@ def test_what_is_packed_is_parsed_wherever_it_lies(
     packed = pack(kind, *fields, payload_bytes=payload_bytes)
     buffer = bytearray(before + packed + after)
     start, end = len(before), len(before) + len(packed)
-    assert parse(buffer, start, len(buffer)) == (kind, fields, end, payload_bytes)
+    assert parse(buffer, start, len(buffer)) == (kind, fields, end, payload_bytes, UNCHECKED)
     for less in range(start, end):
         assert parse(buffer, start, less) is None
 
@@ -63,7 +67,7 @@ def test_every_field_has_its_limits(kind: FrameKind) -> None:
         for wrong in (-1, limit):
             if wrong >= 2**64:
                 continue  # msgpack cannot say it
-            with pytest.raises(FrameError, match=f"a field of {kind.name} is not in 0"):
+            with pytest.raises(FrameError, match=f"a field of {kind.name} is not in 0|no msgpack array of unsigned"):
                 whole(pack(kind, *fields[:place], wrong, *fields[place + 1 :]))
     for count in (len(fields) - 1, len(fields) + 1):
         if count >= 0:
@@ -128,28 +132,58 @@ def test_hostile_headers_are_refused(header: bytes) -> None:
 
 def test_claims_are_refused_before_anything_they_claim_has_come() -> None:
     with pytest.raises(FrameError, match="a header claims 65 bytes, the limit is 64"):
-        parse(bytearray(b"\x41\x00\x00\x00\x00\x00"), 0, 6)
+        parse(prefix(65, 0), 0, PREFIX_BYTES)
     with pytest.raises(FrameError, match="a payload claims 4294967295 bytes, the limit is 524288"):
-        parse(bytearray(b"\x05\x00\xff\xff\xff\xff"), 0, 6)
+        parse(prefix(5, 2**32 - 1), 0, PREFIX_BYTES)
 
 
 def noise(count: int, seed: int) -> Iterator[bytearray]:
-    """Random bytes with a plausible prefix, half of them beginning like an array."""
-    rows = np.random.default_rng(seed).integers(0, 256, (count, 40), np.uint8)
-    rows[:, 0] %= HEADER_LIMIT_BYTES + 2
-    rows[:, [1, 3, 4, 5]] = 0
-    rows[::2, 6] = 0x90 + rows[::2, 0] % 8
-    yield from map(bytearray, rows)
+    """Random bytes with a plausible prefix, half of them beginning like an array; all but some have a good checksum."""
+    rows = np.random.default_rng(seed).integers(0, 256, (count, 60), np.uint8)
+    rows[:, 8] %= HEADER_LIMIT_BYTES + 2
+    rows[:, [9, 11, 12, 13]] = 0
+    rows[::2, PREFIX_BYTES] = 0x90 + rows[::2, 8] % 8
+    for index, row in enumerate(rows):
+        frame = bytearray(row)
+        if index % 8:
+            frame[:8] = checksum(frame[8 : PREFIX_BYTES + row[8]])
+        yield frame
 
 
 def mutants(count: int, seed: int) -> Iterator[bytearray]:
-    """Good frames with one bit flipped."""
+    """Good frames with one bit flipped, and a checksum that covers it up."""
     chance = np.random.default_rng(seed)
     frames = [pack(kind, *(limit // 3 for limit in LIMITS[kind])) for kind in FrameKind]
     for which, place, bit in zip(*chance.integers(0, (12, 2**16, 8), (count, 3)).T.tolist(), strict=True):
         mutant = bytearray(frames[which])
-        mutant[place % len(mutant)] ^= 1 << bit
+        mutant[8 + place % (len(mutant) - 8)] ^= 1 << bit
+        mutant[:8] = checksum(mutant[8:])
         yield mutant
+
+
+@pytest.mark.parametrize("kind", FrameKind)
+def test_every_flipped_bit_of_a_header_is_noticed(kind: FrameKind) -> None:
+    """Also those that would make another good header; a length may first claim more than has come."""
+    good = pack(kind, *(limit // 3 for limit in LIMITS[kind]), payload_bytes=PAYLOADS_BYTES.get(kind, 0))
+    for place, bit in product(range(len(good)), range(8)):
+        flipped = bytearray(good + bytes(HEADER_LIMIT_BYTES))
+        flipped[place] ^= 1 << bit
+        with pytest.raises(FrameError, match=r"^a (header came damaged: it does not match its checksum|\w+ claims)"):
+            parse(flipped, 0, len(flipped))
+
+
+def test_a_payload_is_damaged_if_it_has_a_checksum_that_it_does_not_match() -> None:
+    payload = memoryview(b"12345678")
+    frame = whole(pack(FrameKind.EAGER, 0, 0, 0, 0, payload_checksum=checksum(payload)))
+    assert frame is not None
+    assert not damaged(payload, frame[4])
+    assert not damaged(memoryview(b""), checksum(b""))
+    assert damaged(payload[:-1], frame[4])
+    for place, bit in product(range(8), range(8)):
+        flipped = bytearray(payload)
+        flipped[place] ^= 1 << bit
+        assert damaged(memoryview(flipped), frame[4])
+        assert not damaged(memoryview(flipped), UNCHECKED)
 
 
 def test_random_and_mutated_frames_are_understood_or_refused() -> None:
@@ -179,7 +213,7 @@ def tried(buffer: bytearray) -> str:
         return "refused"
     if frame is None:
         return "incomplete"
-    kind, fields, payload_at, payload_bytes = frame
+    kind, fields, payload_at, payload_bytes, _ = frame
     assert payload_at <= PREFIX_BYTES + HEADER_LIMIT_BYTES
     assert payload_bytes <= CHUNK_BYTES
     assert len(fields) == len(LIMITS[kind])
@@ -188,8 +222,13 @@ def tried(buffer: bytearray) -> str:
 
 
 def prefixed(header: bytes) -> bytes:
-    return len(header).to_bytes(2, "little") + bytes(4) + header
+    checked = prefix(len(header), 0)[8:] + header
+    return checksum(checked) + checked
 
 
-def whole(frame: bytes) -> object:
+def prefix(header_bytes: int, payload_bytes: int) -> bytearray:
+    return bytearray(bytes(8) + header_bytes.to_bytes(2, "little") + payload_bytes.to_bytes(4, "little") + bytes(8))
+
+
+def whole(frame: bytes) -> Frame | None:
     return parse(bytearray(frame), 0, len(frame))

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, pack
-from transports.matching import Chunk, Limits
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, UNCHECKED, checksum, pack
+from transports.matching import Chunk, Limits, MessageKind
 from transports.matching.ends import Stage
 from transports.matching.outgoing import Outgoing
 
@@ -21,10 +21,16 @@ Entry: TypeAlias = "bytes | Chunk | None"
 
 
 class Departures:
-    """Everything that may leave on whichever rail has room; what has to be repeated comes first."""
+    """Everything that may leave on whichever rail has room; what has to be repeated comes first.
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    Args:
+        outgoing: What the matching engine has to say.
+        checksums: Whether payloads get one.
+    """
+
+    def __init__(self, outgoing: Outgoing, *, checksums: bool) -> None:
         self._outgoing = outgoing
+        self._checksums = checksums
         self._frames: deque[bytes] = deque()
         self._chunks: deque[Chunk] = deque()
 
@@ -41,9 +47,18 @@ class Departures:
         if message is None:
             return None
         kind, fields, payload = message
-        if payload is None:
-            return pack(kind, *fields)
-        return b"".join((pack(kind, *fields, payload_bytes=payload.nbytes), payload))
+        return pack(kind, *fields) if payload is None else self.eager_frame(fields, payload)
+
+    def eager_frame(self, fields: Iterable[int], payload: memoryview) -> bytes:
+        """Return the whole frame of a small message."""
+        head = pack(
+            MessageKind.EAGER, *fields, payload_bytes=payload.nbytes, payload_checksum=self.checksum_of(payload)
+        )
+        return b"".join((head, payload))
+
+    def checksum_of(self, payload: memoryview) -> bytes:
+        """Return what goes into a frame's header as the checksum of its payload."""
+        return checksum(payload) if self._checksums else UNCHECKED
 
     def next_chunk(self) -> Chunk | None:
         """Return the next chunk, if one is due."""

@@ -8,10 +8,10 @@ import trio
 
 from transports.bounce import BounceBuffers
 from transports.efa.departures import LIMITS, Departures
-from transports.efa.rail import Rail
+from transports.efa.rail import Rail, message_of
 from transports.frame import FrameError, FrameKind, pack
 from transports.matched import Link
-from transports.matching import Lane, MessageKind
+from transports.matching import Lane
 
 __all__ = ["EfaLink"]
 
@@ -31,6 +31,7 @@ class EfaLink(Link):
         local: The ranks of this process.
         memory: For messages that are lent.
         report: Takes a line about rails that are lost, and about its loss.
+        checksums: Whether payloads leave with one.
 
     Attributes:
         rails: The living connections to it.
@@ -45,10 +46,12 @@ class EfaLink(Link):
         local: Sequence[int],
         memory: BounceBuffers,
         report: Callable[[str], None],
+        *,
+        checksums: bool = True,
     ) -> None:
         super().__init__(member, ranks, local, LIMITS, memory)
         self.rails: list[Rail] = []
-        self.departures = Departures(self.engine.outgoing)
+        self.departures = Departures(self.engine.outgoing, checksums=checksums)
         self.silent_ticks = 0
         self._report = report
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
@@ -77,7 +80,7 @@ class EfaLink(Link):
                 number = self.engine.outgoing.eager(view)
                 if number is None:
                     return False
-                rail.put(b"".join((pack(MessageKind.EAGER, number, *lane, payload_bytes=view.nbytes), view)))
+                rail.put(self.departures.eager_frame((number, *lane), view))
                 return True
         return False
 
@@ -121,6 +124,11 @@ class EfaLink(Link):
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
         self.engine.incoming.filled(number, offset, nbytes)
+
+    def message(self, number: int) -> str:
+        """Say which message comes in chunks under a number, for people."""
+        receive = self.engine.incoming.filling.get(number)
+        return f"message {number}" if receive is None else message_of(*receive.lane)
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 

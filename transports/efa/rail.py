@@ -21,6 +21,7 @@ from transports.frame import (
     PREFIX_BYTES,
     FrameError,
     FrameKind,
+    damaged,
     pack,
     parse,
 )
@@ -41,6 +42,8 @@ _ACKNOWLEDGE_EVERY = 64
 # In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
 _WORTH_WAKING_BYTES = 128 << 10
 
+
+_MISMATCH = "what was received does not match its checksum"
 
 # Small frames that are due together leave in one system call, up to about this much.
 _BATCH_BYTES = 64 << 10
@@ -65,6 +68,9 @@ class Owner(Protocol):
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
+
+    def message(self, number: int) -> str:
+        """Say which message comes in chunks under a number, for people."""
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
@@ -157,8 +163,15 @@ class Rail(ABC):
         if chunk is None:
             return []
         self.keep(chunk)
-        head = pack(FrameKind.CHUNK, chunk.send.number, chunk.offset, payload_bytes=chunk.nbytes)
-        return [head, self._staged(chunk.view)]
+        piece = self._staged(chunk.view)
+        head = pack(
+            FrameKind.CHUNK,
+            chunk.send.number,
+            chunk.offset,
+            payload_bytes=chunk.nbytes,
+            payload_checksum=self.owner.departures.checksum_of(piece),
+        )
+        return [head, piece]
 
     def _small(self) -> list[bytes]:
         frames: list[bytes] = []
@@ -241,15 +254,18 @@ class Rail(ABC):
         wanted = _READ_BYTES
         while True:
             while (frame := parse(buffer, start, end)) is not None:
-                kind, fields, payload_at, payload_bytes = frame
+                kind, fields, payload_at, payload_bytes, payload_checksum = frame
                 after = payload_at + payload_bytes
                 if kind == FrameKind.CHUNK:
                     ready = min(after, end)
-                    await self._read_chunk(fields, payload_bytes, view[payload_at:ready])
+                    await self._read_chunk(fields, payload_bytes, payload_checksum, view[payload_at:ready])
                     start, wanted = ready, _HEAD_BYTES
                 elif after <= end:
+                    payload = view[payload_at:after]
+                    if kind == FrameKind.EAGER and damaged(payload, payload_checksum):
+                        raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
                     self.count_arrival()
-                    self.owner.take(self, kind, fields, view[payload_at:after])
+                    self.owner.take(self, kind, fields, payload)
                     self._go_on()  # unless acting on it has shown that the rail is dead
                     start = after
                     if self.arrived % _FRAMES_AT_ONCE == 0:
@@ -274,7 +290,7 @@ class Rail(ABC):
         await trio.lowlevel.checkpoint()
         self._go_on()
 
-    async def _read_chunk(self, fields: list[int], nbytes: int, ready: memoryview) -> None:
+    async def _read_chunk(self, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Read the bytes of a chunk to where they belong, the first of which are there already."""
         number, offset = fields
         place = self.owner.place(number, offset, nbytes)
@@ -287,6 +303,9 @@ class Rail(ABC):
                 raise EOFError
             done += count
             self._heard(count)
+        if damaged(target, expected):
+            piece = f"bytes {offset} to {offset + nbytes} of {self.owner.message(number)}"
+            raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._arriving is not None:
             place[:] = target
         self.count_arrival()
@@ -361,6 +380,11 @@ class Rail(ABC):
     @abstractmethod
     async def release(self) -> None:
         """Free what is left of it."""
+
+
+def message_of(src: int, dst: int, tag: int) -> str:
+    """Say which message is meant, for people."""
+    return f"the message from rank {src} to rank {dst}, tag {tag},"
 
 
 def describe(error: BaseException) -> str:

@@ -48,6 +48,7 @@ class Efa(MatchedTransport):
         host: Local address to listen at, if `rails` is a number.
         unix: Use Unix sockets between processes of one host, if both want that; they are twice as fast as TCP.
         peer_direct: Send from and receive into the callers' memory; otherwise stage payloads through a host buffer.
+        checksums: Payloads carry one, as headers always do; where TLS protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
         join_s: How long to wait for all processes when opening.
@@ -74,6 +75,7 @@ class Efa(MatchedTransport):
         host: str = "127.0.0.1",
         unix: bool = True,
         peer_direct: bool = True,
+        checksums: bool = True,
         tls: Tls | None = None,
         silence_s: float = 15.0,
         join_s: float = 60.0,
@@ -102,7 +104,9 @@ class Efa(MatchedTransport):
             report=say,
         )
         self.links: dict[int, EfaLink] = self.make_links(
-            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say)
+            lambda other, ranks: EfaLink(
+                other, ranks, self.ranks, self.memory, say, checksums=checksums and tls is None
+            )
         )
         self._opened = False
 
@@ -174,7 +178,7 @@ class Efa(MatchedTransport):
 
 
 def factory(bootstrap: Bootstrap) -> Efa:
-    """Make the transport of a process; ``rails``, ``unix`` and ``peer_direct`` are its options.
+    """Make the transport of a process; ``rails``, ``unix``, ``peer_direct`` and ``checksums`` are its options.
 
     Raises:
         ArgumentError: An option that cannot be meant.
@@ -191,6 +195,7 @@ def factory(bootstrap: Bootstrap) -> Efa:
         host=bootstrap.host,
         unix=options.get("unix") is not False,
         peer_direct=options.get("peer_direct") is not False,
+        checksums=options.get("checksums") is not False,
         tls=bootstrap.tls,
         report=bootstrap.report,
     )

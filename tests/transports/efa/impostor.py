@@ -40,7 +40,7 @@ class Impostor:
         frame: Frame | None = parse(self._got, 0, len(self._got))
         if frame is None or frame[2] + frame[3] > len(self._got):
             return None
-        kind, fields, at, nbytes = frame
+        kind, fields, at, nbytes, _ = frame
         payload = bytes(self._got[at : at + nbytes])
         del self._got[: at + nbytes]
         return kind, fields, payload

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from transports import LinkLostError
 from transports.base import TransportError
 from transports.efa.address import PeerAddress
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, PREFIX_BYTES, FrameKind, checksum, pack
 from transports.handshake import HandshakeError, greet
 
 from .impostor import Impostor, Victim, confronted, dial, hello
@@ -145,13 +145,22 @@ def test_different_rails_are_named() -> None:
     run(main)
 
 
+def prefixed(header: bytes, *, payload_bytes: int = 0) -> bytes:
+    checked = len(header).to_bytes(2, "little") + payload_bytes.to_bytes(4, "little") + bytes(8) + header
+    return checksum(checked) + checked
+
+
 BAD_FRAMES: dict[str, bytes] = {
-    "2^60 bytes": (2**60).to_bytes(8, "little"),
-    "header too long": b"\x41\x00" + bytes(70),
-    "payload too long": b"\x01\x00" + (CHUNK_BYTES + 1).to_bytes(4, "little") + b"\x91",
-    "no msgpack": b"\x01\x00\x00\x00\x00\x00\xc1",
-    "no array": b"\x01\x00\x00\x00\x00\x00\x05",
-    "empty array": b"\x01\x00\x00\x00\x00\x00\x90",
+    "claims without end": b"\xff" * PREFIX_BYTES,
+    "header too long": prefixed(bytes(65)),
+    "payload too long": prefixed(b"\x91", payload_bytes=CHUNK_BYTES + 1),
+    "no msgpack": prefixed(b"\xc1"),
+    "no array": prefixed(b"\x05"),
+    "empty array": prefixed(b"\x90"),
+    "no header": prefixed(b""),
+    "a header that came damaged": bytes([pack(FrameKind.BYE)[0] ^ 1]) + pack(FrameKind.BYE)[1:],
+    "a checksum of nothing, by which nobody is named": pack(FrameKind.ACCEPT, 17, payload_checksum=b"12345678"),
+    "an eager message that came damaged": pack(FrameKind.EAGER, 0, 0, 1, 5, payload_checksum=b"12345678"),
     "unknown kind": pack(len(FrameKind), 1),
     "a field too few": pack(FrameKind.ACCEPT),
     "a field too many": pack(FrameKind.ACCEPT, 1, 2),

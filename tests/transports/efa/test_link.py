@@ -37,7 +37,7 @@ class Pipe(Rail):
         frames, at = bytearray(b"".join(self.wire)), 0
         self.wire.clear()
         while (frame := parse(frames, at, len(frames))) is not None:
-            kind, fields, payload_at, nbytes = frame
+            kind, fields, payload_at, nbytes, _ = frame
             at = payload_at + nbytes
             other.count_arrival()
             other.owner.take(other, kind, fields, memoryview(frames)[payload_at:at])
