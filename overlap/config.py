@@ -83,6 +83,11 @@ def _check_trace(trace: object) -> None:
         raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
 
 
+def _check_flight_dir(folder: str) -> None:
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UsageError(f"flight_dir: {folder} is no folder")
+
+
 def _check_cluster(cluster: object) -> None:
     if isinstance(cluster, str):
         return
@@ -245,6 +250,11 @@ class RunConfig:
         default="10",
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
+    )  # fmt: skip
+    flight_dir: str | None = option(
+        default="in the temporary folder",
+        read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
+        check=_check_flight_dir,
     )  # fmt: skip
     virtual: Virtual | None = option(variable=False)
     wires: Wires | None = option(variable=False, check=_check_wires)

@@ -6,6 +6,7 @@ Not `run.py`: a module of that name would take the place of the function `overla
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ import trio
 from . import trace_files
 from .config import ARGUMENT, RunConfig, Wires, requested
 from .diagnostics import all_notes, is_interrupt
-from .errors import TraceWarning, UsageError
+from .errors import StallError, TraceWarning, UsageError
+from .flight.folder import FlightFile, open_flight
+from .flight.start import began
 from .runtime.world import World
-from .setup.world_setup import alone, among, cluster_of
+from .setup.world_setup import WorldSetup, alone, among, cluster_of
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -139,7 +142,11 @@ async def _live(
     async with opened as around:
         joined = around.joined
         control_plane = joined.control_plane if joined else None
-        world = World(around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=control_plane)
+        flight = _flight(wanted, place, around)
+        world = World(
+            around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=control_plane,
+            flight=flight.writer if flight else None,
+        )  # fmt: skip
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)
@@ -148,8 +155,13 @@ async def _live(
         except BaseException as error:
             if is_interrupt(error):
                 world.interrupted(error)
+                _keep(flight, "interrupted", "interrupted")
             raise
         finally:
+            if isinstance(failure, StallError):
+                _keep(flight, "stalled", str(failure).split("\n", 1)[0])
+            if flight is not None:
+                flight.close(keep=flight.writer.ended)
             await keeper.keep(world.timeline, joined.membership if joined else None)
         if joined is not None and failure is None:
             await joined.leave()
@@ -181,6 +193,23 @@ def _simulate(
 
     with clock.going_wrong():
         return clock.kernel.run(live)
+
+
+def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup) -> FlightFile | None:
+    """Begin the flight record of this process."""
+    name, start = began(
+        job=place.job if place else None,
+        process=place.process if place else 0,
+        processes=place.processes if place else 1,
+        world_size=around.size,
+        script=sys.argv[0],
+    )
+    return open_flight(wanted.flight_dir, name, around.transport.ranks, start)
+
+
+def _keep(flight: FlightFile | None, how: str, line: str) -> None:
+    if flight is not None:
+        flight.writer.end(how, rank=None, line=line, here=True)
 
 
 class _Keeper:

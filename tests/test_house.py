@@ -28,6 +28,7 @@ HOUSE = (
     ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.options"),
     ("overlap.collectives", "overlap.data"),
     ("overlap.timeline", "overlap.trace_files"),
+    ("overlap.flight",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending"),

@@ -30,7 +30,9 @@ class AnyReceive(Issued[Array]):
         src: Group rank that the message came from, once it is known.
     """
 
-    __slots__ = ("_communicators", "_context", "_group", "_keys", "_leave", "_operation", "_receive", "_scope", "src")
+    __slots__ = (
+        "_communicators", "_context", "_group", "_keys", "_leave", "_operation", "_receive", "_scope", "record", "src"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class AnyReceive(Issued[Array]):
         self._keys, self._operation, self._receive = keys, operation, receive
         self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
         self._leave: Callable[[], None] = _nothing
+        self.record = -1  # in the flight record
 
     @property
     def label(self) -> str:
@@ -65,17 +68,25 @@ class AnyReceive(Issued[Array]):
         tag = self._keys[0].tag
         return f"{self.name} from any rank{f' with tag {tag}' if tag else ''} on group '{self._group.name}'"
 
+    def told(self) -> dict[str, str]:
+        """Return what the flight record says of it."""
+        kind = "receive from any rank"
+        return {"name": kind, "what": kind, "kind": kind, "group": self._group.name, "site": self.call_site}
+
     def _loop_thread(self) -> int | None:
         return self._context.thread
 
     def start(self) -> None:
         """Look for a message, and go on looking; the loop's thread only."""
-        self._context.outstanding.operations[self] = None
+        context = self._context
+        context.outstanding.operations[self] = None
+        self.record = context.flight.issued(self, {}, None, 0, context.now_ns())
         self._leave = self._communicators.queue(self._keys[0], self._look_soon)
         self._communicators.announce(self._keys[0])
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended."""
+        self.record = -1  # where it stays unfinished
         self._end(None, Failure(error, seen=True))
 
     def _look_soon(self) -> None:
@@ -122,6 +133,8 @@ class AnyReceive(Issued[Array]):
     def _end(self, value: object, failure: Failure | None) -> None:
         if not settle(self, value, failure):
             return
+        now_ns = self._context.now_ns()
+        self._context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         if self.src is None:
             self._operation.release()
         if self._scope is not None:

@@ -128,6 +128,11 @@ class Communicator:
             self._shared.announce(self.key)
 
     @property
+    def identity(self) -> str:
+        """What names it on every rank alike, in few characters."""
+        return f"{self.key.tag_base():x}"
+
+    @property
     def offered_ns(self) -> int | None:
         """When the first of the messages was offered that nobody has begun to receive; None if there is none."""
         offers = [match.ends for match in self._matches.values() if match.error is None and len(match.ends) == 1]

@@ -33,7 +33,7 @@ class ComputeFuture(Issued[T_co]):
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
     """
 
-    __slots__ = ("args", "awaited", "context", "cost", "function", "locked", "running")
+    __slots__ = ("args", "awaited", "context", "cost", "function", "locked", "record", "running")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class ComputeFuture(Issued[T_co]):
         self.locked: list[Array] = []  # for it
         self.awaited: list[Future[object]] = []  # among the arguments
         self.running = False
+        self.record = -1  # in the flight record
         self.cost: tuple[int, str] | None = None
         self.place = (frame.f_code, frame.f_lasti)
 
@@ -57,6 +58,10 @@ class ComputeFuture(Issued[T_co]):
     def label(self) -> str:
         """What it is called in messages."""
         return f"compute '{self.name}'"
+
+    def told(self) -> dict[str, str]:
+        """Return what the flight record says of all computes of this name at this place."""
+        return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
 
     def _loop_thread(self) -> int | None:
         return self.context.thread
@@ -112,9 +117,10 @@ class ComputeFuture(Issued[T_co]):
 
     def ended(self) -> None:
         """Take it off what is unfinished and tell who waits; the loop's thread, once it is settled."""
-        outstanding = self.context.outstanding
-        if outstanding.operations.pop(self, self) is None:
-            outstanding.note_end(outcome(self)[1])
+        context, failure = self.context, outcome(self)[1]
+        if context.outstanding.operations.pop(self, self) is None:
+            context.flight.ended(self.record, context.now_ns() if failure is None else -context.now_ns())
+            context.outstanding.note_end(failure)
         tell(self)
 
     def abandon(self, error: BaseException) -> None:
@@ -122,6 +128,7 @@ class ComputeFuture(Issued[T_co]):
         if not self.running:
             self.unlock_arguments()
         settle(self, None, Failure(error, seen=True))
+        self.record = -1  # where it stays unfinished
         self.ended()
 
 
@@ -213,6 +220,7 @@ class ThreadedCompute(ComputeStream):
         if failure is not None or self._stopped or function is None:
             return None, failure
         started_ns = perf_counter_ns()
+        self.context.flight.started(operation.record, started_ns)
         try:
             return function(*args), None
         finally:

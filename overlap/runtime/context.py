@@ -11,6 +11,7 @@ import trio
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
+from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.spans import RawSpan
 from .ending import Ending
 from .memory.buffer_locks import BufferLocks
@@ -44,6 +45,7 @@ class RankContext:
         now_ns: Returns the present instant.
         soon: Calls back at once, or after the callback that is running: chains of operations must not recurse.
         record: Takes a span of this rank's timeline.
+        flight: Takes what the flight record keeps.
         arrays: Where results come from.
         locks: Which arrays are in flight.
         outstanding: What is unfinished.
@@ -64,6 +66,7 @@ class RankContext:
     ending: Ending
     token: trio.lowlevel.TrioToken
     thread: int
+    flight: RankFlight = NOT_RECORDED
     nursery: trio.Nursery | None = None
     closed: bool = False
 

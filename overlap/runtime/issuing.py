@@ -164,7 +164,13 @@ class Issuer:
         operation.seq = port.next_seq
         port.next_seq += 1
         operation.priority += lane.priority
-        operation.issued_ns = operation.started_ns = self._context.now_ns()
+        context = self._context
+        operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
+        try:
+            call: object = operation.call
+        except AttributeError:  # its input is not there yet
+            call = None
+        operation.record = context.flight.issued(operation, port.known, call, operation.seq, now_ns)
         lane.enqueue(operation)
 
     def _enqueue_soon(self, operation: CollectiveFuture[Array], find_port: Callable[[], Port]) -> None:

@@ -19,6 +19,8 @@ from ..collectives.counts import Counts, normal
 from ..collectives.kinds import Collective, Shape
 from ..collectives.reduce import OPS, Array
 from ..errors import UsageError
+from ..flight.recorder import Known
+from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
 from .arguments import check_overlap, check_result, check_unwritten
 from .context import RankContext
@@ -42,7 +44,17 @@ Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic
 
 
 class Matching(Protocol):
-    """Where an operation finds those of the other ranks: a communicator, as operations see it."""
+    """Where an operation finds those of the other ranks: a communicator, as operations see it.
+
+    Attributes:
+        members: World ranks that meet.
+    """
+
+    members: tuple[int, ...]
+
+    @property
+    def identity(self) -> str:
+        """What names it on every rank alike, in few characters."""
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end."""
@@ -104,14 +116,16 @@ class Port:
         place: Of the rank among those that meet, which mostly is the same.
         stream: The lane that its operations take.
         next_seq: Number of its next operation.
+        known: The calls that the flight record has words for.
         towards: The peer of messages, for people to read.
     """
 
-    __slots__ = ("communicator", "next_seq", "place", "position", "stream", "towards")
+    __slots__ = ("communicator", "known", "next_seq", "place", "position", "stream", "towards")
 
     def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards = 0, towards
+        self.known: Known = {}
 
 
 class CollectiveFuture(Issued[T_co]):
@@ -130,8 +144,8 @@ class CollectiveFuture(Issued[T_co]):
 
     __slots__ = (
         "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "given", "group", "input",
-        "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "reduction", "root",
-        "running", "scope", "seq", "source", "started_ns", "target",
+        "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "record", "reduction",
+        "root", "running", "scope", "seq", "source", "started_ns", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -175,6 +189,7 @@ class CollectiveFuture(Issued[T_co]):
         self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
         self.pending_failure: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
+        self.record = -1  # in the flight record
 
     @property
     def urgency(self) -> int:
@@ -198,6 +213,20 @@ class CollectiveFuture(Issued[T_co]):
         """Whom it waits for, for people to read; may be empty."""
         missing = self.port.communicator.missing(self.seq)
         return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
+
+    def told(self) -> dict[str, str]:
+        """Return what the flight record says of all operations of this call at this place."""
+        call = getattr(self, "call", None)  # none as long as the input is not there
+        return {
+            "name": self.name,
+            "what": "" if call is None else str(call),
+            "kind": self.op,
+            "group": self.group.name,
+            "towards": self.port.towards,
+            "members": listed(self.port.communicator.members),
+            "key": self.port.communicator.identity,
+            "site": self.call_site,
+        }
 
     def _loop_thread(self) -> int | None:
         return self.context.thread
@@ -305,6 +334,7 @@ class CollectiveFuture(Issued[T_co]):
         if failure is not None:
             self.port.communicator.withdraw(self, failure)
             return
+        self.context.flight.described(self.record, self, self.port.known, self.call)
         self.started_ns = self.context.now_ns()
         self.port.communicator.arrive(self)
 
@@ -360,6 +390,7 @@ class CollectiveFuture(Issued[T_co]):
                 self.fail(Failure(UsageError(message)))
                 return
             self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
+            self.context.flight.ended(self.record, end_ns)
             self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
             self._conclude()
@@ -376,6 +407,7 @@ class CollectiveFuture(Issued[T_co]):
             self._stop()
         else:
             self._failure = failure
+            self.context.flight.ended(self.record, -self.context.now_ns())
             self.release()
             self._conclude()
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..collectives.reduce import Array
 from ..errors import UsageError
+from ..flight.recorder import Known
 from ..timeline.spans import Recorder
 from .backend import Backend
 from .calls import Calls
@@ -73,6 +74,7 @@ class Rank(Calls):
         self.node, self.local_rank = place
         self.recorder = recorder
         self._context, self._backend, self._compute = context, backend, compute
+        self._computes: Known = {}
         self._streams = Streams(context)
         self.world = Group(context, around, self._streams, {}, everybody, "world")
         self._issuer = self.world._issuer  # what is called on a rank is called on the group of all
@@ -141,10 +143,12 @@ class Rank(Calls):
         return operation
 
     def _submit(self, operation: ComputeFuture[T]) -> None:
-        if self._context.closed:
-            operation.abandon(self._context.ending.peer_failed())
+        context = self._context
+        if context.closed:
+            operation.abandon(context.ending.peer_failed())
             return
-        self._context.outstanding.operations[operation] = None
+        context.outstanding.operations[operation] = None
+        operation.record = context.flight.issued(operation, self._computes, operation.name, 0, context.now_ns())
         self._compute.submit(operation)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
@@ -202,7 +206,9 @@ class Rank(Calls):
         context = self._context
         started_ns = context.now_ns()
         self._backend.step_begins(context)
+        before = context.flight.step(index)
         try:
             yield
         finally:
+            context.flight.step(before)
             context.record(("step", "step", f"step {index}", started_ns, context.now_ns(), index))

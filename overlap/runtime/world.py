@@ -15,8 +15,9 @@ import trio
 
 from transports import Transport, TransportError
 
-from ..diagnostics import calling, only, origin
-from ..errors import PeerError, StallError, UsageError, in_one_line
+from ..diagnostics import calling, only, origin, where
+from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
+from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .communicator import BaseEngine, Communicator, Communicators
@@ -96,6 +97,7 @@ class World:
         others: OtherProcesses | None = None,
         backend: Backend | None = None,
         ranks: Sequence[int] | None = None,
+        flight: Writer | None = None,
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
@@ -105,7 +107,7 @@ class World:
         self.communicators = (
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
-        self._cluster, self._others = cluster, others
+        self._cluster, self._others, self._flight = cluster, others, flight
         self._legal: set[tuple[int, ...]] = set()
         self._advised: set[str] = set()  # rules of which a warning has been given
         self._scope = trio.CancelScope()
@@ -130,6 +132,7 @@ class World:
             ending=self.ending,
             token=self._token,
             thread=get_ident(),
+            flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = self.backend.compute_stream(context)
@@ -196,6 +199,7 @@ class World:
             if self._others:
                 self._others.tell_left(context.rank)
             self.communicators.rank_left(context.rank)
+            context.flight.left()
 
     def _abandon(self, member: _Member) -> None:
         """Fail everything unfinished; let nothing else start."""
@@ -238,6 +242,9 @@ class World:
 
     def _end_because(self, culprit: int, cause: BaseException, doing: list[str], *, spared: int | None = None) -> None:
         self.ending.begin(culprit, cause, doing, self.backend.now_ns())
+        if self._flight is not None:
+            here = culprit in self.local and not isinstance(cause, (PeerError, RemoteError, TransportError))
+            self._flight.end("failed", rank=culprit, line=f"{in_one_line(cause)}{where(cause)}", here=here)
         for member in self._members:
             if member.context.rank != spared:
                 self._abandon(member)

@@ -1,0 +1,126 @@
+"""Where flight records lie, which of them stay, and for how long.
+
+A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
+the world has ended well it is removed; else it stays, until the folder has newer ones enough. They lie in
+`OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+from time import time
+
+from ..notice import notify
+from .layout import file_bytes
+from .recorder import Writer
+
+__all__ = ["ENDING", "FlightFile", "default_folder", "open_flight", "open_records"]
+
+ENDING = ".flight"
+MOST_FILES = 64  # of runs that failed, in the default folder: 20 MB, where each has two ranks
+KEPT_S = 3600.0  # a file as young as that stays in any case: one run may have more processes
+
+_open: dict[Path, FlightFile] = {}
+_unwritable: set[str] = set()  # of which the user has been told
+
+
+class FlightFile:
+    """A flight record while its world lives.
+
+    Attributes:
+        path: Where it is.
+        writer: What the world tells.
+    """
+
+    def __init__(self, path: Path, memory: mmap, writer: Writer) -> None:
+        self.path, self.writer, self._memory = path, writer, memory
+        _open[path] = self
+
+    def close(self, *, keep: bool) -> None:
+        """End it; it is removed unless it is to be kept. Once: later calls do nothing."""
+        if _open.pop(self.path, None) is None:
+            return
+        self.writer.close()
+        self._memory.close()
+        if not keep:
+            with suppress(OSError):
+                self.path.unlink()
+            with suppress(OSError):  # there are others in it
+                self.path.parent.rmdir()
+
+
+def open_records() -> list[Path]:
+    """Return the records of the worlds that live in this process: `overlap autopsy` reads them at any moment."""
+    return sorted(_open)
+
+
+def default_folder() -> Path:
+    """Return where records lie if nobody says where."""
+    return Path(tempfile.gettempdir(), f"overlap-flight-{os.getuid()}")
+
+
+def open_flight(
+    folder: str | os.PathLike[str] | None, name: str, ranks: Sequence[int], start: Mapping[str, object]
+) -> FlightFile | None:
+    """Begin a flight record; None, and a line for the user, if it cannot be written: no run fails for want of it.
+
+    Args:
+        folder: Where it lies; None: in the default folder.
+        name: Of the file, without its ending; no other record has it.
+        ranks: World ranks of this process.
+        start: What is known of the world, see `reading.Flight`.
+    """
+    where = Path(folder) if folder is not None else default_folder()
+    try:
+        where.mkdir(mode=0o700, parents=folder is not None, exist_ok=True)
+        if folder is None:
+            _check_own(where)
+            _clear_away(where)
+        return _create(where / f"{name}{ENDING}", ranks, start)
+    except OSError as error:
+        if str(where) not in _unwritable:
+            _unwritable.add(str(where))
+            notify(f"no flight record: {where}: {error.strerror}; OVERLAP_FLIGHT_DIR names another folder")
+        return None
+
+
+def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
+    size = file_bytes(len(ranks))
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):  # a store into a hole of a file kills the process where the disk is full
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+        memory = mmap(descriptor, size)
+    except (OSError, ValueError):
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    return FlightFile(path, memory, Writer(memory, ranks, start))
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that somebody else has put where ours would be."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(None, "it is not a folder of this user")
+
+
+def _clear_away(folder: Path) -> None:
+    """Remove the oldest records, if there are many."""
+    files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
+    if len(files) < MOST_FILES:
+        return
+    with suppress(FileNotFoundError):  # another process clears away as well
+        ages = sorted((entry.stat().st_mtime, entry.path) for entry in files)
+        for modified_s, path in ages[: len(files) - MOST_FILES + 1]:
+            if time() - modified_s > KEPT_S:
+                os.unlink(path)

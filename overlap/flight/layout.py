@@ -1,0 +1,97 @@
+"""Where in a flight record what lies. Every part has a fixed place and size, so that nothing but stores is written.
+
+======================  ========================================================================
+bytes                   what
+======================  ========================================================================
+0                       `HEAD`: magic, version, how many ranks, records a rank, calls
+512                     a text: JSON of what is known at the start (`Flight` in `reading`)
+4096                    a text: JSON of how the world ended; empty as long as it has not
+8192                    calls: `CALLS` of `CALL_BYTES`, each a number and a text; new ones replace the oldest
+then, for each rank     `RANK`: rank, step, whether it has finished; then `RECORDS` of `RECORD`
+======================  ========================================================================
+
+A text is its length in 4 bytes, written last, and UTF-8. Instants are nanoseconds of the process's `perf_counter_ns`.
+The record of an operation is taken when it is issued and given back when it ends: the oldest of those that have ended
+is the next to be overwritten, and one that is unfinished never is.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+__all__ = [
+    "CALLS",
+    "CALL_BYTES",
+    "CALL_HEAD",
+    "ENDING_AT",
+    "HEAD",
+    "MAGIC",
+    "RANK",
+    "RANK_BYTES",
+    "RECORD",
+    "RECORDS",
+    "START_AT",
+    "TEXT_LIMIT_BYTES",
+    "VERSION",
+    "call_at",
+    "file_bytes",
+    "rank_at",
+    "read_text",
+    "write_text",
+]
+
+MAGIC, VERSION = b"OVFLIGHT", 1
+HEAD = Struct("=8sIIII")  # magic, version, ranks, RECORDS, CALLS
+START_AT, ENDING_AT, CALLS_AT = 512, 4096, 8192
+TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's place
+
+# 24 KiB a rank: the steps before the end, and what a rank may well have in flight.
+RECORDS = 512
+RECORD = Struct("=qqqqqq")
+"""ended (0: not yet, negative: failed), issued, started (0: not yet, of computes), number, call, step (-1: none)."""
+
+# Different (call, group, line) of a program: mostly some dozens. 256 KiB.
+CALLS = 256
+CALL_BYTES = 1024
+CALL_HEAD = Struct("=q")  # its number; then a text
+
+RANK = Struct("=qqqq")
+"""rank, step (-1: none), whether its program has finished, operations that found no free record."""
+RANK_BYTES = 64 + RECORDS * RECORD.size
+
+_LENGTH = Struct("=I")
+
+
+def call_at(number: int) -> int:
+    """Return where a call lies."""
+    return CALLS_AT + number % CALLS * CALL_BYTES
+
+
+def rank_at(index: int) -> int:
+    """Return where the part of a rank begins, by its index in the file; its records begin 64 bytes later."""
+    return CALLS_AT + CALLS * CALL_BYTES + index * RANK_BYTES
+
+
+def file_bytes(ranks: int) -> int:
+    """Return the size of a file of so many ranks."""
+    return rank_at(ranks)
+
+
+def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
+    """Write a text so that it is there as a whole or not at all; what is longer than the limit is cut."""
+    data = text.encode(errors="replace")[:limit_bytes]
+    _LENGTH.pack_into(memory, at, 0)
+    memory[at + 4 : at + 4 + len(data)] = data
+    _LENGTH.pack_into(memory, at, len(data))
+
+
+def read_text(memory: bytes, at: int, limit_bytes: int) -> str:
+    """Return a text.
+
+    Raises:
+        ValueError: If it is longer than it may be.
+    """
+    (length,) = _LENGTH.unpack_from(memory, at)
+    if length > limit_bytes:
+        raise ValueError(f"a text of {length} bytes")
+    return memory[at + 4 : at + 4 + length].decode(errors="replace")

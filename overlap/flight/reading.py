@@ -1,0 +1,255 @@
+"""Reads a flight record back, of a process that has ended or of one that runs, and refuses what is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..timeline.ranklist import unlisted
+from .layout import (
+    CALL_BYTES,
+    CALL_HEAD,
+    CALLS,
+    ENDING_AT,
+    HEAD,
+    MAGIC,
+    RANK,
+    RECORD,
+    RECORDS,
+    START_AT,
+    TEXT_LIMIT_BYTES,
+    VERSION,
+    call_at,
+    file_bytes,
+    rank_at,
+    read_text,
+)
+
+__all__ = ["Ending", "Flight", "Operation", "RankRecord", "read_flight"]
+
+MOST_RANKS = 1 << 16  # of one process: more is damage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What a rank has issued. Instants are nanoseconds since 1970.
+
+    Attributes:
+        name: As given by the caller, or that of the operation or function.
+        what: The call in full; "" if its input was not there yet.
+        kind: "compute", or what else it is.
+        group: Name of its group; "" for a compute.
+        members: World ranks that meet in it; () if they are not known.
+        key: What names the place where they meet, the same on all of them.
+        number: Its position there.
+        site: Where it was called.
+        step: The step in which it was issued, or None.
+        issued_ns: When it was issued.
+        started_ns: When it was begun, of a compute; None if not yet, or not known.
+        ended_ns: When it ended; None if it has not.
+        failed: Whether it ended badly.
+    """
+
+    name: str
+    what: str
+    kind: str
+    group: str
+    members: tuple[int, ...]
+    key: str
+    number: int
+    site: str
+    step: int | None
+    issued_ns: int
+    started_ns: int | None
+    ended_ns: int | None
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What is known of one rank.
+
+    Attributes:
+        rank: World rank.
+        step: The step that it was in, or None.
+        left: Whether its program had finished.
+        lost: How many operations found no room.
+        operations: The last ones, in the order in which they were issued.
+    """
+
+    rank: int
+    step: int | None
+    left: bool
+    lost: int
+    operations: tuple[Operation, ...]
+
+    @property
+    def unfinished(self) -> list[Operation]:
+        """Those that have not ended, oldest first."""
+        return [operation for operation in self.operations if operation.ended_ns is None]
+
+    @property
+    def last_ns(self) -> int:
+        """The last instant of which anything is known."""
+        return max((max(op.issued_ns, op.started_ns or 0, op.ended_ns or 0) for op in self.operations), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a world ended, as one process saw it.
+
+    Attributes:
+        how: "failed", "stalled" or "interrupted".
+        rank: Who is at fault, as far as is known.
+        line: The error.
+        here: Whether it began in that process.
+        at_ns: When.
+    """
+
+    how: str
+    rank: int | None
+    line: str
+    here: bool
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """The flight record of one process.
+
+    Attributes:
+        path: The file.
+        job: Name of the job.
+        attempt: How often the job had been started again.
+        world: Which of the program's worlds, from 0.
+        process: Index of the process.
+        processes: How many there were.
+        world_size: Ranks in the world.
+        host: Where it ran.
+        pid: The process.
+        born: When the process began, as its system counts; "" if that is not known.
+        started_ns: When the world began.
+        ranks: Those of this process.
+        ending: How the world ended; None: the process did not live to see that, or it still runs.
+    """
+
+    path: str
+    job: str
+    attempt: int
+    world: int
+    process: int
+    processes: int
+    world_size: int
+    host: str
+    pid: int
+    born: str
+    started_ns: int
+    ranks: tuple[RankRecord, ...]
+    ending: Ending | None
+
+
+def read_flight(path: str | os.PathLike[str]) -> Flight:
+    """Read one file.
+
+    Raises:
+        UsageError: Naming the file and what is wrong with it.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    if len(data) < HEAD.size or not data.startswith(MAGIC):
+        raise UsageError(f"{path}: is no flight record")
+    _, version, ranks, records, calls = HEAD.unpack_from(data)
+    if version != VERSION or (records, calls) != (RECORDS, CALLS):
+        raise UsageError(f"{path}: was written by another version of overlap (format {version}, this reads {VERSION})")
+    if ranks > MOST_RANKS or len(data) != file_bytes(ranks):
+        expected = file_bytes(min(ranks, MOST_RANKS))
+        raise UsageError(f"{path}: is cut off: it has {len(data)} of {expected} bytes")
+    try:
+        return _flight(path, data, ranks)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise UsageError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
+
+
+def _flight(path: str | os.PathLike[str], data: bytes, ranks: int) -> Flight:
+    start = json.loads(read_text(data, START_AT, TEXT_LIMIT_BYTES))
+    since_ns = int(start["unix_ns"]) - int(start["clock_ns"])
+    calls = dict(_calls(data))
+    return Flight(
+        path=os.fspath(path),
+        job=str(start["job"]),
+        attempt=int(start["attempt"]),
+        world=int(start["world"]),
+        process=int(start["process"]),
+        processes=int(start["processes"]),
+        world_size=int(start["world_size"]),
+        host=str(start["host"]),
+        pid=int(start["pid"]),
+        born=str(start["born"]),
+        started_ns=int(start["unix_ns"]),
+        ranks=tuple(_rank(data, rank_at(index), calls, since_ns) for index in range(ranks)),
+        ending=_ending(read_text(data, ENDING_AT, TEXT_LIMIT_BYTES), since_ns),
+    )
+
+
+def _ending(text: str, since_ns: int) -> Ending | None:
+    if not text:
+        return None
+    told = json.loads(text)
+    rank = told["rank"]
+    return Ending(
+        how=str(told["how"]),
+        rank=None if rank is None else int(rank),
+        line=str(told["line"]),
+        here=bool(told["here"]),
+        at_ns=int(told["clock_ns"]) + since_ns,
+    )
+
+
+def _calls(data: bytes) -> list[tuple[int, Mapping[str, str]]]:
+    found: list[tuple[int, Mapping[str, str]]] = []
+    for slot in range(CALLS):
+        (number,) = CALL_HEAD.unpack_from(data, call_at(slot))
+        if number > 0:
+            text = read_text(data, call_at(slot) + CALL_HEAD.size, CALL_BYTES - CALL_HEAD.size - 4)
+            found.append((number, {str(name): str(value) for name, value in json.loads(text).items()}))
+    return found
+
+
+def _rank(data: bytes, at: int, calls: Mapping[int, Mapping[str, str]], since_ns: int) -> RankRecord:
+    rank, step, left, lost = RANK.unpack_from(data, at)
+    records = RECORD.iter_unpack(data[at + 64 : at + 64 + RECORDS * RECORD.size])
+    operations = [_operation(record, calls, since_ns) for record in records if record[1] > 0]
+    operations.sort(key=lambda operation: (operation.issued_ns, operation.key, operation.number))
+    return RankRecord(
+        rank=rank, step=_step(step), left=bool(left), lost=lost, operations=tuple(operations)
+    )  # fmt: skip
+
+
+def _operation(record: tuple[int, ...], calls: Mapping[int, Mapping[str, str]], since_ns: int) -> Operation:
+    ended, issued, started, number, call, step = record
+    told = calls.get(call, {"name": "an operation whose call is no longer kept"})
+    return Operation(
+        name=told.get("name", ""),
+        what=told.get("what", ""),
+        kind=told.get("kind", ""),
+        group=told.get("group", ""),
+        members=unlisted(told["members"]) if told.get("members") else (),
+        key=told.get("key", ""),
+        number=number,
+        site=told.get("site", ""),
+        step=_step(step),
+        issued_ns=issued + since_ns,
+        started_ns=started + since_ns if started else None,
+        ended_ns=abs(ended) + since_ns if ended else None,
+        failed=ended < 0,
+    )
+
+
+def _step(step: int) -> int | None:
+    return None if step < 0 else step

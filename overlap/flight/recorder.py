@@ -1,0 +1,265 @@
+"""Writes the flight record: one store into mapped memory when an operation is issued, one when it ends.
+
+It costs an operation 0.3 us in all, measured by `tests/benchmarks`, because what is written is six numbers. All that
+takes words - the call, the group, the line - is written once, when it is new, and then has a number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from mmap import mmap
+from time import perf_counter_ns, time_ns
+from types import CodeType
+from typing import Protocol, TypeAlias, cast
+
+from .layout import (
+    CALL_BYTES,
+    CALL_HEAD,
+    CALLS,
+    ENDING_AT,
+    HEAD,
+    MAGIC,
+    RANK,
+    RECORD,
+    RECORDS,
+    START_AT,
+    TEXT_LIMIT_BYTES,
+    VERSION,
+    call_at,
+    rank_at,
+    write_text,
+)
+
+__all__ = ["NOT_RECORDED", "Known", "RankFlight", "Recordable", "Writer"]
+
+Known: TypeAlias = "dict[object, tuple[tuple[CodeType, int], int]]"
+"""The calls that have a number already, of those who ask with the same dict: a port, or a rank's computes."""
+
+_MOST_STEPS = 1 << 62  # a larger one is not kept: it may not fit
+_WORD = 8  # bytes
+_RECORD_WORDS, _STARTED, _CALL = RECORD.size // _WORD, 2, 4
+_FRESH = CALLS // 2  # numbers that are still given out: a record in the ring should find its call for a while
+_LONGEST_LINE_BYTES = 1000  # of the error
+# Of one word of a call, and of the list of its members: all of them fit into `CALL_BYTES`.
+_LONGEST_BYTES, _LONGEST_MEMBERS_BYTES = 80, 300
+
+
+class Recordable(Protocol):
+    """An operation, as the recorder sees it.
+
+    Attributes:
+        place: Where it was issued, as code and instruction.
+    """
+
+    place: tuple[CodeType, int]
+
+    def told(self) -> Mapping[str, str]:
+        """Return what is said of all operations of this call at this place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFlight:
+    """What one rank does to be recorded; the loop's thread only, but for `started`.
+
+    Attributes:
+        issued: Takes an operation, the calls known to those like it, its own call (None: its input is not there yet),
+            its number and the instant; returns its record, or -1 if there is no free one.
+        ended: Takes the record and the instant, negative if it failed.
+        started: Takes the record and the instant at which a thread began to run it; any thread.
+        described: Takes the record, the operation, and what `issued` took before the number: the call is known now.
+        step: Takes the step that begins, and returns the one before it; -1 is none.
+        left: The rank's program has finished.
+    """
+
+    issued: Callable[[Recordable, Known, object, int, int], int]
+    ended: Callable[[int, int], None]
+    started: Callable[[int, int], None]
+    described: Callable[[int, Recordable, Known, object], None]
+    step: Callable[[int], int]
+    left: Callable[[], None]
+
+
+NOT_RECORDED = RankFlight(
+    issued=lambda operation, known, call, number, now_ns: -1,
+    ended=lambda record, now_ns: None,
+    started=lambda record, now_ns: None,
+    described=lambda record, operation, known, call: None,
+    step=lambda index: -1,
+    left=lambda: None,
+)
+"""For ranks whose time is simulated: nothing is lost when their process ends."""
+
+
+class Writer:
+    """One process's flight record.
+
+    Attributes:
+        ended: Whether it says how the world ended.
+
+    Args:
+        memory: Of `file_bytes(len(ranks))` bytes, all zero.
+        ranks: World ranks of this process.
+        start: What is known of them all, for `reading.Flight`.
+    """
+
+    def __init__(self, memory: mmap, ranks: Sequence[int], start: Mapping[str, object]) -> None:
+        self._memory = cast("bytearray", memory)
+        self._calls = _Calls(self._memory)
+        self._places = {rank: rank_at(index) for index, rank in enumerate(ranks)}
+        self._close: list[Callable[[], None]] = []
+        self.ended = False
+        clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
+        write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
+        for rank, at in self._places.items():
+            RANK.pack_into(self._memory, at, rank, -1, 0, 0)
+        HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
+
+    def rank(self, rank: int) -> RankFlight:
+        """Return what a rank of this process does to be recorded."""
+        flight, close = _recording(self._memory, self._places[rank], self._calls)
+        self._close.append(close)
+        return flight
+
+    def end(self, how: str, *, rank: int | None, line: str, here: bool) -> None:
+        """Write how the world ended; the first word counts.
+
+        Args:
+            how: "failed", "stalled" or "interrupted".
+            rank: Who is at fault, as far as is known.
+            line: The error.
+            here: Whether it began in this process.
+        """
+        if self.ended:
+            return
+        self.ended = True
+        told = {"how": how, "rank": rank, "line": _cut(line, _LONGEST_LINE_BYTES), "here": here}
+        write_text(self._memory, ENDING_AT, _json({**told, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
+
+    def close(self) -> None:
+        """Write nothing any more, whoever still asks for it."""
+        self._calls.close()
+        for close in self._close:
+            close()
+
+
+class _Calls:
+    """The numbers of calls, and their words."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self._memory = memory
+        self._next = 1
+        self._by_text: dict[str, int] = {}
+        self._kept: dict[int, list[tuple[dict[object, tuple[tuple[CodeType, int], int]], object]]] = {}
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        self._memory = bytearray(len(self._memory))
+
+    def find(self, operation: Recordable, known: Known, call: object) -> int:
+        """Return the number of a call at a place, the slow way; it is known from then on."""
+        code, instruction = operation.place
+        key = (id(code), instruction, call)
+        found = known.get(key)
+        if found is None:
+            found = operation.place, self._number(_text(operation.told()))
+            self._keep(known, key, found)
+        self._keep(known, call, found)
+        return found[1]
+
+    def _keep(self, known: Known, key: object, found: tuple[tuple[CodeType, int], int]) -> None:
+        known[key] = found  # and with it the code, whose id is in some keys
+        self._kept.setdefault(found[1], []).append((known, key))
+
+    def _number(self, text: str) -> int:
+        number = self._by_text.get(text)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._by_text[text] = number
+            at = call_at(number)
+            CALL_HEAD.pack_into(self._memory, at, 0)
+            write_text(self._memory, at + CALL_HEAD.size, text, CALL_BYTES - CALL_HEAD.size - 4)
+            CALL_HEAD.pack_into(self._memory, at, number)
+            self._forget(number - _FRESH)
+        return number
+
+    def _forget(self, number: int) -> None:
+        """Let a call have a new number when it comes again: its words are about to be written over."""
+        for known, key in self._kept.pop(number, ()):
+            if known.get(key, (None, 0))[1] == number:
+                del known[key]
+        for text in [text for text, own in self._by_text.items() if own == number][:1]:
+            del self._by_text[text]
+
+
+def _text(told: Mapping[str, str]) -> str:
+    """Return the words of a call; a list of members that is too long is left out, as half of it would be wrong."""
+    words = {name: _cut(value, _LONGEST_BYTES) for name, value in told.items() if name != "members"}
+    members = told.get("members", "")
+    return _json({**words, "members": members if len(members) <= _LONGEST_MEMBERS_BYTES else ""})
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, limit_bytes: int) -> str:
+    """Shorten a text to so many bytes, and leave out what JSON would have to write with more."""
+    plain = "".join(c if c.isprintable() and c not in '"\\' else "'" if c == '"' else "?" for c in text)
+    return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
+
+
+def _recording(memory: bytearray, at: int, calls: _Calls) -> tuple[RankFlight, Callable[[], None]]:
+    """Return what a rank does, and what makes it do nothing; functions, because attributes would cost as much again.
+
+    A record is told by the index of its first word: to set one, an item of a memoryview is cheaper than `pack_into`.
+    """
+    words = memoryview(memory).cast("q")
+    first = (at + 64) // _WORD
+    free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
+    take, give, pack = free.popleft, free.append, RECORD.pack_into
+    step_at, left_at, lost_at = (at // _WORD + index for index in (1, 2, 3))
+    current = -1
+
+    def issued(operation: Recordable, known: Known, call: object, number: int, now_ns: int) -> int:
+        if not free:
+            words[lost_at] += 1
+            return -1
+        found = known.get(call)
+        what = found[1] if found is not None and found[0] == operation.place else calls.find(operation, known, call)
+        record = take()
+        pack(memory, record * _WORD, 0, now_ns, 0, number, what, current)
+        return record
+
+    def ended(record: int, now_ns: int) -> None:
+        if record >= 0:
+            words[record] = now_ns
+            give(record)
+
+    def started(record: int, now_ns: int) -> None:
+        if record >= 0:
+            words[record + _STARTED] = now_ns
+
+    def described(record: int, operation: Recordable, known: Known, call: object) -> None:
+        if record >= 0:
+            words[record + _CALL] = calls.find(operation, known, call)
+
+    def step(index: int) -> int:
+        nonlocal current
+        before, current = current, index if 0 <= index < _MOST_STEPS else -1
+        words[step_at] = current
+        return before
+
+    def left() -> None:
+        words[left_at] = 1
+
+    def close() -> None:
+        nonlocal memory, words
+        words.release()
+        memory = bytearray(len(memory))  # what is still told goes nowhere; pages that nobody touches cost nothing
+        words = memoryview(memory).cast("q")
+
+    flight = RankFlight(issued=issued, ended=ended, started=started, described=described, step=step, left=left)
+    return flight, close
