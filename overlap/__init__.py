@@ -21,6 +21,7 @@
 #   rendezvous/ how they find each other, and prove who they are
 #   membership/ who is there, what they say to each other, and how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
+#   flight/     the last operations of every rank, readable when nobody is left to ask
 #   timeline/   spans, metrics, trace files, drawing
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit

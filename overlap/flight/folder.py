@@ -1,7 +1,7 @@
 """Where flight records lie, which of them stay, and for how long.
 
 A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
-the world has ended well it is removed; else it stays, until the folder has newer ones enough. They lie in
+the world has ended well it is removed; else it stays, until the folder has many newer ones. They lie in
 `OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
-from time import time
 
 from ..notice import notify
 from .layout import file_bytes
@@ -23,8 +22,7 @@ from .recorder import Writer
 __all__ = ["ENDING", "FlightFile", "default_folder", "open_flight", "open_records"]
 
 ENDING = ".flight"
-MOST_FILES = 64  # of runs that failed, in the default folder: 20 MB, where each has two ranks
-KEPT_S = 3600.0  # a file as young as that stays in any case: one run may have more processes
+MOST_FILES = 128  # in the default folder: 40 MB, where each has two ranks
 
 _open: dict[Path, FlightFile] = {}
 _unwritable: set[str] = set()  # of which the user has been told
@@ -115,12 +113,18 @@ def _check_own(folder: Path) -> None:
 
 
 def _clear_away(folder: Path) -> None:
-    """Remove the oldest records, if there are many."""
+    """Remove the oldest records of processes that have ended, if there are many."""
     files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
     if len(files) < MOST_FILES:
         return
     with suppress(FileNotFoundError):  # another process clears away as well
         ages = sorted((entry.stat().st_mtime, entry.path) for entry in files)
-        for modified_s, path in ages[: len(files) - MOST_FILES + 1]:
-            if time() - modified_s > KEPT_S:
+        for _, path in ages[: len(files) - MOST_FILES + 1]:
+            if not _lives(path):
                 os.unlink(path)
+
+
+def _lives(path: str) -> bool:
+    """Whether the process lives whose number is at the end of the file's name."""
+    pid = path.removesuffix(ENDING).rpartition("-")[2]
+    return pid.isdecimal() and os.path.exists(f"/proc/{pid}")

@@ -43,6 +43,7 @@ class Operation:
         what: The call in full; "" if its input was not there yet.
         kind: "compute", or what else it is.
         group: Name of its group; "" for a compute.
+        towards: The peer of a message, for people to read.
         members: World ranks that meet in it; () if they are not known.
         key: What names the place where they meet, the same on all of them.
         number: Its position there.
@@ -58,6 +59,7 @@ class Operation:
     what: str
     kind: str
     group: str
+    towards: str
     members: tuple[int, ...]
     key: str
     number: int
@@ -239,6 +241,7 @@ def _operation(record: tuple[int, ...], calls: Mapping[int, Mapping[str, str]], 
         what=told.get("what", ""),
         kind=told.get("kind", ""),
         group=told.get("group", ""),
+        towards=told.get("towards", ""),
         members=unlisted(told["members"]) if told.get("members") else (),
         key=told.get("key", ""),
         number=number,

@@ -1,0 +1,80 @@
+"""`overlap autopsy FILE ...`: say from flight records who ended a run, where, and what it waited for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError
+from ..flight.autopsy import MOST_ROWS, newest_world, table, verdict
+from ..flight.folder import ENDING, default_folder
+from ..flight.reading import Flight, read_flight
+from ..flight.start import runs
+from ..notice import notify
+
+_DESCRIPTION = """\
+Say who ended a run, where it was, and what it waited for; then show every rank.
+
+Every process keeps a flight record: the last operations of its ranks, in a file that outlives it however it ends. It
+is removed when the run ends well. Of several machines, bring the files together first. A run that still goes on, or
+hangs, can be looked at as well: reading disturbs nobody.
+"""
+
+_EPILOG = """\
+examples:
+  overlap autopsy                        the last run that failed on this machine, or that still goes on
+  overlap autopsy records/               what is in a folder, such as that of --flight-dir
+  overlap autopsy a.flight b.flight      these files
+"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("files", nargs="*", metavar="FILE", help="flight records, or folders with such")
+    parser.add_argument("--all", action="store_true", help=f"every rank, not only the first {MOST_ROWS}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code.
+
+    Raises:
+        UsageError: If there is no record that can be read.
+    """
+    world, others = newest_world(
+        _readable(_files(args.files)), lambda flight: runs(flight.host, flight.pid, flight.born)
+    )
+    first = world.flights[0]
+    attempt = f", attempt {first.attempt}" if first.attempt else ""
+    print(f"job {first.job}{attempt}: {first.world_size} ranks, {first.processes} nodes")
+    print("\n".join([*verdict(world), "", *table(world, most_rows=1 << 30 if args.all else MOST_ROWS)]))
+    if others:
+        print(f"(of {others + 1} runs in these files this is the last; name the files of another to see that)")
+    return 0
+
+
+def _files(named: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in named or [os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())]:
+        inside = sorted(Path(name).glob(f"*{ENDING}")) if not named or Path(name).is_dir() else [Path(name)]
+        if not inside:
+            raise UsageError(f"autopsy: no flight records in {name}: no run has failed here, or they are elsewhere")
+        found += map(str, inside)
+    return found
+
+
+def _readable(files: Sequence[str]) -> list[Flight]:
+    """Read what can be read; of what cannot, one line each."""
+    flights, refusals = [], []
+    for file in files:
+        try:
+            flights.append(read_flight(file))
+        except UsageError as error:
+            refusals.append(f"autopsy: {error}")
+    if not flights:
+        raise UsageError("\n".join(refusals))
+    for line in refusals:
+        notify(line)
+    return flights

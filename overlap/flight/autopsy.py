@@ -1,0 +1,268 @@
+"""The autopsy of a world: who, where and what it waited for, in three lines; then a table of the ranks. Pure.
+
+By cause, not by clock, as everywhere: an error that began in a process beats a process that vanished without a word,
+and that beats whatever others only noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..timeline.ranklist import listed
+from .reading import Flight, Operation, RankRecord
+from .waiting import absent, odd_ones, oldest
+
+__all__ = ["World", "newest_world", "table", "verdict"]
+
+MOST_ROWS = 64  # of the table, unless all are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The flight records of the processes of one world.
+
+    Attributes:
+        flights: By process.
+        runs: Tells whether the process of a record still runs.
+    """
+
+    flights: Sequence[Flight]
+    runs: Callable[[Flight], bool]
+
+    @property
+    def ranks(self) -> dict[int, RankRecord]:
+        """What is known of each rank."""
+        return {record.rank: record for flight in self.flights for record in flight.ranks}
+
+    @property
+    def end_ns(self) -> int:
+        """The last instant of which any of them knows."""
+        endings = [flight.ending.at_ns for flight in self.flights if flight.ending is not None]
+        return max([record.last_ns for record in self.ranks.values()] + endings)
+
+    def of(self, rank: int) -> Flight | None:
+        """Return the record with a rank."""
+        return next((f for f in self.flights if any(record.rank == rank for record in f.ranks)), None)
+
+
+def newest_world(flights: Sequence[Flight], runs: Callable[[Flight], bool]) -> tuple[World, int]:
+    """Return the world that began last, and how many others the records are of."""
+    worlds: dict[tuple[str, int, int], list[Flight]] = {}
+    for flight in flights:
+        worlds.setdefault((flight.job, flight.attempt, flight.world), []).append(flight)
+    newest = max(worlds.values(), key=lambda found: max(flight.started_ns for flight in found))
+    return World(sorted(newest, key=lambda flight: flight.process), runs), len(worlds) - 1
+
+
+# -- the verdict ---------------------------------------------------------------------------------------------------
+
+
+def verdict(world: World) -> list[str]:
+    """Return three lines: who, where, and what it waited for."""
+    who, rank = _culprit(world)
+    if rank is None:
+        return [f"who:        {who}", f"where:      {_summary(world)}", f"waited for: {_longest(world)}"]
+    return [f"who:        {who}", f"where:      {_where(world, rank)}", f"waited for: {_waited(world, rank)}"]
+
+
+def _culprit(world: World) -> tuple[str, int | None]:
+    for find in (_failed, _vanished, _accused, _odd):
+        if found := find(world):
+            return found
+    return "nobody: no rank waits for another, and no process says that it failed", None
+
+
+def _failed(world: World) -> tuple[str, int | None] | None:
+    own = [f.ending for f in world.flights if f.ending is not None and f.ending.here and f.ending.rank is not None]
+    first = min(own, key=lambda ending: ending.at_ns, default=None)
+    return (f"{_name(world, first.rank)} failed: {first.line}", first.rank) if first else None
+
+
+def _vanished(world: World) -> tuple[str, int | None] | None:
+    """A process that does not live and has not seen its world end was killed, or left by `os._exit`."""
+    silent = [flight for flight in world.flights if flight.ending is None and not world.runs(flight)]
+    if not silent:
+        return None
+    if len(silent) == len(world.flights) > 1:
+        told = f"{len(silent)} processes ended together without a word: by their launcher, the machine or the scheduler"
+        odd, circle = odd_ones(world.ranks)
+        return told, None if circle or len(odd) != 1 else odd[0]
+    flight = min(silent, key=lambda flight: max((record.last_ns for record in flight.ranks), default=0))
+    rank = _busiest(world, flight)
+    return f"{_process(flight)} ended without a word: killed, or by os._exit", rank
+
+
+def _busiest(world: World, flight: Flight) -> int:
+    """Of the ranks of a process, that for which the others wait, else the first that had not finished."""
+    odd, _ = odd_ones(world.ranks)
+    own = [record.rank for record in flight.ranks]
+    waited = [rank for rank in odd if rank in own]
+    return next(iter([*waited, *(record.rank for record in flight.ranks if not record.left), *own]))
+
+
+def _accused(world: World) -> tuple[str, int | None] | None:
+    told = [flight.ending for flight in world.flights if flight.ending is not None and flight.ending.rank is not None]
+    first = min(told, key=lambda ending: ending.at_ns, default=None)
+    if first is None or first.rank is None:
+        return None
+    return f"{_name(world, first.rank)}, as another process tells: {first.line}", first.rank
+
+
+def _odd(world: World) -> tuple[str, int | None] | None:
+    odd, circle = odd_ones(world.ranks)
+    if not odd:
+        return None
+    if circle:
+        return f"ranks {listed(sorted(odd))} wait for each other", odd[0]
+    others = f", as for rank {listed(odd[1:])}" if len(odd) > 1 else ""
+    return f"{_name(world, odd[0])}: the others wait for it{others}", odd[0]
+
+
+def _name(world: World, rank: int | None) -> str:
+    flight = world.of(rank) if rank is not None else None
+    if flight is None:
+        return f"rank {rank} (of a process whose file is not here)"
+    return f"rank {rank} (node {flight.process}, pid {flight.pid} on {flight.host})"
+
+
+def _process(flight: Flight) -> str:
+    ranks = [record.rank for record in flight.ranks]
+    return f"node {flight.process} (rank{'s' * (len(ranks) > 1)} {listed(ranks)}, pid {flight.pid} on {flight.host})"
+
+
+def _where(world: World, rank: int) -> str:
+    record = world.ranks.get(rank)
+    if record is None:
+        return "its file is not here; those of the others are in the table"
+    operation = oldest(record)
+    if operation is not None:
+        return f"{_doing(operation)}{_in_step(operation.step)}, for {_lasting(world.end_ns - _since(operation))}"
+    if not record.operations:
+        return "it had issued nothing yet"
+    last = max(record.operations, key=lambda op: op.ended_ns or 0)
+    ago = _lasting(world.end_ns - (last.ended_ns or 0))
+    state = "its program had finished" if record.left else f"in its program{_in_step(record.step)}"
+    return f"{state}, with nothing unfinished; {_label(last)} had ended {ago} before"
+
+
+def _waited(world: World, rank: int) -> str:
+    record, ranks = world.ranks.get(rank), world.ranks
+    operation = oldest(record) if record is not None else None
+    if operation is not None and (told := _awaited(operation, rank, world)):
+        return told
+    waiting = [(other, op) for other, each in sorted(ranks.items()) for op in _waiting(each, rank, ranks)]
+    if not waiting:
+        return "nobody, and nobody waited for it"
+    who = sorted({other for other, _ in waiting})
+    first = min((op for _, op in waiting), key=lambda op: op.issued_ns)
+    return f"nobody; rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.site})"
+
+
+def _awaited(operation: Operation, rank: int, world: World) -> str:
+    """Say what an unfinished operation waits for; nothing is said of a compute that runs."""
+    if operation.kind == "compute":
+        return "" if operation.started_ns else "the computes before it, or its arguments"
+    if not operation.what:
+        return "its input, which was not there yet"
+    others = [other for other in absent(operation, world.ranks) if other != rank]
+    if not others:
+        return "its bytes: every rank of the group had come" if operation.members else "whoever sends"
+    more = f" (rank {others[0]}: {_state(world.ranks.get(others[0]))})"
+    return f"rank{'s' * (len(others) > 1)} {listed(others)}, which had not called it{more}"
+
+
+def _waiting(record: RankRecord, rank: int, ranks: dict[int, RankRecord]) -> Iterator[Operation]:
+    if record.rank != rank:
+        yield from (op for op in record.unfinished if rank in absent(op, ranks))
+
+
+def _summary(world: World) -> str:
+    left = sum(record.left for record in world.ranks.values())
+    unfinished = sum(len(record.unfinished) for record in world.ranks.values())
+    known = len(world.ranks)
+    return f"{left} of {known} ranks had finished their programs, {unfinished} operations were unfinished"
+
+
+def _longest(world: World) -> str:
+    """Name the operation that has been unfinished for longest."""
+    unfinished = [(_since(op), rank, op) for rank, record in world.ranks.items() for op in record.unfinished]
+    if not unfinished:
+        return "nothing"
+    since_ns, rank, operation = min(unfinished, key=lambda each: each[:2])
+    return f"longest in {_label(operation)} ({operation.site}), rank {rank} for {_lasting(world.end_ns - since_ns)}"
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+_HEADS = ("rank", "node", "step", "for", "doing", "waits for")
+
+
+def table(world: World, *, most_rows: int = MOST_ROWS) -> list[str]:
+    """Return a line for each rank, under a line of heads."""
+    rows = [_row(world, flight, record) for flight in world.flights for record in flight.ranks]
+    shown = [_HEADS, *rows[:most_rows]]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(_HEADS))]
+    lines = ["  ".join(_cell(text, width, column) for column, (text, width) in enumerate(zip(row, widths, strict=True)))
+             for row in shown]  # fmt: skip
+    more = [f"and {len(rows) - most_rows} ranks more (--all)"] if len(rows) > most_rows else []
+    return [*(line.rstrip() for line in lines), *more, *_lacking(world)]
+
+
+def _cell(text: str, width: int, column: int) -> str:
+    return text.rjust(width) if column < 4 else text.ljust(width)
+
+
+def _row(world: World, flight: Flight, record: RankRecord) -> tuple[str, ...]:
+    operation = oldest(record)
+    step = record.step if operation is None or operation.step is None else operation.step
+    head = (str(record.rank), str(flight.process), "-" if step is None else str(step))
+    if operation is None:
+        lasting = _lasting(world.end_ns - record.last_ns) if record.operations else "-"
+        return (*head, lasting, _state(record), "")
+    others = [other for other in absent(operation, world.ranks) if other != record.rank]
+    return (*head, _lasting(world.end_ns - _since(operation)), _doing(operation), listed(others))
+
+
+def _lacking(world: World) -> list[str]:
+    """Say whose files are not here."""
+    processes = world.flights[0].processes
+    lacking = sorted(set(range(processes)) - {flight.process for flight in world.flights})
+    named = f"node{'s' * (len(lacking) > 1)} {listed(lacking)}"
+    return [f"no file of {named}: see the folder for flight records on its machine"] if lacking else []
+
+
+def _state(record: RankRecord | None) -> str:
+    if record is None:
+        return "its file is not here"
+    operation = oldest(record)
+    if operation is not None:
+        return _doing(operation)
+    return "its program had finished" if record.left else "in its program"
+
+
+def _doing(operation: Operation) -> str:
+    verb = "" if operation.kind != "compute" else "running " if operation.started_ns else "waiting to run "
+    return f"{verb}{_label(operation)} ({operation.site})"
+
+
+def _label(operation: Operation) -> str:
+    if operation.kind == "compute":
+        return f"compute '{operation.name}'"
+    number = f" #{operation.number}" if operation.key else ""
+    group = f" on group '{operation.group}'" if operation.group else ""
+    return f"{operation.name}{number}{operation.towards}{group}"
+
+
+def _since(operation: Operation) -> int:
+    return operation.started_ns or operation.issued_ns
+
+
+def _in_step(step: int | None) -> str:
+    return "" if step is None else f" in step {step}"
+
+
+def _lasting(duration_ns: int) -> str:
+    """Write a duration so that a person can compare it: clocks of machines differ, so it is never negative."""
+    seconds = max(duration_ns, 0) / 1e9
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,302 @@
+"""The flight record of a world: what is in it after each way to end, what stays, and that no run suffers from it."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.flight.folder import MOST_FILES, default_folder, open_records
+from overlap.flight.layout import CALLS, RECORDS
+from overlap.flight.reading import Flight, read_flight
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path / "records"))
+    return tmp_path / "records"
+
+
+def only(folder: Path) -> Flight:
+    (file,) = folder.iterdir()
+    return read_flight(file)
+
+
+def fail(main, *args: object, ranks: int = 2) -> None:
+    with pytest.raises(overlap.RankFailedError):
+        overlap.run(main, *args, ranks=ranks)
+
+
+def test_a_failed_world_leaves_what_its_ranks_did(folder):
+    async def main(rank):
+        with rank.step(7):
+            await rank.all_reduce(np.ones(2, np.float32))
+            product = rank.compute(lambda: np.ones(3), name="think")
+            await rank.all_gather(product)
+            if rank.rank == 1:
+                raise ValueError("no")
+            await rank.barrier()
+
+    fail(main)
+    flight = only(folder)
+    assert (flight.world_size, flight.process, flight.processes, flight.pid) == (2, 0, 1, os.getpid())
+    assert [record.rank for record in flight.ranks] == [0, 1]
+    done = [(op.name, op.kind, op.number, op.step, op.ended_ns is not None) for op in flight.ranks[0].operations]
+    assert done == [
+        ("all_reduce", "all_reduce", 0, 7, True),
+        ("think", "compute", 0, 7, True),
+        ("all_gather", "all_gather", 1, 7, True),
+        ("barrier", "barrier", 2, 7, False),
+    ]
+    reduced, think, gathered, _ = flight.ranks[0].operations
+    assert (reduced.what, reduced.group, reduced.members) == ("all_reduce(float32 (2,), op='sum')", "world", (0, 1))
+    assert gathered.what == "all_gather(float64 (3,))"  # known only once its input was there
+    assert reduced.site.rpartition(":")[0].endswith("test_recorder.py")
+    assert reduced.issued_ns <= think.issued_ns <= think.started_ns <= think.ended_ns <= gathered.ended_ns
+    assert [op.name for op in flight.ranks[1].operations] == ["all_reduce", "think", "all_gather"]
+    assert flight.ending is not None
+    assert (flight.ending.how, flight.ending.rank, flight.ending.here) == ("failed", 1, True)
+    assert flight.ending.line.startswith("ValueError: no at test_recorder.py:")
+
+
+def test_nothing_remains_of_a_world_that_ends_well(folder):
+    async def main(rank):
+        assert [path.parent for path in open_records()] == [folder]
+        await rank.barrier()
+
+    overlap.run(main, ranks=2)
+    assert not folder.exists()
+    assert open_records() == []
+
+
+def test_what_is_in_the_folder_besides_stays(folder):
+    folder.mkdir()
+    (folder / "mine").touch()
+
+    async def main(rank):
+        pass
+
+    overlap.run(main, ranks=1)
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+def test_a_world_that_stalls_leaves_its_record(folder):
+    async def main(rank):
+        await rank.all_reduce(np.ones(1)) if rank.rank == 0 else await rank.recv(np.ones(1), 0)
+
+    with pytest.raises(overlap.StallError):
+        overlap.run(main, ranks=2, timeout_s=0.1)
+    ending = only(folder).ending
+    assert (ending.how, ending.rank, ending.line) == ("stalled", None, "the world did not finish within timeout_s=0.1")
+
+
+def test_a_rank_that_has_finished_is_known(folder):
+    async def main(rank):
+        if rank.rank == 1:
+            return
+        await rank.send(np.ones(1), 1)
+
+    fail(main)
+    assert [record.left for record in only(folder).ranks] == [False, True]
+
+
+def test_messages_name_their_peer_and_their_ends(folder):
+    async def main(rank):
+        if rank.rank == 0:
+            await rank.send(np.ones(1), 1, tag=5)
+        elif rank.rank == 1:
+            await rank.recv(np.ones(1), 0, tag=5)
+            await rank.recv(np.ones(1), None)
+        if rank.rank == 0:
+            raise ValueError
+
+    fail(main)
+    sender, receiver = only(folder).ranks
+    assert [(op.name, op.towards, op.members) for op in sender.operations] == [
+        ("send", " to rank 1 with tag 5", (0, 1))
+    ]
+    assert [(op.name, op.towards) for op in receiver.operations][1:] == [("receive from any rank", "")]
+    assert sender.operations[0].key == receiver.operations[0].key
+
+
+def test_the_last_operations_are_kept_and_no_more(folder):
+    async def main(rank):
+        for step in range(RECORDS + 10):
+            with rank.step(step):
+                await rank.barrier()
+        raise ValueError
+
+    fail(main, ranks=1)
+    (record,) = only(folder).ranks
+    assert [op.number for op in record.operations] == list(range(10, RECORDS + 10))
+    assert [op.step for op in record.operations] == list(range(10, RECORDS + 10))
+    assert record.lost == 0
+
+
+def test_the_oldest_unfinished_operations_are_kept_and_the_others_counted(folder):
+    async def main(rank):
+        if rank.rank == 0:
+            for _ in range(RECORDS + 3):
+                rank.all_reduce(np.ones(1))
+        await rank.recv(np.ones(1), 0) if rank.rank == 1 else None
+        raise ValueError
+
+    fail(main)
+    record = only(folder).ranks[0]
+    assert [op.number for op in record.unfinished] == list(range(RECORDS))
+    assert record.lost == 3
+
+
+def test_the_words_of_the_last_calls_are_kept_however_many_there_are(folder):
+    async def main(rank):
+        for length in range(1, 2 * CALLS):
+            await rank.all_reduce(np.ones(length, np.int8))
+            await rank.all_reduce(np.ones(1, np.float64))
+        raise ValueError
+
+    fail(main, ranks=1)
+    operations = only(folder).ranks[0].operations
+    newest = [op.what for op in operations[-CALLS // 2 :]]
+    lengths = range(2 * CALLS - CALLS // 4, 2 * CALLS)
+    assert newest[::2] == [f"all_reduce(int8 ({length},), op='sum')" for length in lengths]
+    assert set(newest[1::2]) == {"all_reduce(float64 (1,), op='sum')"}
+
+
+@pytest.mark.parametrize("index", [-1, 1 << 80])
+def test_a_step_that_does_not_fit_is_none(folder, index):
+    async def main(rank):
+        with rank.step(3), rank.step(index):
+            await rank.barrier()
+        raise ValueError
+
+    fail(main, ranks=1)
+    (record,) = only(folder).ranks
+    assert (record.operations[0].step, record.step) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, 'quoted "\\\n\x00', "名" * 3000])
+def test_names_of_any_kind_and_length_are_kept_as_far_as_they_fit(folder, name):
+    async def main(rank):
+        await rank.group([0], name=name).barrier()
+        await rank.all_reduce(np.ones(1), name=name)
+        raise ValueError(name)
+
+    fail(main, ranks=1)
+    flight = only(folder)
+    assert len(flight.ranks[0].operations) == 2
+    assert flight.ending.line[:13].startswith(("ValueError: x", "ValueError: '", "ValueError: q", "ValueError: 名"))
+
+
+PROGRAM = """
+import os, signal
+import numpy as np
+import overlap
+
+async def main(rank):
+    for step in range(5):
+        with rank.step(step):
+            if (rank.rank, step) == (1, 3):
+                await rank.recv(np.ones(1), 0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            reduced = rank.all_reduce(np.ones(2, np.float32))
+            if step == 3:
+                await rank.send(np.ones(1), 1)
+            await reduced
+
+overlap.run(main, ranks=2)
+"""
+
+
+def test_it_is_readable_after_sigkill(folder, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    flight = only(folder)
+    assert flight.ending is None
+    done = {
+        record.rank: [(op.number, op.step, op.ended_ns is not None) for op in record.operations if op.towards == ""]
+        for record in flight.ranks
+    }
+    assert done[0] == [(0, 0, True), (1, 1, True), (2, 2, True), (3, 3, False)]
+    assert done[1] == done[0][:3]
+    assert [record.step for record in flight.ranks] == [3, 3]
+
+
+# -- no run fails for want of it -----------------------------------------------------------------------------------
+
+
+async def nothing(rank):
+    await rank.barrier()
+    return rank.rank
+
+
+def test_a_full_disk_costs_one_line(folder, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert overlap.run(nothing, ranks=2) == overlap.run(nothing, ranks=2) == [0, 1]
+    told = f"overlap: no flight record: {folder}: No space left on device; OVERLAP_FLIGHT_DIR names another folder\n"
+    assert capsys.readouterr().err == told
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(folder):
+    folder.touch()
+    with pytest.raises(overlap.UsageError) as caught:
+        overlap.run(nothing)
+    assert str(caught.value) == f"flight_dir: {folder} is no folder (flight_dir: OVERLAP_FLIGHT_DIR)"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.delenv("OVERLAP_FLIGHT_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return default_folder()
+
+
+def test_a_link_in_the_place_of_the_default_folder_is_not_followed(temporary, tmp_path, capsys):
+    (tmp_path / "elsewhere").mkdir()
+    temporary.symlink_to(tmp_path / "elsewhere")
+    assert overlap.run(nothing, ranks=1) == [0]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    reason = "it is not a folder of this user; OVERLAP_FLIGHT_DIR names another folder"
+    assert capsys.readouterr().err == f"overlap: no flight record: {temporary}: {reason}\n"
+
+
+def test_the_default_folder_keeps_the_newest(temporary):
+    temporary.mkdir()
+    files = [temporary / f"old{index:03}-0.flight" for index in range(MOST_FILES + 5)]
+    for age, file in enumerate(files):
+        file.touch()
+        os.utime(file, (age, age))
+    alive = temporary / f"old-{os.getpid()}.flight"
+    alive.touch()
+    os.utime(alive, (0, 0))
+    (temporary / "not ours").touch()
+    overlap.run(nothing, ranks=1)
+    assert sorted(temporary.iterdir()) == sorted([*files[6:], alive, temporary / "not ours"])
+
+
+def test_only_its_owner_reads_it(temporary):
+    async def main(rank):
+        (file,) = open_records()
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    overlap.run(main, ranks=1)
+
+
+def test_virtual_time_needs_none(folder):
+    async def main(rank):
+        assert open_records() == []
+        raise ValueError
+
+    with pytest.raises(overlap.RankFailedError):
+        overlap.run(main, ranks=2, clock="virtual")
+    assert not folder.exists()
