@@ -202,10 +202,10 @@ class RunConfig:
         wire=True,
     )
     checksums: bool | None = option(
-        default="1",
+        default="over TCP",
         read=switch,
-        help="what sockets carry is checked on arrival (default)",
-        off="only its headers are",
+        help="sockets check all that arrives (default: over TCP)",
+        off="only its headers",
         nodes=True,
         wire=True,
     )

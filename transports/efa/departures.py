@@ -23,14 +23,13 @@ Entry: TypeAlias = "bytes | Chunk | None"
 class Departures:
     """Everything that may leave on whichever rail has room; what has to be repeated comes first.
 
-    Args:
-        outgoing: What the matching engine has to say.
+    Attributes:
         checksums: Whether payloads get one.
     """
 
-    def __init__(self, outgoing: Outgoing, *, checksums: bool) -> None:
+    def __init__(self, outgoing: Outgoing) -> None:
+        self.checksums = True
         self._outgoing = outgoing
-        self._checksums = checksums
         self._frames: deque[bytes] = deque()
         self._chunks: deque[Chunk] = deque()
 
@@ -58,7 +57,7 @@ class Departures:
 
     def checksum_of(self, payload: memoryview) -> bytes:
         """Return what goes into a frame's header as the checksum of its payload."""
-        return checksum(payload) if self._checksums else UNCHECKED
+        return checksum(payload) if self.checksums else UNCHECKED
 
     def next_chunk(self) -> Chunk | None:
         """Return the next chunk, if one is due."""

@@ -31,7 +31,6 @@ class EfaLink(Link):
         local: The ranks of this process.
         memory: For messages that are lent.
         report: Takes a line about rails that are lost, and about its loss.
-        checksums: Whether payloads leave with one.
 
     Attributes:
         rails: The living connections to it.
@@ -46,12 +45,10 @@ class EfaLink(Link):
         local: Sequence[int],
         memory: BounceBuffers,
         report: Callable[[str], None],
-        *,
-        checksums: bool = True,
     ) -> None:
         super().__init__(member, ranks, local, LIMITS, memory)
         self.rails: list[Rail] = []
-        self.departures = Departures(self.engine.outgoing, checksums=checksums)
+        self.departures = Departures(self.engine.outgoing)
         self.silent_ticks = 0
         self._report = report
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, cast
@@ -48,7 +49,9 @@ class Efa(MatchedTransport):
         host: Local address to listen at, if `rails` is a number.
         unix: Use Unix sockets between processes of one host, if both want that; they are twice as fast as TCP.
         peer_direct: Send from and receive into the callers' memory; otherwise stage payloads through a host buffer.
-        checksums: Payloads carry one, as headers always do; where TLS protects every byte already, they never do.
+        checksums: Payloads carry one, as headers always do; None: over TCP, but not over Unix sockets, whose bytes never
+            leave the memory of this host (a quarter more CPU time for long messages, nothing for small ones). Where TLS
+            protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
         join_s: How long to wait for all processes when opening.
@@ -75,7 +78,7 @@ class Efa(MatchedTransport):
         host: str = "127.0.0.1",
         unix: bool = True,
         peer_direct: bool = True,
-        checksums: bool = True,
+        checksums: bool | None = None,
         tls: Tls | None = None,
         silence_s: float = 15.0,
         join_s: float = 60.0,
@@ -86,6 +89,7 @@ class Efa(MatchedTransport):
             raise ArgumentError(f"silence_s is {silence_s}; it must be above 0, and finite")
         self.exchange = exchange
         self._peer_direct = peer_direct
+        self._checksums = checksums
         self._tick_s = min(_TICK_S, silence_s / _TICKS_OF_SILENCE)
         self._silence_s = silence_s
         say = report or (lambda _: None)
@@ -104,9 +108,7 @@ class Efa(MatchedTransport):
             report=say,
         )
         self.links: dict[int, EfaLink] = self.make_links(
-            lambda other, ranks: EfaLink(
-                other, ranks, self.ranks, self.memory, say, checksums=checksums and tls is None
-            )
+            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say)
         )
         self._opened = False
 
@@ -126,6 +128,7 @@ class Efa(MatchedTransport):
         connections = await self._joining.join(self.exchange)
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
+            link.departures.checksums = self._checks(connection)
             link.rails.append(self._rail(link, index, connection))
         self.state = None
         async with trio.open_nursery() as nursery:
@@ -150,6 +153,11 @@ class Efa(MatchedTransport):
         keep, staged = self._joining.rail_count > 1, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
+
+    def _checks(self, connection: Connection) -> bool:
+        """Whether payloads carry a checksum on a connection, and on all others to the same process."""
+        wanted = connection.socket.family != socket.AF_UNIX if self._checksums is None else self._checksums
+        return wanted and connection.encrypted is None
 
     async def _keep_watch(self) -> None:
         """Ask every rail for a sign of life, and give up processes that show none.
@@ -195,7 +203,7 @@ def factory(bootstrap: Bootstrap) -> Efa:
         host=bootstrap.host,
         unix=options.get("unix") is not False,
         peer_direct=options.get("peer_direct") is not False,
-        checksums=options.get("checksums") is not False,
+        checksums=cast("bool | None", options.get("checksums")),
         tls=bootstrap.tls,
         report=bootstrap.report,
     )

@@ -14,7 +14,7 @@ from transports import Endpoint, LinkLostError
 from transports.frame import CHUNK_BYTES, PREFIX_BYTES, FrameKind, checksum, pack
 
 from .impostor import confronted
-from .processes import quietly, run
+from .processes import World, opened, quietly, run
 from .proxy import Flip, ProxiedWorld
 
 # What is sent each way: small messages, one just short enough to leave at once, and one of three chunks.
@@ -121,6 +121,25 @@ def test_what_came_damaged_is_named() -> None:
             "bad frame: bytes 524288 to 524292 of the message from rank 0 to rank 1, tag 5, came damaged: what was "
             "received does not match its checksum"
         ]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "checked"),
+    [
+        ({"unix": False}, True),
+        ({"unix": True}, False),
+        ({"unix": True, "checksums": True}, True),
+        ({"unix": False, "checksums": False}, False),
+    ],
+    ids=str,
+)
+def test_payloads_are_checked_over_tcp_and_wherever_it_is_asked_for(settings: dict[str, bool], checked: bool) -> None:
+    async def main() -> None:
+        world = World(**settings)
+        async with opened(world.efas):
+            assert [efa.links[1 - efa.member].departures.checksums for efa in world.efas] == [checked] * 2
 
     run(main)
 
