@@ -15,7 +15,7 @@ import pytest
 
 from overlap import OverlapError, UsageError
 from overlap.cli import bench, children
-from overlap.cli.bench import columns, measuring, member, operations, peer_direct, session
+from overlap.cli.bench import columns, comparison, measuring, member, operations, session
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.layout import NodeLayout
 from overlap.cli.bench.measuring import Result
@@ -59,6 +59,17 @@ def parsed(*argv):
             "ranks on 2 nodes (processes of this machine) joined by TCP over eth0,eth1",
         ),
         (
+            ("--nnodes", "2", "--checksums", "on"),
+            NodeLayout(nodes=2, checksums=True),
+            "ranks on 2 nodes (processes of this machine) joined by Unix sockets, with checksums of payloads",
+        ),
+        (
+            ("--nnodes", "2", "--checksums", "off", "--peer-direct", "off"),
+            NodeLayout(nodes=2, checksums=False, peer_direct=False),
+            "ranks on 2 nodes (processes of this machine) joined by Unix sockets, without checksums of payloads, "
+            "through a bounce buffer",
+        ),
+        (
             ("--nnodes", "2", "--transport", "mpi"),
             NodeLayout(nodes=2, transport="mpi"),
             "ranks on 2 nodes (processes of this machine) joined by MPI",
@@ -92,7 +103,12 @@ def test_ranks_by_default_are_one_on_each_node():
         (("--tcp",), "--tcp: concerns what joins several nodes; give --nnodes too, such as --nnodes 2"),
         (("--rails", "2"), "--rails: concerns"),
         (("--nnodes", "1", "--peer-direct", "off"), "--peer-direct: concerns"),
+        (("--checksums", "on"), "--checksums: concerns"),
         (("--transport", "efa"), "--transport: concerns"),
+        (
+            ("--peer-direct", "both", "--checksums", "both"),
+            "--peer-direct both, --checksums both: compare one thing at a time\n",
+        ),
         (("--nnodes", "2", "--rails", "0"), "--rails: expected a positive number, or different interfaces"),
         (("--nnodes", "2", "--ranks", "4,3"), "--ranks: 3 ranks cannot be divided among --nnodes 2"),
     ],
@@ -107,7 +123,7 @@ def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
 def test_something_has_to_be_measured(overlap):
     assert overlap("bench")[::2] == (
         2,
-        "overlap: OP: say what to measure, or --peer-direct both (`overlap bench --help` explains)\n",
+        "overlap: OP: say what to measure, or --peer-direct both, --checksums both (`overlap bench --help` explains)\n",
     )
 
 
@@ -117,6 +133,8 @@ def test_what_overlap_run_is_told():
         *("--nnodes", "2", "--nproc-per-node", "3", "--timeout", "600", "--transport", "efa"),
         *("--no-unix", "--no-peer-direct", "--rails", "4", "--algorithm", "ring"),
     ]
+    for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
+        assert NodeLayout(nodes=2, checksums=checksums).options(2)[-1] == option
     assert NodeLayout(nodes=2).options(2)[6:] == ["--transport", "auto", "--unix", "--peer-direct"]
 
 
@@ -252,7 +270,14 @@ def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
     )
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert told["layout"] == {"nodes": 2, "tcp": True, "rails": "2", "peer_direct": True, "transport": "auto"}
+    assert told["layout"] == {
+        "nodes": 2,
+        "tcp": True,
+        "rails": "2",
+        "peer_direct": True,
+        "checksums": None,
+        "transport": "auto",
+    }
     assert [(row["size_bytes"], row["ranks"], row["wrong"]) for row in told["rows"]] == [(8, 4, 0), (65536, 4, 0)]
     assert all(row["median_ns"] > 0 for row in told["rows"])
 
@@ -261,18 +286,18 @@ def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
 
 
 def test_the_operations_of_the_document_at_32_mb_by_default():
-    worlds = peer_direct.worlds(parsed("--peer-direct", "both", "--ranks", "4"))
+    worlds = comparison.worlds(parsed("--peer-direct", "both", "--ranks", "4"))
     assert [[(case.operation.name, case.ranks, case.size_bytes) for case in world] for world in worlds] == [
         [("all_reduce", 4, 32_000_000)],
         [("all_gather", 4, 32_000_000)],
         [("reduce_scatter", 4, 32_000_000)],
     ]
-    one = peer_direct.worlds(parsed("allg", "--peer-direct", "both", "-b", "1K", "-e", "2K"))
+    one = comparison.worlds(parsed("allg", "--peer-direct", "both", "-b", "1K", "-e", "2K"))
     assert [[(case.operation.name, case.size_bytes) for case in world] for world in one] == [
         [("all_gather", 1024), ("all_gather", 2048)]
     ]
     with pytest.raises(UsageError, match="3 ranks cannot be divided among --nnodes 2"):
-        peer_direct.worlds(parsed("--peer-direct", "both", "--ranks", "3"))
+        comparison.worlds(parsed("--peer-direct", "both", "--ranks", "3"))
 
 
 PEER_DIRECT = f"""\
@@ -297,8 +322,33 @@ def test_both_side_by_side(overlap, monkeypatch, tmp_path, wrong, code, verdict)
         times = Times(median_ns=8e6 if layout.peer_direct else 32e6, p10_ns=0, p90_ns=0)
         return [Result(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
 
-    monkeypatch.setattr(peer_direct, "measure_cases", measure_cases)
+    monkeypatch.setattr(comparison, "measure_cases", measure_cases)
     assert overlap("bench", "--peer-direct", "both", "--json", "p.json") == (code, PEER_DIRECT + verdict, "")
     told = json.loads((tmp_path / "p.json").read_text())
     assert [row["median_ns"] for row in told["host_copies"]] == [32e6] * 3
     assert [row["median_ns"] for row in told["peer_direct"]] == [8e6] * 3
+
+
+# -- checksums ---------------------------------------------------------------------------------------------------
+
+
+def test_what_checksums_cost(overlap, monkeypatch, tmp_path):
+    """An operation takes 4 ms without, and 5 ms with them."""
+
+    def measure_cases(rows, sampling, layout, *, check):
+        times = Times(median_ns=5e6 if layout.checksums else 4e6, p10_ns=0, p90_ns=0)
+        return [Result(case=case, times=times, wrong=0) for case in rows]
+
+    monkeypatch.setattr(comparison, "measure_cases", measure_cases)
+    argv = ("bench", "allr", "--checksums", "both", "--tcp", "-b", "32MB", "-n", "20", "--json", "p.json")
+    code, out, err = overlap(*argv)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "# out of place, ranks on 2 nodes (processes of this machine) joined by TCP"
+    assert out.splitlines()[-3:] == [
+        "# MB/s             size(B)  ranks  no checksums     checksums    ratio",
+        "all_reduce        32000000      2         8,000         6,400    0.80x",
+        "# every result checked: none wrong",
+    ]
+    told = json.loads((tmp_path / "p.json").read_text())
+    assert [row["median_ns"] for row in told["no_checksums"]] == [4e6]
+    assert [row["median_ns"] for row in told["checksums"]] == [5e6]

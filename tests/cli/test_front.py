@@ -51,7 +51,10 @@ KNOWN = "known are demo, run, simulate, timeline, bench, topology"
     [
         (["runn"], f"'runn' is not a command (did you mean run?); {KNOWN}"),
         (["xyz"], f"'xyz' is not a command; {KNOWN}"),
-        (["bench"], "OP: say what to measure, or --peer-direct both (`overlap bench --help` explains)"),
+        (
+            ["bench"],
+            "OP: say what to measure, or --peer-direct both, --checksums both (`overlap bench --help` explains)",
+        ),
         (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
         (["timeline", "none.json"], "none.json: cannot be read"),
         (["run", "--rank", "3", "x.py"], "run: unrecognized arguments: "),

@@ -49,9 +49,9 @@ class Efa(MatchedTransport):
         host: Local address to listen at, if `rails` is a number.
         unix: Use Unix sockets between processes of one host, if both want that; they are twice as fast as TCP.
         peer_direct: Send from and receive into the callers' memory; otherwise stage payloads through a host buffer.
-        checksums: Payloads carry one, as headers always do; None: over TCP, but not over Unix sockets, whose bytes never
-            leave the memory of this host (a quarter more CPU time for long messages, nothing for small ones). Where TLS
-            protects every byte already, they never do.
+        checksums: Payloads carry one, as headers always do; None: over TCP, but not over Unix sockets, whose bytes
+            never leave the memory of this host (a quarter more CPU time for long messages, nothing for small ones).
+            Where TLS protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
         join_s: How long to wait for all processes when opening.

@@ -7,7 +7,7 @@
 #   layout              how ranks are spread over nodes;  sampling: how a time is taken
 #   measuring           the timed loop on our ranks, here or (member) in each of several processes
 #   versus              the same through other libraries
-#   peer_direct         the same with and without Peer Direct, side by side
+#   comparison          the same with and without something, side by side
 #   columns, jsonfile   what is told, as text and as JSON
 #   session             goes through it all
 
@@ -24,7 +24,7 @@ OP is an operation by its long or short name (all_reduce or allr, reduce_scatter
 all_to_all or alltoall, broadcast, reduce, gather, scatter, permute, send_recv, barrier).
 
 Without OP, --peer-direct both measures all_reduce, all_gather and reduce_scatter at 32 MB, through a bounce buffer and
-with Peer Direct, side by side.
+with Peer Direct, side by side; --checksums both, without and with checksums of what sockets carry.
 """
 
 _EPILOG = """\
@@ -33,6 +33,7 @@ examples:
   overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
   overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, joined by Unix sockets
   overlap bench --peer-direct both --tcp
+  overlap bench allr --checksums both -b 8 -f 64   what checking all that arrives costs
   overlap bench all_gather --json result.json
 
 Sizes: K, M, G and KiB, MiB, GiB are binary; kB, MB, GB are decimal. Bandwidths are in 10^9 bytes per second.
@@ -64,6 +65,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")
     add("--rails", metavar="R", help="connections between two nodes: 4")
     add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
+    add("--checksums", choices=("on", "off", "both"), help="sockets check all that arrives; default on over TCP")
     add(
         "--transport", type=transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed"
     )

@@ -19,6 +19,7 @@ class NodeLayout:
         tcp: Whether sockets are TCP although both ends are on one machine, where Unix sockets are faster.
         rails: Connections between two nodes, or the names of interfaces; None: the transport's choice.
         peer_direct: Whether sockets read and write the arrays themselves.
+        checksums: Whether what sockets carry is checked on arrival; None: the transport's choice.
         transport: "auto", "efa" or "mpi".
     """
 
@@ -26,6 +27,7 @@ class NodeLayout:
     tcp: bool = False
     rails: str | None = None
     peer_direct: bool = True
+    checksums: bool | None = None
     transport: str = "auto"
 
     def options(self, ranks: int, *, algorithm: str | None = None) -> list[str]:
@@ -34,6 +36,7 @@ class NodeLayout:
         options += ["--timeout", str(_LIMIT_S), "--transport", self.transport]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
+        options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
         return options if algorithm is None else [*options, "--algorithm", algorithm]
 
     def describe(self) -> str:
@@ -48,4 +51,6 @@ class NodeLayout:
         wires = "TCP" if self.tcp else "Unix sockets"
         if self.rails is not None:
             wires += f" over {self.rails}" + (" connections" if self.rails.isdecimal() else "")
+        if self.checksums is not None:
+            wires += f", {'with' if self.checksums else 'without'} checksums of payloads"
         return wires if self.peer_direct else f"{wires}, through a bounce buffer"

@@ -20,6 +20,12 @@ DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_FACTOR = 2.0
 _MOST_ROWS = 1000
+_SIDES: dict[str | None, tuple[bool | None, ...]] = {
+    None: (None,),
+    "off": (False,),
+    "on": (True,),
+    "both": (False, True),
+}
 
 
 def cases(args: argparse.Namespace) -> list[list[Case]]:
@@ -66,20 +72,28 @@ def sampling(args: argparse.Namespace) -> Sampling:
 
 
 def layouts(args: argparse.Namespace) -> tuple[NodeLayout, ...]:
-    """Return where the ranks are to be: one layout, or those without and with Peer Direct.
+    """Return where the ranks are to be: one layout, or those without and with what is compared.
 
     Raises:
         UsageError: If an option speaks of nodes, and there is only this process.
     """
-    both = args.peer_direct == "both"
+    both = "both" in (args.peer_direct, args.checksums)
     nodes = args.nnodes or (2 if both else 1)
     if nodes == 1:
         _check_no_node_options(args)
     if args.rails is not None:
         _check_rails(args.rails)
     return tuple(
-        NodeLayout(nodes=nodes, tcp=args.tcp, rails=args.rails, peer_direct=direct, transport=args.transport or "auto")
-        for direct in ((False, True) if both else (args.peer_direct != "off",))
+        NodeLayout(
+            nodes=nodes,
+            tcp=args.tcp,
+            rails=args.rails,
+            peer_direct=direct is not False,
+            checksums=checksums,
+            transport=args.transport or "auto",
+        )
+        for direct in _SIDES[args.peer_direct]
+        for checksums in _SIDES[args.checksums]
     )
 
 
@@ -118,7 +132,13 @@ def _ranks(args: argparse.Namespace) -> str:
 
 
 def _check_no_node_options(args: argparse.Namespace) -> None:
-    given = {"--tcp": args.tcp, "--rails": args.rails, "--peer-direct": args.peer_direct, "--transport": args.transport}
+    given = {
+        "--tcp": args.tcp,
+        "--rails": args.rails,
+        "--peer-direct": args.peer_direct,
+        "--checksums": args.checksums,
+        "--transport": args.transport,
+    }
     for name, value in given.items():
         if value:
             raise UsageError(f"{name}: concerns what joins several nodes; give --nnodes too, such as --nnodes 2")

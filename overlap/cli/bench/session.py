@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ... import UsageError
-from . import columns, jsonfile, peer_direct
+from . import columns, comparison, jsonfile
 from .cases import Assignment
 from .measuring import measure_cases
 from .options import cases, check_memory, layouts, sampling
@@ -31,10 +31,12 @@ Say = Callable[[str], None]
 
 def measure(args: argparse.Namespace) -> int:
     """Measure what the options ask for; return the exit code."""
-    if args.peer_direct == "both":
-        return _compare_peer_direct(args)
+    compared = comparison.chosen(args)
+    if compared is not None:
+        return _compare(args, compared)
     if args.operation is None:
-        raise UsageError("OP: say what to measure, or --peer-direct both (`overlap bench --help` explains)")
+        flags = ", ".join(one.flag for one in comparison.COMPARISONS)
+        raise UsageError(f"OP: say what to measure, or {flags} (`overlap bench --help` explains)")
     return _measure_collective(args)
 
 
@@ -72,25 +74,24 @@ def _measure_contenders(contenders: Iterable[Contender], assignment: Assignment,
             say(f"# {reason}")
 
 
-def _compare_peer_direct(args: argparse.Namespace) -> int:
-    """Measure each operation through a bounce buffer, then with Peer Direct."""
-    how, [staged, direct] = sampling(args), layouts(args)
-    worlds = peer_direct.worlds(args)
+def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
+    """Measure each operation without what is compared, then with it."""
+    how, [without, with_it] = sampling(args), layouts(args)
+    worlds = comparison.worlds(args)
     jsonfile.check_path(args.json)
     check_memory(worlds, _MEMORY_BYTES)
     say = _printer(args.json)
-    say(peer_direct.title(worlds[0][0], how, direct))
-    say(peer_direct.HEADING)
+    say(comparison.title(worlds[0][0], how, replace(with_it, checksums=None)))
+    say(compared.heading)
     pairs = []
     for world in worlds:
-        for pair in peer_direct.measure(world, how, staged, direct, check=bool(args.check)):
+        for pair in comparison.measure(world, how, without, with_it, check=bool(args.check)):
             pairs.append(pair)
-            say(peer_direct.line(pair))
+            say(compared.line(pair))
     rows = [row for pair in pairs for row in pair]
     say(columns.summary(rows))
-    sides = (("host_copies", 0), ("peer_direct", 1))
-    told = {name: jsonfile.measured_rows([pair[side] for pair in pairs]) for name, side in sides}
-    told_all = _write(args.json, how, {"layout": asdict(direct), **told})
+    told = {name: jsonfile.measured_rows([pair[side] for pair in pairs]) for side, name in enumerate(compared.keys)}
+    told_all = _write(args.json, how, {"layout": asdict(with_it), **told})
     return _WRONG_EXIT if not told_all or any(row.wrong for row in rows) else 0
 
 
