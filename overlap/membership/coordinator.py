@@ -48,6 +48,8 @@ __all__ = ["Coordinator", "RefusedError"]
 
 #: Exchanges and gathers that have begun and to which not all have come.
 _UNFINISHED_LIMIT = 4096
+#: So few are missing that everybody who waits hears of each that comes: who gives up names those that are missing then.
+_ALWAYS_TOLD = 16
 #: What one part of an exchange takes in a frame besides its bytes.
 _PART_OVERHEAD_BYTES = 16
 
@@ -119,6 +121,7 @@ class Coordinator:
         elif member in self.joined:
             self.joined.discard(member)
             self._report(f"process {member} went away before all had joined: {reason}")
+            self._tell_if_few()
             self._wake()
 
     def refuse_all(self, reason: str) -> None:
@@ -169,7 +172,12 @@ class Coordinator:
             self._send_all(Ready())
         else:
             self._send(member, Waiting(missing=self.missing))
+            self._tell_if_few()
         self._wake()
+
+    def _tell_if_few(self) -> None:
+        if len(self.missing) <= _ALWAYS_TOLD:
+            self.tell_who_is_missing()
 
     def _give(self, member: int, part: Give) -> None:
         key = part.name, part.turn

@@ -61,6 +61,8 @@ async def join(config: RendezvousConfig, *, report: Callable[[str], None]) -> As
 
 async def _keep_open(task_status: trio.TaskStatus[trio.Nursery]) -> None:
     """Give a nursery that ends when its own scope is cancelled, and not sooner."""
+    # Whoever was cancelled meanwhile would not get it, and so never end it; from here to there is no other checkpoint.
+    await trio.lowlevel.checkpoint_if_cancelled()
     with trio.CancelScope(shield=True):
         async with trio.open_nursery() as nursery:
             task_status.started(nursery)

@@ -29,7 +29,7 @@ from overlap.rendezvous import (
 from overlap.rendezvous.configuration import name_processes
 from overlap.rendezvous.sockets import dial, listen, port_holder
 
-from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave
+from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave, with_company
 
 
 async def refusal(company: Company, **changes: Any) -> str:
@@ -38,6 +38,17 @@ async def refusal(company: Company, **changes: Any) -> str:
         async with join(company.config(**changes), report=company.lines.append):
             raise AssertionError("it was let in")
     return str(caught.value)
+
+
+def test_cancelled_before_it_begins() -> None:
+    async def main(company: Company) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            async with join(company.config(0), report=company.lines.append):
+                raise AssertionError("it was let in")
+        assert scope.cancelled_caught
+
+    with_company(2, main)
 
 
 def where(company: Company) -> str:

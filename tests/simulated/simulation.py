@@ -1,0 +1,165 @@
+"""The time, the order of tasks, and what happens to processes: all of it decided by a seed, and the same every time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from overlap.virtual.faults import Fates, Faults
+
+from .net import PROCESS, Net, Process
+
+# Of virtual time: far longer than all that may be waited for together (60 s to join, 15 s of silence, 10 s to leave).
+HANG_S = 400.0
+
+KINDS = ("kill", "cut", "silence", "late", "absent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blow:
+    """What happens to one process.
+
+    Attributes:
+        kind: Of it.
+        at_s: When.
+        for_s: How long.
+    """
+
+    kind: str
+    at_s: float
+    for_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Simulation:
+    """One run.
+
+    Attributes:
+        seed: Of everything.
+        members: How many processes.
+        net: Between them.
+        blows: What happens to which process.
+        log: What was seen, with the time.
+        ends: What became of each process: what its program returned, or its error; None if it was killed.
+        over: All have ended.
+    """
+
+    seed: int
+    members: int
+    net: Net
+    blows: dict[int, Blow]
+    log: list[tuple[float, int, str]] = field(default_factory=list)
+    ends: dict[int, object] = field(default_factory=dict)
+    over: trio.Event = field(default_factory=trio.Event)
+
+    def note(self, member: int, what: str) -> None:
+        self.log.append((trio.current_time(), member, what))
+
+    @property
+    def hit(self) -> set[int]:
+        return set(self.blows)
+
+
+Main = Callable[[Simulation, int], Awaitable[object]]
+
+
+def simulate(
+    seed: int, members: int, main: Main, *, spread_s: float = 5.0, kinds: tuple[str, ...] = KINDS, most: int = 2
+) -> Simulation:
+    """Run `main` as every process of a world.
+
+    Args:
+        seed: Decides everything.
+        members: How many processes.
+        main: Their program.
+        spread_s: When things happen: from 0 to this.
+        kinds: What may happen.
+        most: To how many processes at most.
+    """
+    chance = Random(f"{seed}, network")
+    net = Net(chance, slowest_s=10 ** chance.uniform(-5, -1), pieces=chance.random() < 0.5)
+    blows = dict(_drawn(Random(f"{seed}, blows"), members, spread_s, kinds, most))
+    found = Simulation(seed, members, net, blows)
+    with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time():
+        trio.run(_run, found, members, main, clock=MockClock(autojump_threshold=0))
+    return found
+
+
+def _drawn(chance: Random, members: int, spread_s: float, kinds: tuple[str, ...], most: int) -> Iterator[Any]:
+    for member in sorted(chance.sample(range(members), chance.randint(0, min(most, members)))):
+        at_s, for_s = chance.uniform(0, spread_s), 10 ** chance.uniform(-1, 1.5)
+        yield member, Blow(kind=chance.choice(kinds), at_s=at_s, for_s=for_s)
+
+
+@contextmanager
+def _in_virtual_time() -> Iterator[None]:
+    """Let everybody who asks for the time in nanoseconds have that of Trio."""
+
+    def now_ns() -> int:
+        return round(trio.current_time() * 1e9)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
+                patched.setattr(module, "perf_counter_ns", now_ns)
+        yield
+
+
+async def _run(found: Simulation, members: int, main: Main) -> None:
+    trio.socket.set_custom_socket_factory(found.net)
+    trio.socket.set_custom_hostname_resolver(found.net)
+    before = trio.lowlevel.current_statistics().tasks_living
+    processes = [Process(f"process {member}") for member in range(members)]
+    with trio.move_on_after(HANG_S) as limit:
+        async with trio.open_nursery() as nursery, trio.open_nursery() as nemesis:
+            for member, process in enumerate(processes):
+                scope = trio.CancelScope()
+                nursery.start_soon(_live, found, process, member, main, scope)
+                if member in found.blows:
+                    nemesis.start_soon(_strike, found, process, member, scope)
+            await found.over.wait()
+            nemesis.cancel_scope.cancel()
+    assert not limit.cancelled_caught, f"seed {found.seed} hangs: {found.blows}, {found.ends}"
+    assert trio.lowlevel.current_statistics().tasks_living == before, f"seed {found.seed} leaves tasks"
+    left = [each for process in processes for each in process.sockets if not each.closed]
+    assert not left, f"seed {found.seed} leaves sockets: {left}"
+    assert not found.net.listening
+
+
+async def _live(found: Simulation, process: Process, member: int, main: Main, scope: trio.CancelScope) -> None:
+    PROCESS.set(process)
+    blow = found.blows.get(member)
+    result: object = None
+    with scope:
+        if blow is not None and blow.kind in ("late", "absent"):
+            await trio.sleep(blow.for_s if blow.kind == "late" else 70.0)
+        try:
+            if blow is None or blow.kind != "absent":
+                result = await main(found, member)
+        except Exception as error:
+            result = error
+    found.ends[member] = None if process.dead else result
+    found.note(member, f"ended: {found.ends[member]!r}")
+    if len(found.ends) == found.members:
+        found.over.set()
+
+
+async def _strike(found: Simulation, process: Process, member: int, scope: trio.CancelScope) -> None:
+    blow = found.blows[member]
+    await trio.sleep(blow.at_s)
+    found.note(member, blow.kind)
+    if blow.kind == "kill":
+        found.net.kill(process)
+        scope.cancel()
+    elif blow.kind == "cut":
+        found.net.cut(process)
+    elif blow.kind == "silence":
+        await found.net.silence(process, blow.for_s)
