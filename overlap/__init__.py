@@ -22,6 +22,7 @@
 #   membership/ who is there, what they say to each other, and how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
 #   flight/     the last operations of every rank, readable when nobody is left to ask
+#   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit

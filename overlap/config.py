@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -83,9 +84,9 @@ def _check_trace(trace: object) -> None:
         raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
 
 
-def _check_flight_dir(folder: str) -> None:
+def _check_folder(name: str, folder: str) -> None:
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UsageError(f"flight_dir: {folder} is no folder")
+        raise UsageError(f"{name}: {folder} is no folder")
 
 
 def _check_cluster(cluster: object) -> None:
@@ -254,7 +255,12 @@ class RunConfig:
     flight_dir: str | None = option(
         default="in the temporary folder",
         read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
-        check=_check_flight_dir,
+        check=partial(_check_folder, "flight_dir"),
+    )  # fmt: skip
+    state_dir: str | None = option(
+        default="nowhere",
+        read=str, metavar="DIR", help="where rank.state keeps what a restart goes on from",
+        check=partial(_check_folder, "state_dir"),
     )  # fmt: skip
     virtual: Virtual | None = option(variable=False)
     wires: Wires | None = option(variable=False, check=_check_wires)

@@ -20,7 +20,7 @@ from .config import ARGUMENT, RunConfig, Wires, requested
 from .diagnostics import all_notes, is_interrupt
 from .errors import StallError, TraceWarning, UsageError
 from .flight.folder import FlightFile, open_flight
-from .flight.start import began
+from .flight.start import attempt, began
 from .runtime.world import World
 from .setup.world_setup import WorldSetup, alone, among, cluster_of
 from .timeline.spans import Timeline
@@ -145,7 +145,7 @@ async def _live(
         flight = _flight(wanted, place, around)
         world = World(
             around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=control_plane,
-            flight=flight.writer if flight else None,
+            flight=flight.writer if flight else None, restart=attempt(), state_dir=wanted.state_dir,
         )  # fmt: skip
         results: list[T] = []
         try:

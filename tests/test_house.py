@@ -43,7 +43,7 @@ HOUSE = (
     ("overlap.runtime.issuing",),
     ("overlap.runtime.calls",),
     ("overlap.runtime.group",),
-    ("overlap.runtime.mesh",),
+    ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),
     ("overlap.runtime.world",),
     ("overlap.runtime",),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
+from ..state.store import RankState
 from ..timeline.spans import Recorder
 from .backend import Backend
 from .calls import Calls
@@ -56,6 +57,7 @@ class Rank(Calls):
         local_rank: Index among the ranks of the same node.
         node: Index of the node.
         world: The group of all ranks.
+        restart: Which attempt this is: 0 at first, then how often the launcher has started the world again.
         recorder: The spans recorded so far.
     """
 
@@ -69,10 +71,14 @@ class Rank(Calls):
         everybody: tuple[int, ...],
         place: tuple[int, int],
         recorder: Recorder,
+        restart: int = 0,
+        state_dir: str | None = None,
     ) -> None:
         self.rank, self.world_size = context.rank, len(everybody)
         self.node, self.local_rank = place
-        self.recorder = recorder
+        self.recorder, self.restart = recorder, restart
+        self._state_dir = state_dir
+        self._state: RankState | None = None
         self._context, self._backend, self._compute = context, backend, compute
         self._computes: Known = {}
         self._streams = Streams(context)
@@ -86,6 +92,13 @@ class Rank(Calls):
     def now_ns(self) -> int:
         """Return the present instant of the world's clock, in nanoseconds: of real time, or of virtual time from 0."""
         return self._context.now_ns()
+
+    @property
+    def state(self) -> RankState:
+        """What survives a restart: `await rank.state.save(step, tree)`, and `await rank.state.latest()` to go on."""
+        if self._state is None:
+            self._state = RankState(self, self._state_dir, real=self._backend.name == "real")
+        return self._state
 
     def statistics(self) -> RankStatistics:
         """Return figures of what this rank stands on; they change from moment to moment."""

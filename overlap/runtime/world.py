@@ -98,6 +98,8 @@ class World:
         backend: Backend | None = None,
         ranks: Sequence[int] | None = None,
         flight: Writer | None = None,
+        restart: int = 0,
+        state_dir: str | None = None,
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
@@ -108,6 +110,7 @@ class World:
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self._cluster, self._others, self._flight = cluster, others, flight
+        self._survival = restart, state_dir
         self._legal: set[tuple[int, ...]] = set()
         self._advised: set[str] = set()  # rules of which a warning has been given
         self._scope = trio.CancelScope()
@@ -136,7 +139,11 @@ class World:
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
         compute = self.backend.compute_stream(context)
-        made = Rank(context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder)
+        restart, state_dir = self._survival
+        made = Rank(
+            context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
+            state_dir=state_dir,
+        )  # fmt: skip
         return _Member(made, context, compute)
 
     # -- life --------------------------------------------------------------------------------------------------

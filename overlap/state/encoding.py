@@ -1,0 +1,139 @@
+"""A tree of arrays as bytes, and back: a header of JSON, the arrays' memory, and a checksum of it all. Never pickle.
+
+A tree is an array, a number, a text, a bool or None, or a list, tuple or dict of trees; keys are texts or integers.
+What exports its memory, such as a CPU tensor, is an array, and comes back as one of numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from ..runtime.memory.foreign import as_input
+
+__all__ = ["DamagedError", "Tree", "decode", "encode"]
+
+Tree: TypeAlias = Any
+"""What can be kept; see above."""
+
+_MAGIC = b"OVSTATE1"
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 32
+_HEADER_LIMIT_BYTES = 256 << 20  # of a tree of millions of arrays: more is damage
+
+
+class DamagedError(ValueError):
+    """A file is not what was written."""
+
+
+def encode(tree: Tree) -> Iterator[bytes]:
+    """Yield the bytes of a tree; its arrays may not change until the last of them has been taken.
+
+    Raises:
+        UsageError: Naming the place of what cannot be kept.
+    """
+    arrays: list[Array] = []
+    shape = _noted(tree, arrays, "")
+    header = json.dumps({"tree": shape, "arrays": [[_name_of(array.dtype), array.shape] for array in arrays]}).encode()
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for chunk in (_MAGIC, _LENGTH.pack(len(header)), header, *map(_bytes_of, arrays)):
+        digest.update(chunk)
+        yield chunk
+    yield digest.digest()
+
+
+def decode(data: bytearray) -> Tree:
+    """Return the tree; its arrays are views of `data`, to be written to as the caller likes.
+
+    Raises:
+        DamagedError: If these are not the bytes of a tree.
+    """
+    body = memoryview(data)[:-_DIGEST_BYTES]
+    if len(data) < len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES or not data.startswith(_MAGIC):
+        raise DamagedError("it is no state")
+    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != data[-_DIGEST_BYTES:]:
+        raise DamagedError("its checksum is wrong")
+    (length,) = _LENGTH.unpack_from(data, len(_MAGIC))
+    begin = len(_MAGIC) + _LENGTH.size + length
+    if length > _HEADER_LIMIT_BYTES or begin > len(body):
+        raise DamagedError("its header is too long")
+    header = json.loads(bytes(body[begin - length : begin]))
+    return _restored(header["tree"], list(_arrays(body, begin, header["arrays"])))
+
+
+def _arrays(body: memoryview, begin: int, told: list[tuple[str, list[int]]]) -> Iterator[Array]:
+    for name, shape in told:
+        dtype = _dtype_of(name)
+        size = dtype.itemsize * int(np.prod(shape, dtype=object))
+        yield np.frombuffer(body[begin : begin + size], np.uint8).view(dtype).reshape(shape)
+        begin += size
+
+
+def _bytes_of(array: Array) -> bytes:
+    """Return the memory of an array, which need not be copied for it if it is contiguous."""
+    return cast("bytes", np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+# -- the tree ------------------------------------------------------------------------------------------------------
+
+
+def _noted(tree: Tree, arrays: list[Array], place: str) -> object:
+    """Return a tree as JSON can tell it, with a number in the place of each array."""
+    if tree is None or (isinstance(tree, (bool, int, float, str)) and not isinstance(tree, np.generic)):
+        return {"value": tree}
+    if isinstance(tree, dict):
+        return {"dict": [[_key(key, place), _noted(tree[key], arrays, f"{place}[{key!r}]")] for key in tree]}
+    if isinstance(tree, (list, tuple)):
+        items = [_noted(item, arrays, f"{place}[{index}]") for index, item in enumerate(tree)]
+        return {"list" if isinstance(tree, list) else "tuple": items}
+    try:
+        arrays.append(as_input(tree))
+    except UsageError:
+        raise UsageError(
+            f"tree{place}: cannot keep {type(tree).__name__}; expected arrays, numbers, texts or None, "
+            "in lists, tuples and dicts"
+        ) from None
+    return {"scalar" if isinstance(tree, np.generic) else "array": len(arrays) - 1}
+
+
+def _key(key: object, place: str) -> str | int:
+    if not isinstance(key, (str, int)) or isinstance(key, bool):
+        raise UsageError(f"tree{place}: keys are texts or integers, got {key!r}")
+    return key
+
+
+def _restored(noted: Mapping[str, Any], arrays: list[Array]) -> Tree:
+    ((kind, value),) = noted.items()
+    match kind:
+        case "dict":
+            return {key: _restored(item, arrays) for key, item in value}
+        case "list":
+            return [_restored(item, arrays) for item in value]
+        case "tuple":
+            return tuple(_restored(item, arrays) for item in value)
+        case "array":
+            return arrays[value]
+        case "scalar":
+            return arrays[value][()]
+    return value
+
+
+def _name_of(dtype: np.dtype[np.generic]) -> str:
+    return dtype.str if dtype.kind != "V" and np.dtype(dtype.str) == dtype else dtype.name
+
+
+def _dtype_of(name: str) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # only its types need it
+
+        known: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return known

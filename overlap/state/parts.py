@@ -1,0 +1,118 @@
+"""The files of the state store: a folder for each save, in it a file for each rank, written whole or not at all.
+
+::
+
+    DIR/step-000000000040-5f0c9a1b2c3d4e5f/part-0-of-2.state
+                                           part-1-of-2.state
+
+A file appears under its name by a rename, after all its bytes are on the disk. A save is complete when all its files
+are there, so there is nothing to mark, and nothing that a kill could leave half done. The hexadecimal number is drawn
+anew by each attempt: what an earlier one has left unfinished at the same step never counts for a later one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Parts", "Save"]
+
+_FOLDER = re.compile(r"step-(\d{12,18})-([0-9a-f]{16})")
+_FILE = re.compile(r"part-(\d+)-of-(\d+)\.state")
+
+
+class Save(NamedTuple):
+    """One save: which step, by which attempt. Later steps are greater."""
+
+    step: int
+    nonce: int
+
+
+class Parts:
+    """The files of a state store, as one process sees them.
+
+    Args:
+        folder: Where they are; made when something is written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def write(self, save: Save, rank: int, ranks: int, chunks: Iterable[bytes]) -> None:
+        """Write the part of a rank: when this returns it is on the disk, and until then there is none of that name."""
+        path = self._path(save, rank, ranks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".writing-{os.getpid()}")
+        with open(temporary, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        for folder in (path.parent, self.folder):
+            _sync(folder)
+
+    def read(self, save: Save, rank: int, ranks: int) -> bytearray:
+        """Return the part of a rank."""
+        with open(self._path(save, rank, ranks), "rb") as file:
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            file.readinto(data)
+        return data
+
+    def found(self) -> dict[Save, dict[int, set[int]]]:
+        """Return of each save the ranks whose parts are seen here, by how many ranks there were."""
+        saves: dict[Save, dict[int, set[int]]] = {}
+        for save, folder in self._folders():
+            for name in _names(folder):
+                if part := _FILE.fullmatch(name):
+                    rank, ranks = map(int, part.groups())
+                    saves.setdefault(save, {}).setdefault(ranks, set()).add(rank)
+        return saves
+
+    def complete(self) -> list[tuple[Save, int]]:
+        """Return the saves of which all parts are seen here, the newest first, and how many ranks each has."""
+        whole = [(save, n) for save, parts in self.found().items() for n, here in parts.items() if len(here) == n]
+        return sorted(whole, reverse=True)
+
+    def remove_before(self, kept: Sequence[Save]) -> None:
+        """Remove what these saves, the newest last, have made useless; several processes may, and be killed at it.
+
+        Not the next save of the same attempt, which a rank that is ahead may be writing.
+        """
+        for save, folder in self._folders():
+            ahead = save.nonce == kept[-1].nonce and save.step > kept[0].step
+            if save not in kept and not ahead:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[tuple[Save, Path]]:
+        matches = [(name, _FOLDER.fullmatch(name)) for name in _names(self.folder)]
+        return [(Save(int(m[1]), int(m[2], 16)), self.folder / name) for name, m in matches if m is not None]
+
+    def _path(self, save: Save, rank: int, ranks: int) -> Path:
+        return self.folder / _name(save) / f"part-{rank}-of-{ranks}.state"
+
+
+def _name(save: Save) -> str:
+    return f"step-{save.step:012}-{save.nonce:016x}"
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.listdir(folder)
+    return []
+
+
+def _sync(folder: Path) -> None:
+    """Put what has been renamed on the disk, where folders can be told to."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some file systems refuse
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,224 @@
+"""What the ranks of a world save together, and which of it they all have.
+
+Kept between worlds: after a restart, `latest` gives every rank the same state, the newest that is complete. Ranks agree
+on that by a collective, so they need not see each other's files: a folder on each machine will do as long as the same
+machines come back, and one that all share lets others take their place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import numpy as np
+import trio
+
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from ..notice import notify
+from ..runtime.group import Group
+from ..runtime.stream import Stream
+from .encoding import DamagedError, Tree, decode, encode
+from .parts import Parts, Save
+
+__all__ = ["RankState", "SavedState"]
+
+# Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
+# attempts, at most one of each.
+_OFFERED = 16
+_STREAM = "overlap.state"
+
+T = TypeVar("T")
+
+
+class _Opens(Protocol):
+    """A rank, as its state sees it."""
+
+    world: Group
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream of that name."""
+
+
+class SavedState:
+    """A state that is complete.
+
+    Attributes:
+        step: At which it was saved.
+        world_size: How many ranks saved it.
+    """
+
+    def __init__(self, parts: Parts, save: Save, world_size: int, own: Tree, mine: int | None) -> None:
+        self.step, self.world_size = save.step, world_size
+        self._parts, self._save, self._own, self._mine = parts, save, own, mine
+
+    def __repr__(self) -> str:
+        return f"<SavedState of step {self.step}, {self.world_size} ranks>"
+
+    @property
+    def tree(self) -> Tree:
+        """What this rank had saved.
+
+        Raises:
+            UsageError: If the world had another size: then the program must choose, with `part`.
+        """
+        if self._mine is None:
+            raise UsageError(
+                f"state: step {self.step} was saved by {self.world_size} ranks, and the world has another size now; "
+                "say whose part is wanted: await state.part(rank)"
+            )
+        return self._own
+
+    async def part(self, rank: int) -> Tree:
+        """Return what any rank had saved, as far as its file is seen here.
+
+        Raises:
+            UsageError: If there was no such rank, or its file cannot be read here.
+        """
+        if not 0 <= rank < self.world_size:
+            raise UsageError(f"rank: expected 0 to {self.world_size - 1}, a rank that saved the state, got {rank!r}")
+        try:
+            return await _in_thread(lambda: decode(self._parts.read(self._save, rank, self.world_size)))
+        except (OSError, DamagedError) as error:
+            raise UsageError(f"state: the part of rank {rank} at step {self.step} cannot be read: {error}") from None
+
+
+class RankState:
+    """The state store as one rank uses it: `rank.state`.
+
+    Args:
+        rank: Whose it is.
+        folder: Where the files are; None: nobody has said.
+        real: Whether time is real; in virtual time nothing is kept.
+    """
+
+    def __init__(self, rank: _Opens, folder: str | None, *, real: bool) -> None:
+        self._world, self._stream, self._real = rank.world, rank.stream(_STREAM), real
+        self._parts = Parts(folder) if folder is not None else None
+        self._nonce: int | None = None  # of this attempt, drawn by the first rank
+        self._kept: list[Save] = []  # complete ones, the newest last
+        self._looked = False
+
+    async def save(self, step: int, tree: Tree) -> None:
+        """Keep a tree of arrays; when this returns, those of all ranks are on the disk.
+
+        A collective: every rank calls it, with the same step and a tree of its own. Killed at any moment it leaves the
+        state before it, or this one, never a mixture. The two newest are kept.
+
+        Args:
+            step: Number of the step, greater than that of the last save.
+            tree: Arrays, numbers, texts, None, and lists, tuples and dicts of them. Its arrays belong to the store
+                until this returns.
+
+        Raises:
+            UsageError: If nobody has said where (`--state-dir`, `OVERLAP_STATE_DIR`), if the step does not follow, if
+                the tree has something that cannot be kept, or if the folder holds the state of another run and this
+                one has not asked for `latest`.
+            OSError: If it cannot be written.
+        """
+        if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
+            raise UsageError(f"step: expected 0 or more, got {step!r}")
+        if self._kept and step <= self._kept[-1].step:
+            raise UsageError(f"step: {step} does not follow {self._kept[-1].step}, the last that was saved")
+        if not self._real:
+            await self._together()
+            return
+        parts = self._folder()
+        if not self._looked:
+            await self._check_unused(parts)
+        save = Save(int(step), await self._attempt())
+        mine, ranks = self._world.rank, self._world.size
+        await _in_thread(lambda: parts.write(save, mine, ranks, encode(tree)))
+        await self._together()
+        self._kept = [*self._kept[-1:], save]
+        await _in_thread(lambda: parts.remove_before(self._kept))
+
+    async def latest(self) -> SavedState | None:
+        """Return the newest state that is complete, the same on all ranks; None if there is none.
+
+        A collective: every rank calls it.
+
+        Raises:
+            UsageError: If nobody has said where it would be.
+        """
+        self._looked = True
+        if not self._real:
+            await self._together()
+            return None
+        parts = self._folder()
+        offered = await _in_thread(lambda: self._offers(parts))
+        for save, ranks in await self._common(offered):
+            mine = self._world.rank if ranks == self._world.size else None
+            own, trouble = await _in_thread(lambda: _read(parts, save, mine, ranks))  # noqa: B023 (awaited at once)
+            if await self._all(not trouble):
+                self._kept = [save]
+                return SavedState(parts, save, ranks, own, mine)
+            if trouble:
+                notify(f"state: step {save.step} is passed over: the part of rank {mine} cannot be read: {trouble}")
+        return None
+
+    def _folder(self) -> Parts:
+        if self._parts is None:
+            raise UsageError("state: nobody has said where to keep it; give --state-dir DIR or OVERLAP_STATE_DIR")
+        return self._parts
+
+    def _offers(self, parts: Parts) -> list[tuple[Save, int]]:
+        """Return the saves that this rank could go on from: its own part is there, or all of another world's are."""
+        mine, size = self._world.rank, self._world.size
+        usable = [
+            (save, ranks)
+            for save, found in parts.found().items()
+            for ranks, here in found.items()
+            if (ranks == size and mine in here) or len(here) == ranks
+        ]
+        return sorted(usable, reverse=True)[:_OFFERED]
+
+    # -- with the other ranks ------------------------------------------------------------------------------------------
+
+    async def _common(self, offered: list[tuple[Save, int]]) -> list[tuple[Save, int]]:
+        """Return what all ranks offer, the newest first."""
+        told = np.full((1, _OFFERED, 3), -1, np.int64)
+        for index, (save, ranks) in enumerate(offered):
+            told[0, index] = (save.step, save.nonce, ranks)
+        gathered = await self._world.all_gather(told, stream=self._stream)
+        common = set.intersection(*({tuple(row) for row in of_one if row[2] > 0} for of_one in gathered.tolist()))
+        return sorted(((Save(step, nonce), ranks) for step, nonce, ranks in common), reverse=True)
+
+    async def _attempt(self) -> int:
+        if self._nonce is None:
+            drawn = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
+            told = await self._world.broadcast(np.array([drawn], np.int64), stream=self._stream)
+            self._nonce = int(told[0])
+        return self._nonce
+
+    async def _check_unused(self, parts: Parts) -> None:
+        """Refuse to write over the state of a run that is not gone on with: it would be lost, or found instead."""
+        found = await _in_thread(parts.complete)
+        if found and not self._kept:
+            raise UsageError(
+                f"state: {parts.folder} holds step {found[0][0].step} of another run; "
+                "go on from it with rank.state.latest(), or name another folder"
+            )
+        self._looked = True
+
+    async def _all(self, mine: bool) -> bool:
+        told: Array = await self._world.all_reduce(np.array([mine], np.int8), op="min", stream=self._stream)
+        return bool(told[0])
+
+    async def _together(self) -> None:
+        await self._world.barrier(stream=self._stream)
+
+
+def _read(parts: Parts, save: Save, mine: int | None, ranks: int) -> tuple[Tree, str]:
+    """Return this rank's part, and what is wrong with it, if it has one."""
+    if mine is None:
+        return None, ""
+    try:
+        return decode(parts.read(save, mine, ranks)), ""
+    except (OSError, DamagedError, ValueError) as error:
+        return None, str(error)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)
