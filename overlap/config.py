@@ -72,9 +72,9 @@ def _check_ranks(ranks: object) -> None:
         raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
 
 
-def _check_timeout(timeout_s: object) -> None:
-    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not float(timeout_s) > 0:
-        raise UsageError(f"timeout_s: expected a positive number of seconds, got {timeout_s!r}")
+def _check_seconds(name: str, given_s: object) -> None:
+    if not isinstance(given_s, Real) or isinstance(given_s, bool) or not float(given_s) > 0:
+        raise UsageError(f"{name}: expected a positive number of seconds, got {given_s!r}")
 
 
 def _check_trace(trace: object) -> None:
@@ -140,8 +140,18 @@ class RunConfig:
     )
     timeout_s: float | None = option(
         default="no limit",
-        read=seconds, metavar="S", flag="--timeout", check=_check_timeout,
+        read=seconds, metavar="S", flag="--timeout", check=partial(_check_seconds, "timeout_s"),
         help="give up after S seconds; say who waits for whom",
+    )  # fmt: skip
+    stall_s: float | None = option(
+        default="10",
+        read=seconds, metavar="S", flag="--stall", check=partial(_check_seconds, "stall_s"),
+        help="say who waits for whom after S seconds without progress; default: 10",
+    )  # fmt: skip
+    give_up_s: float | None = option(
+        default="300 if nobody can go on",
+        read=seconds, metavar="S", flag="--give-up", check=partial(_check_seconds, "give_up_s"),
+        help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     algorithm: str | None = option(
         default="the fastest",

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from sys import _getframe
 from traceback import extract_tb
-from types import FrameType
+from types import CodeType, FrameType
 
 from .errors import PeerError, PeerFailedError, RemoteError
 
-__all__ = ["all_notes", "calling", "first", "is_interrupt", "only", "origin", "where"]
+__all__ = [
+    "all_notes",
+    "calling",
+    "first",
+    "is_interrupt",
+    "is_ours",
+    "only",
+    "origin",
+    "parted",
+    "program_point",
+    "where",
+]
 
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
@@ -28,6 +40,21 @@ def only(group: BaseException) -> BaseException:
             return error
         error = own[0]
     return error
+
+
+def parted(
+    error: BaseException, *, stops: tuple[type[BaseException], ...]
+) -> tuple[BaseException | None, BaseException | None]:
+    """Part what a program raised from what only stopped it, such as a cancellation; None for what is not there.
+
+    Args:
+        error: What was raised, alone or in groups.
+        stops: The kinds that only stop.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        stopped, failed = error.split(stops)
+        return failed, stopped
+    return (None, error) if isinstance(error, stops) else (error, None)
 
 
 def first(group: BaseException) -> BaseException:
@@ -52,6 +79,22 @@ def where(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     own = [frame for frame in frames if not frame.filename.startswith(_libraries())] or frames
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def is_ours(code: CodeType) -> bool:
+    """Whether code is part of this package, or of those it stands on."""
+    return code.co_filename.startswith(_OURS)
+
+
+def program_point(points: Sequence[tuple[CodeType, int]]) -> tuple[CodeType, int] | None:
+    """Return the innermost of some points, outermost first, that is of the program; if none is, any that is not ours.
+
+    Args:
+        points: Code and instruction of each frame.
+    """
+    foreign = [point for point in points if not is_ours(point[0])]
+    own = [point for point in foreign if not point[0].co_filename.startswith((*_libraries(), "<frozen "))] or foreign
+    return own[-1] if own else None
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -11,7 +11,7 @@
      |   +- PeerLostError        its process is gone or silent
      +- RemoteError              what a rank of another process raised, as text
      +- RankFailedError          what `overlap.run` raises: the first culprit, its error, and what it was doing
-     +- StallError               nothing moved for `timeout_s`; says who waits for whom
+     +- StallError               it takes too long, or never ends; says who waits for whom
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
                                  processes that do not come together (`overlap.rendezvous`), or apart (`.membership`)
@@ -204,20 +204,26 @@ class RankFailedError(OverlapError):
 
 
 class StallError(OverlapError):
-    """The world made no end of it within `timeout_s`, or never will.
+    """The world made no end of it within `timeout_s`, made no progress for too long, or never will.
 
     Attributes:
-        timeout_s: How long it was given; None if every rank is blocked and nothing is due in virtual time, or if
-            another process lost its patience.
+        timeout_s: How long it was given, if that is why it was ended; else None.
         report: One line for each rank: what it waits for, where, and on whom.
+        sentence: Who waits for whom, in one sentence; may be empty.
     """
 
-    def __init__(self, timeout_s: float | None, report: Sequence[str]) -> None:
-        self.timeout_s, self.report = timeout_s, tuple(report)
-        what = "cannot finish: every rank is blocked, and nothing is due"
-        if timeout_s is not None:
-            what = f"did not finish within timeout_s={timeout_s:g}"
-        super().__init__("\n  ".join([f"the world {what}", *self.report]))
+    def __init__(self, timeout_s: float | None, report: Sequence[str], *, reason: str = "", sentence: str = "") -> None:
+        """Make one.
+
+        Args:
+            timeout_s: As the attribute.
+            report: As the attribute.
+            reason: What the world did; by default what `timeout_s` says.
+            sentence: As the attribute.
+        """
+        self.timeout_s, self.report, self.sentence = timeout_s, tuple(report), sentence
+        what = reason or f"did not finish within timeout_s={timeout_s:g}"
+        super().__init__("\n  ".join([f"the world {what}{': ' if sentence else ''}{sentence}", *self.report]))
 
 
 class ScheduleError(OverlapError):

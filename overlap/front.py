@@ -21,6 +21,7 @@ from .diagnostics import all_notes, is_interrupt
 from .errors import StallError, TraceWarning, UsageError
 from .flight.folder import FlightFile, open_flight
 from .flight.start import attempt, began
+from .runtime.stall_watch import STALL_S, StallLimits
 from .runtime.world import World
 from .setup.world_setup import WorldSetup, alone, among, cluster_of
 from .timeline.spans import Timeline
@@ -144,9 +145,16 @@ async def _live(
         control_plane = joined.control_plane if joined else None
         flight = _flight(wanted, place, around)
         world = World(
-            around.size, around.cluster, around.transport, algorithm=wanted.algorithm, others=control_plane,
-            flight=flight.writer if flight else None, restart=attempt(), state_dir=wanted.state_dir,
-        )  # fmt: skip
+            around.size,
+            around.cluster,
+            around.transport,
+            algorithm=wanted.algorithm,
+            others=control_plane,
+            flight=flight.writer if flight else None,
+            restart=attempt(),
+            state_dir=wanted.state_dir,
+            limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
+        )
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)
@@ -154,7 +162,6 @@ async def _live(
             failure = error
         except BaseException as error:
             if is_interrupt(error):
-                world.interrupted(error)
                 _keep(flight, "interrupted", "interrupted")
             raise
         finally:

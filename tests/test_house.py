@@ -31,7 +31,8 @@ HOUSE = (
     ("overlap.flight",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
-    ("overlap.runtime.outstanding", "overlap.runtime.ending"),
+    ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing", "overlap.runtime.loop_watch"),
+    ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments",),
     ("overlap.runtime.operation", "overlap.runtime.compute"),
@@ -45,6 +46,7 @@ HOUSE = (
     ("overlap.runtime.group",),
     ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),
+    ("overlap.runtime.member",),
     ("overlap.runtime.world",),
     ("overlap.runtime",),
     # simulated time, and other processes

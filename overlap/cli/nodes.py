@@ -139,13 +139,20 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
 def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
     if outcome.asked is not None:
         if announced:
-            notify(_SIGNALS[outcome.asked])
+            notify("\n".join([_SIGNALS[outcome.asked], *_standings(outcome)]))
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:
         return 0
     say("\n".join([*card(guilty, oom_kills=killed), ""]))
     return exit_code(guilty)
+
+
+def _standings(outcome: LaunchOutcome) -> list[str]:
+    """Return where the ranks stood when they were interrupted: what the node says that has heard of most of them."""
+    told = [ending.status.text.splitlines() for ending in outcome.endings if ending.status]
+    lines = [[line for line in text if line.startswith("  ")] for text in told if text[:1] == ["overlap: interrupted"]]
+    return max(lines, key=len, default=[])
 
 
 # -- options -----------------------------------------------------------------------------------------------------

@@ -23,10 +23,12 @@ from ..diagnostics import where
 from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line, text_of
 from ..notice import notify
 from ..runtime.communicator import BaseEngine
+from ..runtime.standing import Standing
 from ..runtime.world import World
-from . import call_codec
+from . import call_codec, standing_codec
 from .communicators import SpanningCommunicators
 from .spanning import Said
+from .standing_codec import cut
 
 __all__ = ["ControlConnection", "ControlPlane"]
 
@@ -37,7 +39,7 @@ _LONG_NS = 50_000_000
 # How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
 _VERDICT_S = 0.5
 # What is told at most, in UTF-8: together less than half of what fits in a message.
-_TEXT_BYTES, _LINE_BYTES, _LINES = 8_000, 500, 24
+_LINE_BYTES, _LINES = 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
 
 
@@ -63,16 +65,28 @@ class ControlPlane:
     Args:
         connection: The way to the other processes.
         placement: World ranks of each process.
+        stopping: Called when this process, or another, is stopped from outside.
+
+    Attributes:
+        speaks: Whether this process is the one that tells the user what concerns all.
     """
 
-    def __init__(self, connection: ControlConnection, placement: Sequence[Sequence[int]]) -> None:
-        self._connection, self._placement = connection, placement
+    def __init__(
+        self,
+        connection: ControlConnection,
+        placement: Sequence[Sequence[int]],
+        *,
+        stopping: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection, self._placement, self._stopping = connection, placement, stopping
+        self.speaks = connection.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
         self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
-        self._reports: dict[int, list[str]] = {}
+        self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
+        self._stood: dict[int, list[Standing]] = {}  # by process: where its ranks stood when it was stopped
         self._news = trio.Event()
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
@@ -100,14 +114,17 @@ class ControlPlane:
             while self._world.ending.failure is None:
                 await self._next_news()
 
-    async def reports(self, mine: list[str]) -> list[str]:
-        """Exchange the reports of a world that made no end of it, and return them all."""
-        self._tell("stalled", lines=_cut_lines(mine))
+    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
+        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
         with trio.move_on_after(_VERDICT_S, shield=True):
-            while len(self._reports) < len(self._placement) - 1:
+            while len(self._stood) < len(self._placement) - 1:
                 await self._next_news()
-        told = {self._connection.member: mine, **self._reports}
-        return [line for member in sorted(told) for line in told[member]]
+        told = {self._connection.member: list(mine), **self._stood}
+        return [standing for member in sorted(told) for standing in told[member]]
+
+    def quiet(self) -> dict[int, Standing]:
+        """Return what the others have said of their ranks that make no progress."""
+        return {standing.rank: standing for standings in self._quiet.values() for standing in standings}
 
     async def _next_news(self) -> None:
         self._news = trio.Event()
@@ -126,8 +143,8 @@ class ControlPlane:
         """Say that a rank here has ended the world."""
         trace = _trace_of(error)
         self._tell(
-            "failed", culprit=rank, type=_cut(type(error).__name__, _LINE_BYTES), text=_cut(text_of(error)),
-            trace=_cut(trace, last=True), place=_cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
+            "failed", culprit=rank, type=cut(type(error).__name__, _LINE_BYTES), text=cut(text_of(error)),
+            trace=cut(trace, last=True), place=cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
         )  # fmt: skip
 
     def tell_left(self, rank: int) -> None:
@@ -151,13 +168,22 @@ class ControlPlane:
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
         self._tell(
-            "differ", channel=communicator_id, seq=seq, group=_cut(error.group, _LINE_BYTES), ranks=list(error.ranks),
+            "differ", channel=communicator_id, seq=seq, group=cut(error.group, _LINE_BYTES), ranks=list(error.ranks),
             calls=_cut_lines(error.calls), sites=_cut_lines(error.call_sites),
         )  # fmt: skip
 
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
-        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=_cut(text_of(error)))
+        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error)))
+
+    def tell_quiet(self, standings: Sequence[Standing]) -> None:
+        """Let the others know which ranks here make no progress."""
+        self._tell("quiet", standings=standing_codec.pack(standings))
+
+    def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
+        """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
+        self._stopping()
+        self._tell("stopped", standings=standing_codec.pack(standings), reason=cut(reason, _LINE_BYTES))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -248,9 +274,14 @@ class ControlPlane:
         if known is not None:
             known.hear_failed_end(seq, rank, text)
 
-    def _hear_stalled(self, member: int, *, lines: list[object]) -> None:
-        self._reports[member] = [str(line) for line in lines]
-        self._world.stalled_elsewhere()
+    def _hear_quiet(self, member: int, *, standings: list[object]) -> None:
+        self._quiet[member] = standing_codec.unpack(standings, self._placement[member])
+
+    def _hear_stopped(self, member: int, *, standings: list[object], reason: str) -> None:
+        self._stood[member] = standing_codec.unpack(standings, self._placement[member])
+        self._stopping()
+        if reason:
+            self._world.stopped_elsewhere(reason)
 
 
 def _trace_of(error: BaseException) -> str:
@@ -260,14 +291,8 @@ def _trace_of(error: BaseException) -> str:
         return "".join(format_tb(error.__traceback__))
 
 
-def _cut(text: str, limit_bytes: int = _TEXT_BYTES, *, last: bool = False) -> str:
-    """Return the first or the last part of a text that takes so many bytes, whatever characters are in it."""
-    encoded = text.encode(errors="replace")
-    return (encoded[-limit_bytes:] if last else encoded[:limit_bytes]).decode(errors="ignore")
-
-
 def _cut_lines(lines: Sequence[str]) -> list[str]:
-    told = [_cut(line, _LINE_BYTES) for line in lines[:_LINES]]
+    told = [cut(line, _LINE_BYTES) for line in lines[:_LINES]]
     return told if len(lines) <= _LINES else [*told, f"and {len(lines) - _LINES} lines more"]
 
 
@@ -297,6 +322,7 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
         {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
     ),
     "end failed": (ControlPlane._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
-    "stalled": (ControlPlane._hear_stalled, {"lines": list}),
+    "quiet": (ControlPlane._hear_quiet, {"standings": list}),
+    "stopped": (ControlPlane._hear_stopped, {"standings": list, "reason": str}),
 }
 """What may be said: who handles it, and the type of each field."""

@@ -73,6 +73,16 @@ class AnyReceive(Issued[Array]):
         kind = "receive from any rank"
         return {"name": kind, "what": kind, "kind": kind, "group": self._group.name, "site": self.call_site}
 
+    @property
+    def awaits(self) -> Sequence[int]:
+        """World ranks of which it waits for any one, until one has sent; then the receive from it says the rest."""
+        others = [key for key in self._keys if key.src != self._group.rank]
+        return [key.ends[0] for key in others] if self.src is None else ()
+
+    def state(self, now_ns: int) -> str:
+        """Say what it does now, for people to read."""
+        return "waits for any of them to send" if self.src is None else ""
+
     def _loop_thread(self) -> int | None:
         return self._context.thread
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -59,9 +60,9 @@ class Backend(ABC):
         """Return what ranks of this process tell each other besides an operation, by rank of its group."""
         return {}
 
-    def limit(self, timeout_s: float, scope: trio.CancelScope) -> None:
-        """Cancel a scope in so many seconds."""
-        scope.deadline = trio.current_time() + timeout_s
+    def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
+        """Call a function in so many seconds, unless a nursery has been cancelled by then."""
+        nursery.start_soon(_call_after, timeout_s, stop)
 
     def meta(self) -> dict[str, str]:
         """Return what a timeline should say of it."""
@@ -89,6 +90,11 @@ class Backend(ABC):
     def close(self) -> None:
         """Put back what has been changed outside, once nothing runs any more."""
         self.buffers.close()
+
+
+async def _call_after(delay_s: float, function: Callable[[], None]) -> None:
+    await trio.sleep(delay_s)
+    function()
 
 
 class RealBackend(Backend):

@@ -18,7 +18,7 @@ from .arguments import check_unwritten
 from .context import RankContext
 from .future import Failure, Future, outcome, resolve, settle, tell, wait_in_thread
 from .memory.lent_arguments import arrays_in, explain
-from .outstanding import Issued
+from .outstanding import Issued, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -31,9 +31,12 @@ class ComputeFuture(Issued[T_co]):
     Attributes:
         name: As given, or the function's name.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
+        started_ns: When the function was called; None before, and on the virtual clock.
     """
 
-    __slots__ = ("args", "awaited", "context", "cost", "function", "locked", "record", "running")
+    __slots__ = (
+        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class ComputeFuture(Issued[T_co]):
         self.awaited: list[Future[object]] = []  # among the arguments
         self.running = False
         self.record = -1  # in the flight record
+        self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.place = (frame.f_code, frame.f_lasti)
 
@@ -62,6 +66,18 @@ class ComputeFuture(Issued[T_co]):
     def told(self) -> dict[str, str]:
         """Return what the flight record says of all computes of this name at this place."""
         return {"name": self.name, "what": self.name, "kind": "compute", "site": self.call_site}
+
+    @property
+    def since_ns(self) -> int | None:
+        """When the function was called, once it was."""
+        return self.started_ns
+
+    def state(self, now_ns: int) -> str:
+        """Say what it does now, for people to read; nothing while it waits for its turn or its arguments."""
+        if self.started_ns is None:
+            return ""
+        run_s = seconds_since(self.started_ns, now_ns)
+        return f"has run {run_s} s" if run_s else "runs"
 
     def _loop_thread(self) -> int | None:
         return self.context.thread
@@ -219,7 +235,7 @@ class ThreadedCompute(ComputeStream):
         function = operation.function
         if failure is not None or self._stopped or function is None:
             return None, failure
-        started_ns = perf_counter_ns()
+        started_ns = operation.started_ns = perf_counter_ns()
         self.context.flight.started(operation.record, started_ns)
         try:
             return function(*args), None

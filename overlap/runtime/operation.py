@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -209,10 +209,15 @@ class CollectiveFuture(Issued[T_co]):
         return f"{self.name}{number} on group '{self.group.name}'"
 
     @property
-    def waits_for(self) -> str:
-        """Whom it waits for, for people to read; may be empty."""
-        missing = self.port.communicator.missing(self.seq)
-        return f"; waits for rank {', '.join(map(str, missing))}" if missing else ""
+    def awaits(self) -> Sequence[int]:
+        """World ranks that have not come to it, once this one has."""
+        arrived = self.active and not isinstance(self.input, Future)
+        return self.port.communicator.missing(self.seq) if arrived else ()
+
+    @property
+    def since_ns(self) -> int | None:
+        """When this rank came to it, once it has."""
+        return self.started_ns if self.active and not isinstance(self.input, Future) else None
 
     def told(self) -> dict[str, str]:
         """Return what the flight record says of all operations of this call at this place."""

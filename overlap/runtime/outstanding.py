@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TypeVar
 
 import trio
 
+from ..timeline.ranklist import listed
 from ..timeline.spans import call_site
 from .future import Failure, Future
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["Issued", "Outstanding"]
+__all__ = ["Issued", "Outstanding", "seconds_since"]
 
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
@@ -38,9 +39,24 @@ class Issued(Future[T_co]):
         return call_site(*self.place)
 
     @property
-    def waits_for(self) -> str:
-        """Whom it waits for, for people to read; may be empty."""
-        return ""
+    def awaits(self) -> Sequence[int]:
+        """World ranks that it waits for."""
+        return ()
+
+    @property
+    def since_ns(self) -> int | None:
+        """When it began to do what it does now; None if that is not known."""
+        return None
+
+    def state(self, now_ns: int) -> str:
+        """Say what it does now, for people to read; may be empty."""
+        awaited = self.awaits
+        if not awaited:
+            return ""
+        waited_s = seconds_since(self.since_ns, now_ns)
+        return (
+            f"has waited {waited_s} s for rank {listed(awaited)}" if waited_s else f"waits for rank {listed(awaited)}"
+        )
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
@@ -92,15 +108,24 @@ class Outstanding:
         for operation in reversed(list(self.operations)):  # else room made by the first would start the next
             operation.abandon(error())
 
-    def lines(self, *, detailed: bool = False) -> list[str]:
-        """Name the unfinished operations, oldest first, and if `detailed` whom they wait for."""
+    def lines(self, now_ns: int | None = None) -> list[str]:
+        """Name the unfinished operations, oldest first, and if it is told the time what they wait for, and how long."""
         operations = list(self.operations)
-        lines = [
-            f"{operation.label} ({operation.call_site})" + (operation.waits_for if detailed else "")
-            for operation in operations[:_LISTED]
-        ]
+        lines = []
+        for operation in operations[:_LISTED]:
+            state = "" if now_ns is None else operation.state(now_ns)
+            lines.append(f"{operation.label} ({operation.call_site}){'; ' if state else ''}{state}")
         rest = len(operations) - _LISTED
         return [*lines, f"and {rest} more"] if rest > 0 else lines
 
+    def awaits(self) -> list[int]:
+        """Return the world ranks that any of them waits for, ascending."""
+        return sorted({rank for operation in list(self.operations) for rank in operation.awaits})
+
     def _first_unseen(self) -> Failure | None:
         return next((failure for failure in self._unseen if not failure.seen), None)
+
+
+def seconds_since(since_ns: int | None, now_ns: int) -> int:
+    """Return how many whole seconds have gone by; 0 if it is not known since when."""
+    return 0 if since_ns is None else max(0, now_ns - since_ns) // 10**9

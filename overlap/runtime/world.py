@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from inspect import isawaitable
 from threading import get_ident
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
 from transports import Transport, TransportError
 
-from ..diagnostics import calling, only, origin, where
+from ..diagnostics import calling, is_interrupt, only, origin, parted, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .communicator import BaseEngine, Communicator, Communicators
-from .compute import ComputeStream
 from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
+from .loop_watch import LoopWatch
 from .match import Key
+from .member import Member
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
+from .program_places import place_in
 from .rank import Rank
+from .stall_watch import OtherStandings, StallLimits, StallWatch
+from .standing import Standing, find_stall, report_lines
 
 if TYPE_CHECKING:
     import topology
@@ -36,11 +41,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
+# What ends a program from outside; whatever else it raises is its own failure.
+_STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
 __all__ = ["OtherProcesses", "World"]
 
 
-class OtherProcesses(Protocol):
+class OtherProcesses(OtherStandings, Protocol):
     """The other processes of a world, as it sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
@@ -55,23 +62,17 @@ class OtherProcesses(Protocol):
     async def verdict(self) -> None:
         """Give the others a moment to say who is at fault."""
 
-    async def reports(self, mine: list[str]) -> list[str]:
-        """Exchange the reports of a world that made no end of it, and return them all."""
+    def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
+        """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
+
+    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
+        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world. Never raises."""
 
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Member:
-    """A rank, and what works for it."""
-
-    rank: Rank
-    context: RankContext
-    compute: ComputeStream
 
 
 class World:
@@ -100,6 +101,7 @@ class World:
         flight: Writer | None = None,
         restart: int = 0,
         state_dir: str | None = None,
+        limits: StallLimits | None = None,
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
@@ -116,13 +118,15 @@ class World:
         self._scope = trio.CancelScope()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._calling = False
-        self._stalled: list[str] = []  # the first report of a rank that did not end in peace
-        self._deadlocked = False
+        self._stood: list[Standing] = []  # where the ranks stood when the first of them was stopped
+        self._reason = ""  # what the world did that was stopped
+        self._timed_out: float | None = None  # after how long, if that is what it was
+        self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._members = [self._member(rank, everybody) for rank in local]
 
-    def _member(self, rank: int, everybody: tuple[int, ...]) -> _Member:
+    def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
         recorder = Recorder(rank)
         context = RankContext(
             rank=rank,
@@ -144,7 +148,7 @@ class World:
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
             state_dir=state_dir,
         )  # fmt: skip
-        return _Member(made, context, compute)
+        return Member(made, context, compute, self.communicators.left)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -154,13 +158,19 @@ class World:
         """Run `main` on every rank to the common end."""
         results: dict[int, T] = {}
         async with self._others.attached(self) if self._others else nullcontext():
-            await self._live(main, args, timeout_s, results)
-            if self._others and self._scope.cancelled_caught and self.ending.failure is None:
-                self._stalled = await self._others.reports(self._stalled)
+            try:
+                await self._live(main, args, timeout_s, results)
+            except BaseException as error:
+                if is_interrupt(error):
+                    await self._note_standings(error)
+                raise
+            if self._scope.cancelled_caught and self.ending.failure is None:
+                await self._gather_standings()
         if self.ending.failure is not None:
             raise self.ending.rank_failed(self.size) from self.ending.failure[1]
         if self._scope.cancelled_caught:
-            raise StallError(None if self._deadlocked else timeout_s, self._stalled)
+            lines, sentence = self.lines_of(self._stood), self._sentence()
+            raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
         return [results[member.context.rank] for member in self._members]
 
     async def _live(
@@ -170,45 +180,63 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        if timeout_s is not None:
-            self.backend.limit(timeout_s, self._scope)
-        with tuned(), self._scope:
+        with tuned(), self._scope, self._watched():
             try:
-                async with trio.open_nursery() as nursery:
-                    for member in self._members:
-                        nursery.start_soon(self._live_rank, member, main, args, results)
-                if self._others:
-                    await self._others.part()
+                async with self._limited(timeout_s):
+                    async with trio.open_nursery() as nursery:
+                        for member in self._members:
+                            nursery.start_soon(self._live_rank, member, main, args, results)
+                    if self._others:
+                        await self._others.part()
             finally:
                 await self._end()
 
+    @asynccontextmanager
+    async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Stop the world in so many seconds, unless the block has ended by then."""
+        if timeout_s is None:
+            yield
+            return
+        async with trio.open_nursery() as nursery:
+            self.backend.limit(timeout_s, partial(self._time_out, timeout_s), nursery)
+            yield
+            nursery.cancel_scope.cancel()
+
+    def _time_out(self, timeout_s: float) -> None:
+        self._timed_out = None if self._scope.cancel_called else timeout_s
+        self._stop(f"did not finish within timeout_s={timeout_s:g}")
+
     async def _live_rank(
-        self, member: _Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
+        self, member: Member, main: Callable[..., Awaitable[T]], args: tuple[object, ...], results: dict[int, T]
     ) -> None:
         rank, context = member.rank, member.context
         try:
             async with trio.open_nursery() as context.nursery:
-                finished = False
                 try:
                     results[context.rank] = await _begun(main, rank, args)
                     await context.outstanding.drain()
-                    finished = True
-                finally:  # while the nursery is open: what has not ended may still want to start a program
-                    if not finished:
-                        self._stalled = self._stalled or self.report()
+                except BaseException as error:  # while the nursery is open: what has not ended may still want a program
+                    self._take_stock(member, error)
                     self._abandon(member)
-        except* (Exception, SystemExit) as group:
-            error = only(group)
-            if self._others and self._is_consequence(context.rank, error):
+                    raise
+                self._abandon(member)
+        except BaseException as raised:
+            failed, stopped = parted(raised, stops=_STOPS)
+            if failed is None:
+                raise
+            cause = only(failed)
+            if self._others and self._is_consequence(context.rank, cause):
                 await self._others.verdict()
-            self.fail(context.rank, error)
+            self.fail(context.rank, cause)
+            if stopped is not None:
+                raise stopped from None
         else:
             if self._others:
                 self._others.tell_left(context.rank)
             self.communicators.rank_left(context.rank)
             context.flight.left()
 
-    def _abandon(self, member: _Member) -> None:
+    def _abandon(self, member: Member) -> None:
         """Fail everything unfinished; let nothing else start."""
         member.context.closed = True
         member.compute.stop()
@@ -264,29 +292,73 @@ class World:
 
     def deadlock(self) -> None:
         """End the world because every rank is blocked and nothing is due; only virtual time can know."""
-        self._deadlocked = True
-        self._stalled = self.report()
-        self._scope.cancel(reason="every rank is blocked, and nothing is due")
+        self._stop("cannot finish: every rank is blocked, and nothing is due")
 
-    def stalled_elsewhere(self) -> None:
-        """End the world because another process has waited long enough."""
-        self._scope.cancel(reason="another process gave up")
+    def give_up(self, quiet_s: float) -> None:
+        """End the world because nothing has moved for so long."""
+        self._stop(f"made no progress for {quiet_s:g} s, and is given up")
 
-    def interrupted(self, error: BaseException) -> None:
+    def stopped_elsewhere(self, reason: str) -> None:
+        """End the world because another process has waited long enough; it has said why."""
+        self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        if self._scope.cancel_called:
+            return
+        self._reason, self._stood = reason, self._stood or self.standings()
+        if self._others:
+            self._others.tell_standings(self._stood, reason)
+        self._scope.cancel(reason=f"the world {reason}")
+
+    def _take_stock(self, member: Member, error: BaseException) -> None:
+        """Note where the ranks stand when the first of them is stopped, and tell, before anything is waited for."""
+        if self._stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
+            return
+        self._stood = self.standings({member.context.rank: place_in(error)})
+        if self._others:
+            self._others.tell_standings(self._stood, "")
+
+    async def _gather_standings(self) -> None:
+        if self._others:
+            self._stood = await self._others.standings(self._stood)
+
+    def _sentence(self) -> str:
+        stall = find_stall({standing.rank: standing for standing in self._stood})
+        return stall.sentence if stall is not None else ""
+
+    async def _note_standings(self, error: BaseException) -> None:
         """Note on an interrupt who was waiting for whom."""
-        more = [f"and {len(self._stalled) - _TOLD} lines more"] if len(self._stalled) > _TOLD else []
-        for line in [*self._stalled[:_TOLD], *more]:
+        self._stood = self._stood or self.standings()
+        await self._gather_standings()
+        sentence, lines = self._sentence(), self.lines_of(self._stood)
+        more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
+        for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
             error.add_note(f"  {line}")
+
+    def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
+        """Say where each rank of this process stands.
+
+        Args:
+            places: Where the programs of some were that are being unwound.
+        """
+        now_ns = self.backend.now_ns()
+        return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
+
+    def lines_of(self, standings: Sequence[Standing]) -> list[str]:
+        """Return what a report says of some ranks."""
+        return report_lines(standings)
 
     def report(self) -> list[str]:
         """Say of each rank what it waits for and on whom, one line each."""
-        return [f"rank {m.context.rank}: {line}" for m in self._members for line in self._states(m.context)]
+        return self.lines_of(self.standings())
 
-    def _states(self, context: RankContext) -> Iterable[str]:
-        if context.outstanding.operations:
-            return context.outstanding.lines(detailed=True)
-        left = context.rank in self.communicators.left
-        return ["has finished" if left else "has nothing issued; its program is elsewhere"]
+    def _watched(self) -> AbstractContextManager[None]:
+        """Watch for stalls for the length of a ``with``; in virtual time the kernel knows them at once."""
+        if self.backend.name == "virtual":
+            return nullcontext()
+        ranks = {member.context.rank: member for member in self._members}
+        watch = StallWatch(ranks, self._limits, self._others, self.give_up)
+        return LoopWatch(self._token, watch.look, period_s=watch.period_s)
 
     # -- what ranks ask of it ------------------------------------------------------------------------------------
 

@@ -81,10 +81,11 @@ async def joined(
         with _told(epoch + 1):
             async with join(config, report=notify) as membership:
                 tell_launcher(Entering(world=epoch + 1, joined=True))
-                between = await _between(place, placement, config, membership, run)
+                notices = _Notices()
+                between = await _between(place, placement, config, membership, run, notices)
                 transport = wires(Router([NeuronLink(list(place.ranks)), between]))
                 async with _opened(transport):
-                    control_plane = ControlPlane(_Connection(membership), placement)
+                    control_plane = ControlPlane(_Connection(membership), placement, stopping=notices.cease)
                     yield Joined(transport=transport, control_plane=control_plane, membership=membership)
 
 
@@ -125,6 +126,7 @@ async def _between(
     config: RendezvousConfig,
     membership: Membership,
     run: RunConfig,
+    notices: _Notices,
 ) -> Transport:
     """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
     standard = "mpi" if place.endpoint is None else "efa"
@@ -138,7 +140,7 @@ async def _between(
         host=await _local_address(config.endpoint),
         tls=config.tls,
         options=run.transport_options(),
-        report=notify,
+        report=notices,
     )
     with _as_the_users():
         return registry.find(standard if run.transport in (None, "auto") else run.transport)(bootstrap)
@@ -168,6 +170,21 @@ async def _local_address(endpoint: tuple[str, int]) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket sends nothing for that, and the address needs no resolver
         return str(probe.getsockname()[0])
+
+
+class _Notices:
+    """Passes on what a transport has to say, until the world is stopped: then wires end because processes do."""
+
+    def __init__(self) -> None:
+        self._ceased = False
+
+    def __call__(self, line: str) -> None:
+        if not self._ceased:
+            notify(line)
+
+    def cease(self) -> None:
+        """Pass nothing on any more."""
+        self._ceased = True
 
 
 class _Connection:

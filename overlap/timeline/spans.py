@@ -134,6 +134,11 @@ class Recorder:
         self._looks += 1
         return appended - len(self._ring)
 
+    @property
+    def last(self) -> RawSpan | None:
+        """The span appended last, for those who only ask whether there is a new one: it costs nothing to look."""
+        return self._ring[-1] if self._ring else None
+
     def spans(self) -> list[Span]:
         """The spans still in the ring, in the order they were appended (an operation is appended when it ends)."""
         places: dict[tuple[int, int], str] = {}  # a program has few, and finding a line is slow

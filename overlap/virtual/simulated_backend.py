@@ -161,9 +161,9 @@ class SimulatedBackend(Backend):
         """Return the same page to all ranks."""
         return self._notes.setdefault((key, seq), {})
 
-    def limit(self, timeout_s: float, scope: trio.CancelScope) -> None:
-        """Cancel a scope at an instant, unless everybody is blocked for ever before."""
-        self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), scope.cancel)
+    def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
+        """Call a function at an instant, unless everybody is blocked for ever before."""
+        self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
 
     def meta(self) -> dict[str, str]:
         """Return the assumptions."""

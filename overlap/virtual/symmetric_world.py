@@ -19,6 +19,7 @@ from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine, Communicator, Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation
+from ..runtime.standing import Standing
 from ..runtime.world import World
 from ..units import format_ns
 from . import Alike, Demand, Same, Transfer, repeated, together
@@ -68,10 +69,13 @@ class SymmetricWorld(World):
         standing = self._alike.standing(np.arange(self.size), self._alike.simulated)
         return [results[place] for place in standing.tolist()]
 
-    def report(self) -> list[str]:
+    def lines_of(self, standings: Sequence[Standing]) -> list[str]:
         """Say what everybody waits for, and that they may not be as alike as they were said to be."""
         named = ", ".join(map(str, self._alike.simulated))
-        return [*super().report(), f"only ranks {named} run, for all: they may not behave as alike as was said"]
+        return [
+            *super().lines_of(standings),
+            f"only ranks {named} run, for all: they may not behave as alike as was said",
+        ]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check all groups like this one."""

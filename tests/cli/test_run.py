@@ -371,19 +371,35 @@ async def main(rank):
         print("up", flush=True)
     await waits
 
-overlap.run(main, ranks=2)
+overlap.run(main)
 """
 
 
-def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
-    child = process("run", script(WAITING))
-    assert child.stdout.readline() == "up\n"
+def interrupted(child):
+    """Interrupt a program once all of its ranks wait; returns what it says then, without times and folders."""
+    while "Ctrl-C ends it" not in child.stderr.readline():
+        pass
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate()
-    assert (child.returncode, out) == (130, "")
-    first, idle, waiting = err.splitlines()
-    assert (first, idle) == (
+    _, err = child.communicate()
+    assert child.returncode == 130
+    waited = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))
+    return re.sub(r" at \S*train.py", " at train.py", waited).splitlines()
+
+
+def test_ctrl_c_tells_who_waits_for_whom_and_ends_with_130(process, script):
+    assert interrupted(process("run", "--stall", "0.2", script(WAITING))) == [
         "overlap: interrupted",
-        "  rank 0: has nothing issued; its program is elsewhere",
-    )
-    assert re.fullmatch(r"  rank 1: barrier #0 on group 'world' \(.*:5\); waits for rank 0", waiting)
+        "  rank 1 waits for rank 0, whose program is at train.py:8",
+        "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
+        "  rank 1: barrier #0 on group 'world' (train.py:5); waits for rank 0",
+    ]
+
+
+def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
+    options = ("--nnodes", "2", "--nproc-per-node", "2", "--stall", "0.5")
+    assert interrupted(process("run", *options, script(WAITING))) == [
+        "overlap: interrupted",
+        "  ranks 1-3 wait for rank 0, whose program is at train.py:8",
+        "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
+        *(f"  rank {rank}: barrier #0 on group 'world' (train.py:5); waits for rank 0" for rank in (1, 2, 3)),
+    ]

@@ -1,5 +1,7 @@
 """Nothing moves any more: the report of a time-out, and wires that break."""
 
+import re
+import threading
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -9,6 +11,7 @@ from trio.testing import MockClock
 
 import overlap
 from overlap import PeerFailedError, StallError
+from overlap.runtime import stall_watch
 from transports import Faulty, LinkLostError, NeuronLink
 
 from .worlds import TIMEOUT_S, failing
@@ -48,11 +51,12 @@ def test_a_stall_says_who_waits_for_whom() -> None:
     report = (
         f"rank 0: loss #0 on group 'dp' ({HERE}:{first + 3}); waits for rank 2, 1",
         f"rank 1: recv #0 from rank 2 with tag 3 on group 'world' ({HERE}:{first + 5}); waits for rank 2",
-        "rank 2: has nothing issued; its program is elsewhere",
+        f"rank 2: has nothing issued; its program is elsewhere, at {HERE}:{first + 7}",
         "rank 3: has finished",
     )
     assert error.report == report
-    assert str(error) == "\n  ".join(["the world did not finish within timeout_s=60", *report])
+    assert error.sentence == f"ranks 0-1 wait for rank 2, whose program is at {HERE}:{first + 7}"
+    assert str(error) == "\n  ".join([f"the world did not finish within timeout_s=60: {error.sentence}", *report])
 
 
 def test_a_cycle_of_waits_shows_all_of_it() -> None:
@@ -62,8 +66,9 @@ def test_a_cycle_of_waits_shows_all_of_it() -> None:
         await rank.recv(((1,), float), (rank.rank + 1) % 3)
         await rank.send(np.ones(1), (rank.rank - 1) % 3)
 
-    report = stall(main, 3).report
-    assert [line.partition("; ")[2] for line in report] == [f"waits for rank {rank}" for rank in (1, 2, 0)]
+    error = stall(main, 3)
+    assert [line.partition("; ")[2] for line in error.report] == [f"waits for rank {rank}" for rank in (1, 2, 0)]
+    assert error.sentence == "ranks 0-2 wait for each other, and none of them can go on"
 
 
 def test_arrays_come_back_after_a_stall() -> None:
@@ -144,4 +149,120 @@ def test_a_stall_in_operations_that_nobody_awaits_is_reported_too() -> None:
     assert error.report == tuple(
         f"rank {rank}: recv #0 from rank {1 - rank} on group 'world' ({HERE}:{line}); waits for rank {1 - rank}"
         for rank in range(2)
+    )
+
+
+# -- where the program of a rank is that nobody sees in an operation ---------------------------------------------------
+
+
+async def _in_a_task() -> None:
+    await trio.sleep_forever()
+
+
+def test_of_a_program_with_tasks_their_places_are_told() -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_in_a_task)
+                nursery.start_soon(receive, rank)  # waits for us, and is told as what it waits for
+        else:
+            await trio.to_thread.run_sync(over.wait, abandon_on_cancel=True)
+
+    async def receive(rank: R) -> None:
+        await rank.recv(((1,), float), 1)
+
+    over = threading.Event()
+    try:
+        error = stall(main, 2)
+    finally:
+        over.set()
+    task, first = _in_a_task.__code__.co_firstlineno + 1, main.__code__.co_firstlineno
+    received = receive.__code__.co_firstlineno + 1
+    assert error.report == (
+        f"rank 0: recv #0 from rank 1 on group 'world' ({HERE}:{received}); waits for rank 1; "
+        f"its program is elsewhere, at {HERE}:{task}",
+        f"rank 1: has nothing issued; its program is elsewhere, at {HERE}:{first + 6}",
+    )
+    assert error.sentence == f"rank 0 waits for rank 1, whose program is at {HERE}:{first + 6}"
+
+
+# -- told while it lasts ---------------------------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Return a report without how long the ranks have waited, which a busy machine decides."""
+    return re.sub(r"has waited \d+ s for", "waits for", text)
+
+
+def test_a_stall_is_told_without_any_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    told = trio.Event()
+
+    def notify(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    async def main(rank: R) -> None:
+        if rank.rank == 1:
+            await told.wait()
+        await rank.barrier()
+
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.2")
+    monkeypatch.setattr(stall_watch, "notify", notify)
+    overlap.run(main, ranks=3, timeout_s=TIMEOUT_S)
+    first = main.__code__.co_firstlineno
+    assert plain(said[0]) == (
+        f"no progress for 0.2 s: ranks 0, 2 wait for rank 1, whose program is at {HERE}:{first + 2}\n"
+        f"  ranks 0, 2: barrier #0 on group 'world' ({HERE}:{first + 3}); waits for rank 1\n"
+        f"  rank 1: has nothing issued; its program is elsewhere, at {HERE}:{first + 2}\n"
+        "  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
+    )
+
+
+def test_a_compute_that_others_wait_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    told = threading.Event()
+
+    def notify(text: str) -> None:
+        said.append(text)
+        told.set()
+
+    def tokenise() -> object:
+        assert told.wait(TIMEOUT_S)
+        return np.ones(1)
+
+    async def main(rank: R) -> None:
+        await rank.all_reduce(rank.compute(tokenise) if rank.rank == 0 else np.ones(1))
+
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.2")
+    monkeypatch.setattr(stall_watch, "notify", notify)
+    overlap.run(main, ranks=2, timeout_s=TIMEOUT_S)
+    at = f"{HERE}:{main.__code__.co_firstlineno + 1}"
+    assert re.sub(r"has run \d+ s", "runs", plain(said[0])) == (
+        f"no progress for 0.2 s: rank 1 waits for rank 0, whose compute 'tokenise' ({at}) runs\n"
+        f"  rank 0: compute 'tokenise' ({at}); runs\n"
+        f"  rank 0: all_reduce #0 on group 'world' ({at})\n"
+        f"  rank 1: all_reduce #0 on group 'world' ({at}); waits for rank 0\n"
+        "  the run waits on; Ctrl-C ends it, as --give-up SECONDS would"
+    )
+
+
+def test_a_world_is_given_up_that_makes_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await trio.sleep_forever()
+        await rank.barrier()
+
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
+    monkeypatch.setenv("OVERLAP_GIVE_UP_S", "0.2")
+    with pytest.raises(StallError) as caught:
+        overlap.run(main, ranks=2)
+    first = main.__code__.co_firstlineno
+    sleeps, waits = f"{HERE}:{first + 2}", f"{HERE}:{first + 3}"
+    assert caught.value.timeout_s is None
+    assert plain(str(caught.value)) == (
+        "the world made no progress for 0.2 s, and is given up: "
+        f"rank 1 waits for rank 0, whose program is at {sleeps}\n"
+        f"  rank 0: has nothing issued; its program is elsewhere, at {sleeps}\n"
+        f"  rank 1: barrier #0 on group 'world' ({waits}); waits for rank 0"
     )

@@ -1,0 +1,72 @@
+"""A rank as its world holds it: what works for it, whether it makes progress, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from .compute import ComputeFuture, ComputeStream
+from .context import RankContext
+from .program_places import program_places
+from .rank import Rank
+from .standing import Standing
+
+__all__ = ["Member"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A rank, and what works for it.
+
+    Attributes:
+        rank: As its program sees it.
+        context: As its operations see it.
+        compute: Runs its functions.
+        left: World ranks that have finished their program.
+    """
+
+    rank: Rank
+    context: RankContext
+    compute: ComputeStream
+    left: Container[int]
+
+    def mark(self) -> tuple[object, int]:
+        """Return an object that is another one after any progress, and a number that changes with it."""
+        return self.rank.recorder.last, len(self.context.outstanding.operations)
+
+    def standing(self, now_ns: int, place: str | None = None) -> Standing:
+        """Say where the rank stands.
+
+        Args:
+            now_ns: The present instant.
+            place: Where its program was, if it is being unwound and can no longer be asked.
+        """
+        outstanding, rank = self.context.outstanding, self.context.rank
+        if not outstanding.operations and rank in self.left:
+            return Standing(rank=rank, lines=("has finished",), busy="which has finished")
+        places = self._places() if place is None else [place] if place else []
+        elsewhere = f"its program is elsewhere{', at ' if places else ''}{' and '.join(places)}"
+        lines = outstanding.lines(now_ns) or ["has nothing issued"]
+        if places or not outstanding.operations:
+            lines[-1] += f"; {elsewhere}"
+        return Standing(
+            rank=rank, lines=tuple(lines), awaits=tuple(outstanding.awaits()), busy=self._busy(now_ns, places)
+        )
+
+    def computing(self) -> ComputeFuture[object] | None:
+        """Return the function that runs now, if one does."""
+        operations = list(self.context.outstanding.operations)
+        computes = [each for each in operations if isinstance(each, ComputeFuture)]
+        return next((each for each in computes if each.started_ns is not None and not each.done), None)
+
+    def _busy(self, now_ns: int, places: list[str]) -> str:
+        running = self.computing()
+        if running is not None:
+            return f"whose {running.label} ({running.call_site}) {running.state(now_ns)}"
+        if places:
+            return f"whose program is at {' and '.join(places)}"
+        return "" if self.context.outstanding.operations else "whose program is elsewhere"
+
+    def _places(self) -> list[str]:
+        task = self.context.nursery.parent_task if self.context.nursery is not None else None
+        return program_places(task) if task is not None else []
