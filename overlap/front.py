@@ -70,7 +70,8 @@ def run(
     Raises:
         UsageError: At once, for arguments that cannot be meant.
         RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
-        StallError: When `timeout_s` is over; in virtual time also when every rank is blocked and nothing is due.
+        StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall` and `--give-up`); in
+            virtual time also when every rank is blocked and nothing is due.
     """
     asked = _asked(clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm)
     wanted = requested(main, asked)

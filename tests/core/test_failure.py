@@ -60,6 +60,37 @@ def test_who_raised_what_where_and_doing_what(path: str) -> None:
     )
 
 
+class Halt(BaseException):
+    """What some libraries raise past every `except Exception`, such as `asyncio.CancelledError`."""
+
+
+@pytest.mark.parametrize("how", ["in the program", "in a task of it", "in a compute"])
+def test_what_is_no_exception_names_its_rank_all_the_same(how: str) -> None:
+    async def halt() -> None:
+        raise Halt("on purpose")
+
+    def compute() -> None:
+        raise Halt("on purpose")
+
+    async def main(rank: R) -> None:
+        if rank.rank == 1 and how == "in a compute":
+            await rank.compute(compute)
+        elif rank.rank == 1 and how == "in a task of it":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(halt)
+        elif rank.rank == 1:
+            await halt()
+        await rank.barrier()
+
+    with failing() as errors:
+        run(main, 3)
+    line = (compute if how == "in a compute" else halt).__code__.co_firstlineno + 1
+    told = f"rank 1 failed at test_failure.py:{line}: Halt: on purpose"
+    assert (errors[0].rank, type(errors[0].cause)) == (1, Halt)
+    assert str(errors[0]) == f"{told}; the other 2 ranks were stopped"
+    assert not errors[0].others
+
+
 def test_many_unfinished_operations_are_counted() -> None:
     async def main(rank: R) -> None:
         for tag in range(9):
