@@ -246,7 +246,7 @@ def test_a_stall_reports_the_ranks_of_every_process() -> None:
             "rank 2: barrier #0 on group 'world'",
             "rank 3: recv #0 from rank 0 on group 'world'",
         ]
-        assert outcome.report[0].endswith("; waits for rank 3")
+        assert outcome.report[0].endswith(" for rank 3")
 
 
 def test_a_lost_process_ends_the_world() -> None:

@@ -166,16 +166,12 @@ def test_of_a_program_with_tasks_their_places_are_told() -> None:
                 nursery.start_soon(_in_a_task)
                 nursery.start_soon(receive, rank)  # waits for us, and is told as what it waits for
         else:
-            await trio.to_thread.run_sync(over.wait, abandon_on_cancel=True)
+            await trio.Event().wait()
 
     async def receive(rank: R) -> None:
         await rank.recv(((1,), float), 1)
 
-    over = threading.Event()
-    try:
-        error = stall(main, 2)
-    finally:
-        over.set()
+    error = stall(main, 2)
     task, first = _in_a_task.__code__.co_firstlineno + 1, main.__code__.co_firstlineno
     received = receive.__code__.co_firstlineno + 1
     assert error.report == (
