@@ -28,6 +28,7 @@
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces
+#   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 
 from importlib import import_module

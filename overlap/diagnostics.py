@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from sys import _getframe
+from sys import _current_frames, _getframe
 from traceback import extract_tb
 from types import CodeType, FrameType
+
+import trio
 
 from .errors import PeerError, PeerFailedError, RemoteError
 
@@ -21,7 +23,9 @@ __all__ = [
     "only",
     "origin",
     "parted",
+    "place_of",
     "program_point",
+    "task_tree",
     "where",
 ]
 
@@ -108,6 +112,42 @@ def all_notes(error: BaseException) -> list[str]:
     """Return the notes on an error, and on those in its groups."""
     inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return [*getattr(error, "__notes__", ()), *(note for each in inside for note in all_notes(each))]
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return "file:line" of the innermost frame of the program in a stack that ends here; if it has none, of any."""
+    stack: list[FrameType] = []
+    while frame is not None:
+        stack.append(frame)
+        frame = frame.f_back
+    return _place((each, each.f_lineno) for each in reversed(stack))
+
+
+def task_tree(task: trio.lowlevel.Task, thread: int, *, name: str = "", indent: str = "") -> Iterator[str]:
+    """Yield a line for a task, with the file and line of the program where it is, and for those below it.
+
+    Args:
+        task: The task.
+        thread: Ident of its event loop's thread, which may be inside the task, and keep all others waiting.
+        name: What to call it; by default the name of its function.
+        indent: What each line begins with.
+    """
+    parts = [part for part in task.name.split(".") if part not in ("__main__", "<locals>")]
+    running = getattr(task.coro, "cr_running", False)
+    place = place_of(_current_frames().get(thread)) if running else _place(task.iter_await_frames())
+    yield f"{indent}{name or '.'.join(parts[-2:])} at {place}{', which keeps the event loop' if running else ''}"
+    for nursery in task.child_nurseries:
+        for child in sorted(nursery.child_tasks, key=lambda child: child.name):
+            yield from task_tree(child, thread, indent=f"{indent}  ")
+
+
+def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Name the innermost place of the program; of ours if it has none, and only then of any library."""
+    places = [(frame.f_code.co_filename, line) for frame, line in frames]
+    own = [place for place in places if not place[0].startswith((*_OURS, *_libraries()))]
+    ours = [place for place in places if place[0].startswith(_OURS)]
+    file, line = (own or ours or places or [("?", 0)])[-1]
+    return f"{os.path.basename(file)}:{line}"
 
 
 @cache

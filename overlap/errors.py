@@ -42,6 +42,7 @@ __all__ = [
     "in_one_line",
     "printable",
     "text_of",
+    "type_name",
 ]
 
 
@@ -137,10 +138,15 @@ def in_one_line(error: BaseException) -> str:
     >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no\n\nbecause\n"))
     ('ValueError: no', 'ValueError: no ...')
     """
-    name = error.type_name if isinstance(error, RemoteError) else type(error).__name__
+    name = type_name(error)
     first, _, rest = text_of(error).strip().partition("\n")
     text = f"{printable(first.rstrip())}{' ...' if rest else ''}"
     return f"{name}: {text}" if text else name
+
+
+def type_name(error: BaseException) -> str:
+    """Return the name of an error's class, whichever process it comes from."""
+    return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:

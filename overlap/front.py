@@ -24,6 +24,7 @@ from .flight.start import attempt, began
 from .runtime.stall_watch import STALL_S, StallLimits
 from .runtime.world import World
 from .setup.world_setup import WorldSetup, alone, among, cluster_of
+from .signals import Life, living, obeying
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def run(
     Raises:
         UsageError: At once, for arguments that cannot be meant.
         RankFailedError: When a rank raises; names the first culprit, its error is the `__cause__`.
+        SystemExit: With code 143 when the process was told to end by SIGTERM (129: SIGHUP) and nobody else handles
+            that: the ranks are cancelled, so that their `finally` runs, and the timeline is written.
         StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall` and `--give-up`); in
             virtual time also when every rank is blocked and nothing is due.
     """
@@ -79,7 +82,7 @@ def run(
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
     keeper = _Keeper(wanted)
     try:
-        with keeper.noting():
+        with obeying(), keeper.noting():
             if wanted.virtual is None:
                 results = trio.run(_live, main, args, wanted, keeper)
             else:
@@ -137,7 +140,15 @@ def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -
 async def _live(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
 ) -> list[T]:
-    """Let a world live in real time."""
+    """Let a world live in real time, until it ends or a signal ends it."""
+    with living() as life:
+        return await _live_on(main, args, wanted, keeper, life)
+    raise AssertionError("a world that ends early has raised why")
+
+
+async def _live_on(
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper, life: Life
+) -> list[T]:
     place = _place()
     opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
     failure: Exception | None = None
@@ -156,6 +167,7 @@ async def _live(
             state_dir=wanted.state_dir,
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
+        life.world = world
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)
@@ -164,6 +176,8 @@ async def _live(
         except BaseException as error:
             if is_interrupt(error):
                 _keep(flight, "interrupted", "interrupted")
+            elif life.scope.cancel_called:
+                _keep(flight, "interrupted", "told to end by a signal")
             raise
         finally:
             if isinstance(failure, StallError):

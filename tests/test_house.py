@@ -26,6 +26,7 @@ HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
     ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.options"),
+    ("overlap.signals",),
     ("overlap.collectives", "overlap.data"),
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.flight",),

@@ -14,6 +14,7 @@ from ..launch.lifeline import take
 from ..launch.status import status_of, tell_launcher
 from ..notice import say
 from ..rendezvous.launcher_environment import find_place
+from ..signals import Terminated, obeying
 from .configoptions import add_options, given, variables
 from .failure import report
 from .nodes import among_nodes, fitted, run_nodes, starts_nodes
@@ -62,7 +63,10 @@ def main(args: argparse.Namespace) -> int:
     """
     launched = take()
     try:
-        return _run(args)
+        with obeying(quiet=launched):
+            return _run(args)
+    except Terminated as end:  # the launcher has asked for it, or sees it by the code
+        return int(end.code or 0)
     except BaseException as error:
         if not launched or (isinstance(error, SystemExit) and not error.code):
             raise

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
 import trio
 
 from ..rendezvous.launcher_environment import member_variables
+from ..signals import ASKING
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
@@ -56,15 +57,16 @@ class NodeProcess:
             descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
             if node == 0 and what.listener is not None:
                 descriptors["listener"] = what.listener
-            self.process = subprocess.Popen(
-                what.command,
-                env=_environment(what, node, descriptors),
-                pass_fds=list(descriptors.values()),
-                start_new_session=True,  # Ctrl-C is for the launcher alone, which passes it on
-                stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-            )
+            with _held_back(ASKING):
+                self.process = subprocess.Popen(
+                    what.command,
+                    env=_environment(what, node, descriptors),
+                    pass_fds=list(descriptors.values()),
+                    start_new_session=True,  # Ctrl-C is for the launcher alone, which passes it on
+                    stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
             tie(lifeline, self.process.pid)
             self._ours = ours.pop_all()
         prefix = prefix_of(node, colour=what.colour) if what.prefix else b""
@@ -131,6 +133,12 @@ class NodeProcess:
             with suppress(ProcessLookupError, PermissionError):  # there is nobody left in it
                 os.killpg(self.process.pid, number)
 
+    def ask(self) -> None:
+        """Ask the process what it is doing; not what it has started, which may end of it."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, ASKING)
+
     def close(self) -> None:
         """Close the pipes, the lifeline among them."""
         self._ours.close()
@@ -161,6 +169,16 @@ def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int]) ->
         descriptors=descriptors,
     )
     return {**what.environ, **told, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def _held_back(number: signal.Signals) -> Iterator[None]:
+    """Let what is started in the block not hear a signal until it says that it can: it would die of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:

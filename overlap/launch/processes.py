@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from ..rendezvous.secret import hand_over
+from ..signals import ASKING
 from .nodeprocess import NodeProcess
 from .output import Log, Screen
 from .spec import LaunchSpec
@@ -25,7 +26,7 @@ SEARCH_S = 5.0
 # Before the user is told that the launcher waits.
 PATIENCE_S = 1.0
 
-_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,10 @@ class _Watch:
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
-            if self.asked is None:
+            if number == ASKING:
+                for member in self._running():
+                    member.ask()
+            elif self.asked is None:
                 self.asked = signal.Signals(number)
                 self._stop(self.asked)
                 self._nursery.start_soon(self._kill_late)

@@ -116,6 +116,8 @@ def _how(ending: Ending, oom_kills: int) -> str:
         return "exited with code 0 without joining"
     if ending.vanished:
         return "exited with code 0 before its world had ended, as os._exit does"
+    if ending.returncode == 128 + signal.SIGTERM and ending.status is None:
+        return "was ended by SIGTERM, which its launcher had not sent"
     if ending.returncode >= 0:
         silent = "" if ending.status else ", without saying why"
         return f"exited with code {ending.returncode}{silent}"

@@ -20,7 +20,7 @@ import trio
 from transports import Transport
 
 from ..diagnostics import where
-from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line, text_of
+from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line, text_of, type_name
 from ..notice import notify
 from ..runtime.communicator import BaseEngine
 from ..runtime.standing import Standing
@@ -143,7 +143,7 @@ class ControlPlane:
         """Say that a rank here has ended the world."""
         trace = _trace_of(error)
         self._tell(
-            "failed", culprit=rank, type=cut(type(error).__name__, _LINE_BYTES), text=cut(text_of(error)),
+            "failed", culprit=rank, type=cut(type_name(error), _LINE_BYTES), text=cut(text_of(error)),
             trace=cut(trace, last=True), place=cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
         )  # fmt: skip
 

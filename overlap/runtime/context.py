@@ -54,6 +54,7 @@ class RankContext:
         thread: Ident of the event loop's thread.
         nursery: For tasks of this rank; open as long as it lives.
         closed: Whether it has ended: nothing may be issued any more.
+        step: The step of the program that it is in.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class RankContext:
     flight: RankFlight = NOT_RECORDED
     nursery: trio.Nursery | None = None
     closed: bool = False
+    step: int | None = None
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.

@@ -219,9 +219,11 @@ class Rank(Calls):
         context = self._context
         started_ns = context.now_ns()
         self._backend.step_begins(context)
-        before = context.flight.step(index)
+        before, outer = context.flight.step(index), context.step
+        context.step = index
         try:
             yield
         finally:
+            context.step = outer
             context.flight.step(before)
             context.record(("step", "step", f"step {index}", started_ns, context.now_ns(), index))

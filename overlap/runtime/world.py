@@ -16,7 +16,7 @@ import trio
 
 from transports import Transport, TransportError
 
-from ..diagnostics import calling, is_interrupt, only, origin, parted, where
+from ..diagnostics import calling, is_interrupt, only, origin, parted, task_tree, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.spans import Recorder, Timeline
@@ -262,7 +262,8 @@ class World:
             self._end_because(culprit, cause, doing, spared=rank)
             if self._others:  # once it is recorded: telling may fail as well
                 self._others.tell_failure(culprit, cause, doing)
-        elif not isinstance(error, PeerError) and culprit != self.ending.failure[0]:
+        elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
+            # wires that break after it are how the end of a process is first seen, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
 
     def _doing(self, rank: int) -> list[str]:
@@ -334,6 +335,28 @@ class World:
         more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
         for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
             error.add_note(f"  {line}")
+
+    def told_to_end(self, by: str) -> None:
+        """Let the other processes know that this one was told to end, and by which signal."""
+        if self._others and self.ending.failure is None:
+            rank = min(self.local)
+            self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self._doing(rank))
+
+    def steps(self) -> str:
+        """Say in which step the ranks here are, such as " in step 3"; nothing if they are in none."""
+        steps = sorted({member.context.step for member in self._members if member.context.step is not None})
+        if not steps:
+            return ""
+        return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
+
+    def tasks(self) -> list[str]:
+        """Name the tasks of each rank, with the file and line of the program where they are."""
+        lines: list[str] = []
+        for context in (member.context for member in self._members):
+            if context.nursery is not None:
+                task, name = context.nursery.parent_task, f"rank {context.rank}"
+                lines += task_tree(task, context.thread, name=name, indent="  ")
+        return lines
 
     def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
         """Say where each rank of this process stands.

@@ -12,6 +12,7 @@ import trio
 import overlap
 import topology
 from overlap import PeerFailedError, RankFailedError
+from transports import LinkLostError
 
 from .worlds import FEW_PATHS, TIMEOUT_S, Turns, failing, run
 
@@ -269,6 +270,21 @@ def test_several_ranks_fail_and_the_first_is_the_culprit() -> None:
     assert str(errors[0].cause) == "first"
     assert {rank: str(error) for rank, error in errors[0].others.items()} == {1: "second"}
     assert "; also failed: rank 1" in str(errors[0])
+
+
+def test_wires_that_break_after_a_failure_are_no_failures() -> None:
+    async def main(rank: R) -> None:
+        if rank.rank == 2:
+            raise Boom("first")
+        try:
+            await rank.barrier()
+        except PeerFailedError:
+            raise LinkLostError("process 2 is lost: the connection ended", src=rank.rank, dst=2) from None
+
+    with failing() as errors:
+        run(main, 3)
+    assert (errors[0].rank, errors[0].others) == (2, {})
+    assert "also failed" not in str(errors[0])
 
 
 def test_all_ranks_fail_at_once() -> None:
