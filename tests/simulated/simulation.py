@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -72,7 +72,14 @@ Main = Callable[[Simulation, int], Awaitable[object]]
 
 
 def simulate(
-    seed: int, members: int, main: Main, *, spread_s: float = 5.0, kinds: tuple[str, ...] = KINDS, most: int = 2
+    seed: int,
+    members: int,
+    main: Main,
+    *,
+    around: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    spread_s: float = 5.0,
+    kinds: tuple[str, ...] = KINDS,
+    most: int = 2,
 ) -> Simulation:
     """Run `main` as every process of a world.
 
@@ -80,6 +87,7 @@ def simulate(
         seed: Decides everything.
         members: How many processes.
         main: Their program.
+        around: What they share is open inside of it.
         spread_s: When things happen: from 0 to this.
         kinds: What may happen.
         most: To how many processes at most.
@@ -89,7 +97,7 @@ def simulate(
     blows = dict(_drawn(Random(f"{seed}, blows"), members, spread_s, kinds, most))
     found = Simulation(seed, members, net, blows)
     with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time():
-        trio.run(_run, found, members, main, clock=MockClock(autojump_threshold=0))
+        trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0))
     return found
 
 
@@ -113,13 +121,15 @@ def _in_virtual_time() -> Iterator[None]:
         yield
 
 
-async def _run(found: Simulation, members: int, main: Main) -> None:
+async def _run(
+    found: Simulation, members: int, main: Main, around: Callable[[], AbstractAsyncContextManager[object]]
+) -> None:
     trio.socket.set_custom_socket_factory(found.net)
     trio.socket.set_custom_hostname_resolver(found.net)
     before = trio.lowlevel.current_statistics().tasks_living
     processes = [Process(f"process {member}") for member in range(members)]
     with trio.move_on_after(HANG_S) as limit:
-        async with trio.open_nursery() as nursery, trio.open_nursery() as nemesis:
+        async with around(), trio.open_nursery() as nursery, trio.open_nursery() as nemesis:
             for member, process in enumerate(processes):
                 scope = trio.CancelScope()
                 nursery.start_soon(_live, found, process, member, main, scope)

@@ -1,0 +1,172 @@
+"""Worlds of several processes: the ranks of those that nothing has hit have exact results, or blame one that was hit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Self
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+import topology
+from overlap.membership import Membership
+from overlap.membership.handle import MemberLostError
+from overlap.membership.inbox import Lost
+from overlap.remote.control_plane import ControlPlane
+from overlap.rendezvous import JoinError, join
+from overlap.runtime.backend import RealBackend
+from overlap.runtime.world import World
+from transports import Endpoint, NeuronLink, Statistics, Transport
+
+from .simulation import HANG_S, Simulation, simulate
+from .test_membership import config
+
+EACH = 2  # ranks of a process
+
+
+class Part(Transport):
+    """Some of a transport's ranks, as the process that they live in sees it."""
+
+    def __init__(self, whole: NeuronLink, ranks: Sequence[int]) -> None:
+        self.whole, self.ranks, self.peers = whole, tuple(ranks), whole.ranks
+
+    def shares_memory(self, ranks: Sequence[int]) -> bool:
+        return set(ranks) <= set(self.ranks)
+
+    def endpoint(self, rank: int) -> Endpoint:
+        return self.whole.endpoint(rank)
+
+    def statistics(self) -> Statistics:
+        return self.whole.statistics()
+
+    def open(self) -> AbstractAsyncContextManager[Self]:
+        raise AssertionError("the simulation opens the whole")
+
+
+class VirtualBackend(RealBackend):
+    """Bytes move at once, in virtual time."""
+
+    @staticmethod
+    def now_ns() -> int:  # type: ignore[override]
+        return round(trio.current_time() * 1e9)
+
+
+class Connection:
+    """A membership as the control plane sees it."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.member, self.members, self.tell = membership.member, membership.members, membership.tell
+        self._membership = membership
+
+    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
+        async for news in self._membership.messages():
+            yield (news.member, None, news.reason) if isinstance(news, Lost) else (*news, "")
+
+    async def barrier(self, name: str) -> None:
+        try:
+            await self._membership.barrier(name)
+        except MemberLostError:
+            await trio.sleep_forever()
+
+
+Program = Callable[[overlap.Rank], Awaitable[object]]
+
+
+async def train(rank: overlap.Rank) -> list[float]:
+    """Reduce, gather, pass on, in groups too, with pauses in which anything may happen."""
+    n, me = rank.world_size, rank.rank
+    pairs = rank.group([me // 2 * 2, me // 2 * 2 + 1])
+    told = []
+    for step in range(4):
+        await trio.sleep(0.5 + 0.1 * me)
+        pending = [rank.all_reduce(np.full(3 + step, float(me))), rank.all_gather(np.full(2, float(me)))]
+        rank.send(np.full(5, float(me)), (me + 1) % n, tag=step)
+        got = await rank.recv(((5,), float), (me - 1) % n, tag=step)
+        near = await pairs.all_reduce(np.ones(2))
+        told += [float(got[0]), float(near[0]), *[float((await each).sum()) for each in pending]]
+    await rank.barrier()
+    return told
+
+
+async def raising(rank: overlap.Rank) -> None:
+    """One rank raises; the others wait for it."""
+    await trio.sleep(2)
+    if rank.rank == 1:
+        raise ValueError("mine")
+    await rank.barrier()
+
+
+def live(seed: int, processes: int, program: Program, **blows: object) -> Simulation:
+    size = processes * EACH
+    placement = [range(start, start + EACH) for start in range(0, size, EACH)]
+    cluster = topology.cluster("local", nodes=processes, ranks=size)
+    whole = NeuronLink(size)
+
+    async def main(found: Simulation, member: int) -> object:
+        failure: Exception | None = None
+        async with join(config(found, member, processes), report=lambda line: found.note(member, line)) as membership:
+            plane = ControlPlane(Connection(membership), placement)
+            transport = Part(whole, placement[member])
+            world = World(size, cluster, transport, algorithm=None, others=plane, backend=VirtualBackend())
+            try:
+                results = await world.live(program, (), None)
+            except overlap.OverlapError as error:
+                failure = error
+            else:
+                with trio.move_on_after(10):
+                    await membership.leave()
+        if failure is not None:
+            raise failure
+        return results
+
+    return simulate(seed, processes, main, around=whole.open, **blows)  # type: ignore[arg-type]
+
+
+def expected(processes: int) -> list[list[float]]:
+    n = processes * EACH
+    total = float(sum(range(n)))
+    return [
+        [told for step in range(4) for told in (float((me - 1) % n), 2.0, (3 + step) * total, 2 * total)]
+        for me in range(n)
+    ]
+
+
+def check(found: Simulation, processes: int) -> str:
+    exact = expected(processes)
+    kinds = set()
+    for member, end in found.ends.items():
+        context = f"seed {found.seed}: {found.blows}; process {member}: {end!r}"
+        kinds.add(type(end).__name__)
+        if member in found.hit:
+            continue
+        if isinstance(end, overlap.RankFailedError):
+            assert end.rank // EACH in found.hit, context
+            assert {rank // EACH for rank in end.others} <= found.hit, context
+        elif isinstance(end, JoinError):
+            assert found.hit, context
+        else:
+            assert end == exact[member * EACH : (member + 1) * EACH], context
+    return "/".join(sorted(kinds))
+
+
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 2000), marks=pytest.mark.slow)], ids=str)
+def test_whatever_happens_results_are_exact_or_the_culprit_was_hit(seeds: range) -> None:
+    kinds = {check(live(seed, 2 + seed % 3, train), 2 + seed % 3) for seed in seeds}
+    assert any("RankFailedError" in each for each in kinds)
+    assert "list" in kinds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_raises_is_blamed_everywhere_at_once(seed: int) -> None:
+    found = live(seed, 3, raising, most=0)
+    assert {end.rank for end in found.ends.values() if isinstance(end, overlap.RankFailedError)} == {1}
+    assert len(found.ends) == 3
+    assert max(at_s for at_s, _, what in found.log if what.startswith("ended")) < 5 < HANG_S
+
+
+def test_a_seed_repeats_itself() -> None:
+    for seed in range(6):
+        assert live(seed, 3, train).log == live(seed, 3, train).log
