@@ -1,4 +1,4 @@
-"""Worlds of several processes: the ranks of those that nothing has hit have exact results, or blame one that was hit."""
+"""Worlds of several processes: ranks that nothing has hit have exact results, or blame one that was hit."""
 
 from __future__ import annotations
 
