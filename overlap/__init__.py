@@ -11,6 +11,7 @@
 #     calls       the collectives as users call them: plain functions that return futures at once
 #     operation   CollectiveFuture: one collective on one rank, from the call to its end
 #     stream      FIFO lanes with a window;  compute: the lane of plain functions, in a thread
+#     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
 #     communicator  where the ranks of a group find each other's operations, and disagreement is noticed
 #     backend     what differs between real and simulated time
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
@@ -37,6 +38,7 @@ from typing import TYPE_CHECKING
 from .collectives.reduce import OPS
 from .errors import (
     CollectiveMismatchError,
+    NonFiniteError,
     OverlapError,
     PeerError,
     PeerFailedError,
@@ -78,6 +80,7 @@ __all__ = [
     "Group",
     "Interference",
     "Mesh",
+    "NonFiniteError",
     "OverlapError",
     "PeerError",
     "PeerFailedError",

@@ -30,7 +30,7 @@ from transports import Transport
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .options import Option, count, index, option, parse_rails, parse_transport, seconds, switch, text_of
+from .options import Option, count, index, option, parse_check, parse_rails, parse_transport, seconds, switch, text_of
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -82,6 +82,11 @@ def _check_trace(trace: object) -> None:
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
         raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def _check_check(check: object) -> None:
+    if check != "nan":
+        raise UsageError(f"check: expected 'nan', got {check!r}")
 
 
 def _check_folder(name: str, folder: str) -> None:
@@ -262,6 +267,10 @@ class RunConfig:
         read=seconds, metavar="S", flag="--grace", help="from Ctrl-C to the hard end; default: 10", nodes=True,
         variable=False,
     )  # fmt: skip
+    check: str | None = option(
+        default="nothing", read=parse_check, metavar="nan", check=_check_check,
+        help="fail the first rank that sends a NaN or an infinity: nan",
+    )  # fmt: skip
     flight_dir: str | None = option(
         default="in the temporary folder",
         read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
@@ -344,7 +353,7 @@ class RunConfig:
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Refuse what cannot be meant.
 
         Raises:
@@ -485,5 +494,5 @@ def requested(main: object, asked: RunConfig) -> RunConfig:
         wanted = overrule(wanted)
     if not callable(main):
         raise UsageError(f"main: expected an async function, got {type(main).__name__}")
-    wanted.check()
+    wanted.verify()
     return wanted

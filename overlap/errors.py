@@ -4,6 +4,7 @@
 
     OverlapError
      +- UsageError               the caller's arguments; raised at the call, names the argument and both values
+     +- NonFiniteError           a rank that would have sent a NaN or an infinity, where `run(check="nan")` asks
      +- CollectiveMismatchError  ranks that disagree about one collective; raised on every rank of the group
      +- PeerError                another rank is the culprit (`culprit` says which)
      |   +- PeerFailedError      it raised
@@ -28,6 +29,7 @@ from typing import Self
 
 __all__ = [
     "CollectiveMismatchError",
+    "NonFiniteError",
     "OverlapError",
     "PeerError",
     "PeerFailedError",
@@ -85,6 +87,44 @@ class CollectiveMismatchError(OverlapError):
         if all(call.startswith("send/recv(") for call in calls):
             advice = "a message is received with the shape and dtype with which it was sent"
         super().__init__(f"operation #{seq} on group '{group}' differs between ranks: {told[0]}, {told[1]}; {advice}")
+
+
+class NonFiniteError(OverlapError):
+    """A rank was about to send a NaN or an infinity; `run(check="nan")` looks at all that is sent.
+
+    Attributes:
+        rank: World rank of the sender, the first to send one.
+        operation: What it issued, such as "all_reduce #3 on group 'world'".
+        seq: Position of the operation on its stream.
+        step: The `rank.step` in which it was issued, or None.
+        call_site: `file:line` of the call.
+        index: Of the first such element.
+        value: That element, as text.
+        count: How many such elements there are.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        operation: str,
+        seq: int,
+        step: int | None,
+        call_site: str,
+        array: str,
+        index: tuple[int, ...],
+        value: str,
+        count: int,
+    ) -> None:
+        self.rank, self.operation, self.seq, self.step, self.call_site = rank, operation, seq, step, call_site
+        self.index, self.value, self.count = index, value, count
+        when = "" if step is None else f" in step {step}"
+        element = f"element {list(index)} of {array}" if index else f"the value of {array}"
+        more = f", the first of {count} that are not finite," if count > 1 else ""
+        super().__init__(
+            f"rank {rank} was about to send {value} by {operation} at {call_site}{when}: {element}{more} is {value}; "
+            "nobody has received it, so what computed it is on this rank"
+        )
 
 
 class PeerError(OverlapError):

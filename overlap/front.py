@@ -51,6 +51,7 @@ def run(
     timeout_s: float | None = None,
     transport: Wires | None = None,
     algorithm: str | None = None,
+    check: str | None = None,
 ) -> list[T]:
     """Run `main(rank, *args)` on every rank and return their results in rank order: those of this process's ranks.
 
@@ -67,6 +68,9 @@ def run(
             sockets between processes. A function is given that default and returns what to put around it, such as
             `lambda wires: Paced(wires, links=...)`.
         algorithm: Use this algorithm wherever it exists, such as "ring"; by default the fastest.
+        check: "nan": look at everything that is sent, on its sender and before anything is added to it; the first rank
+            with a NaN or an infinity fails with a `NonFiniteError`, which names the operation, the step and the line.
+            64 MiB of float32 take 12 ms; nothing is looked at by default.
 
     Raises:
         UsageError: At once, for arguments that cannot be meant.
@@ -76,7 +80,9 @@ def run(
         StallError: When `timeout_s` is over, or nothing has moved for too long (see `--stall` and `--give-up`); in
             virtual time also when every rank is blocked and nothing is due.
     """
-    asked = _asked(clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm)
+    asked = _asked(
+        clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm, check=check
+    )
     wanted = requested(main, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
@@ -107,6 +113,7 @@ async def run_async(
     timeout_s: float | None = None,
     transport: Wires | None = None,
     algorithm: str | None = None,
+    check: str | None = None,
 ) -> list[T]:
     """Do what `run` does, inside a Trio program. Cancelling it ends all ranks and leaves nothing behind.
 
@@ -116,7 +123,9 @@ async def run_async(
         UsageError: At once, for arguments that cannot be meant, and for virtual time, for which Trio must be started
             on a clock of its own.
     """
-    asked = _asked(clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm)
+    asked = _asked(
+        clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm, check=check
+    )
     wanted = requested(main, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
@@ -162,6 +171,7 @@ async def _live_on(
             around.transport,
             algorithm=wanted.algorithm,
             others=control_plane,
+            check=wanted.check,
             flight=flight.writer if flight else None,
             restart=attempt(),
             state_dir=wanted.state_dir,
@@ -201,12 +211,14 @@ def _simulate(
     assert wanted.virtual is not None
     if wanted.wires is not None:
         raise UsageError("transport: nothing travels in virtual time; give the links' figures in a cluster file")
+    if wanted.check is not None and wanted.virtual.shapes_only:
+        raise UsageError("check: with shapes_only, arrays have no data that could be looked at")
     placed = cluster_of(wanted.cluster, wanted.ranks, told=wanted.told("ranks", "cluster"))
     size = wanted.ranks or placed.world_size
     clock = SimulatedBackend(wanted.virtual, placed)
 
     async def live() -> list[T]:
-        world = clock.world(size, placed, algorithm=wanted.algorithm)
+        world = clock.world(size, placed, algorithm=wanted.algorithm, check=wanted.check)
         clock.kernel.on_stall = world.deadlock
         try:
             return await world.live(main, args, wanted.timeout_s)

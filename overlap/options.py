@@ -10,7 +10,18 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["Option", "count", "index", "option", "parse_rails", "parse_transport", "seconds", "switch", "text_of"]
+__all__ = [
+    "Option",
+    "count",
+    "index",
+    "option",
+    "parse_check",
+    "parse_rails",
+    "parse_transport",
+    "seconds",
+    "switch",
+    "text_of",
+]
 
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -85,6 +96,13 @@ def switch(text: str) -> bool:
     if text.lower() not in _YES + _NO:
         raise UsageError(f"expected 1 or 0, got {text!r}")
     return text.lower() in _YES
+
+
+def parse_check(text: str) -> str:
+    """Read what is to be looked for in what is sent: "nan" is all there is."""
+    if text != "nan":
+        raise UsageError(f"expected nan, got {text!r}")
+    return text
 
 
 def parse_rails(text: str) -> int | tuple[str, ...]:

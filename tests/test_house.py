@@ -43,7 +43,7 @@ HOUSE = (
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),
     ("overlap.runtime.issuing",),
-    ("overlap.runtime.calls",),
+    ("overlap.runtime.calls", "overlap.runtime.checking"),
     ("overlap.runtime.group",),
     ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),

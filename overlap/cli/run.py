@@ -115,7 +115,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
     warn_of_unknown_variables()
     config = given(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
-    config.check()
+    config.verify()
     if isinstance(config.cluster, str):
         from topology import TopologyError, cluster
 

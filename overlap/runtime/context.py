@@ -53,6 +53,7 @@ class RankContext:
         token: Of the event loop, for other threads.
         thread: Ident of the event loop's thread.
         nursery: For tasks of this rank; open as long as it lives.
+        step: Index of the step that it is in, if any.
         closed: Whether it has ended: nothing may be issued any more.
         step: The step of the program that it is in.
     """
@@ -69,6 +70,7 @@ class RankContext:
     thread: int
     flight: RankFlight = NOT_RECORDED
     nursery: trio.Nursery | None = None
+    step: int | None = None
     closed: bool = False
     step: int | None = None
 

@@ -12,7 +12,7 @@ from ..diagnostics import calling
 from ..errors import UsageError
 from .calls import Calls
 from .context import RankContext
-from .issuing import Issuer, Surroundings
+from .issuing import Surroundings
 from .operation import CollectiveFuture
 from .stream import Streams
 
@@ -52,7 +52,7 @@ class Group(Calls):
         self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
         self._occurrence = occurrences.get(ranks, 0)  # tells apart groups of the same ranks; the same on all of them
         occurrences[ranks] = self._occurrence + 1
-        self._issuer = Issuer(context, around, streams, self, ranks, self._occurrence)
+        self._issuer = around.issuer(context, around, streams, self, ranks, self._occurrence)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"

@@ -29,7 +29,13 @@ _TAGS = 1 << 24
 
 
 class Surroundings(Protocol):
-    """What the groups of a rank find around them: its world, as they see it."""
+    """What the groups of a rank find around them: its world, as they see it.
+
+    Attributes:
+        issuer: What issues their operations.
+    """
+
+    issuer: type[Issuer]
 
     def communicator(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return where the members meet."""

@@ -145,7 +145,7 @@ class CollectiveFuture(Issued[T_co]):
     __slots__ = (
         "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "given", "group", "input",
         "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "record", "reduction",
-        "root", "running", "scope", "seq", "source", "started_ns", "target",
+        "root", "running", "scope", "seq", "source", "started_ns", "step", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -155,6 +155,7 @@ class CollectiveFuture(Issued[T_co]):
     seq: int
     issued_ns: int
     started_ns: int
+    step: int | None  # in which it was issued; known only where what is sent is checked
 
     def __init__(
         self,

@@ -21,10 +21,12 @@ from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
+from .checking import CheckingIssuer
 from .communicator import BaseEngine, Communicator, Communicators
 from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
+from .issuing import Issuer
 from .loop_watch import LoopWatch
 from .match import Key
 from .member import Member
@@ -86,6 +88,7 @@ class World:
         backend: What time it is, and who works in it.
         ending: The first failure, and what follows from it.
         communicators: Where the ranks meet.
+        issuer: What issues the operations of their groups.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class World:
         others: OtherProcesses | None = None,
         backend: Backend | None = None,
         ranks: Sequence[int] | None = None,
+        check: str | None = None,
         flight: Writer | None = None,
         restart: int = 0,
         state_dir: str | None = None,
@@ -106,6 +110,7 @@ class World:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
         self.local = frozenset(local)
+        self.issuer = Issuer if check is None else CheckingIssuer
         self._token = trio.lowlevel.current_trio_token()
         self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
         self.communicators = (

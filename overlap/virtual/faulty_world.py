@@ -85,11 +85,19 @@ class FaultyWorld(World):
     """
 
     def __init__(
-        self, size: int, cluster: Cluster, transport: Transport, *, algorithm: str | None, backend: Backend, doom: Doom
+        self,
+        size: int,
+        cluster: Cluster,
+        transport: Transport,
+        *,
+        algorithm: str | None,
+        check: str | None,
+        backend: Backend,
+        doom: Doom,
     ) -> None:
         self._doom = doom
         doom.world = self
-        super().__init__(size, cluster, transport, algorithm=algorithm, backend=backend)
+        super().__init__(size, cluster, transport, algorithm=algorithm, check=check, backend=backend)
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None

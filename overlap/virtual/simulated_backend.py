@@ -173,7 +173,7 @@ class SimulatedBackend(Backend):
         """Return the present instant, from 0."""
         return self.kernel.clock.now_ns
 
-    def world(self, size: int, cluster: Cluster, *, algorithm: str | None) -> World:
+    def world(self, size: int, cluster: Cluster, *, algorithm: str | None, check: str | None = None) -> World:
         """Return a world that lives in this time.
 
         Raises:
@@ -182,9 +182,11 @@ class SimulatedBackend(Backend):
         self._size = size
         transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
         if self._doom is not None:
-            return FaultyWorld(size, cluster, transport, algorithm=algorithm, backend=self, doom=self._doom)
+            return FaultyWorld(
+                size, cluster, transport, algorithm=algorithm, check=check, backend=self, doom=self._doom
+            )
         if self._alike is None:
-            return World(size, cluster, transport, algorithm=algorithm, backend=self)
+            return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self)
         return SymmetricWorld(size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike)
 
     def communicators(self, engine: BaseEngine) -> Communicators:

@@ -21,6 +21,7 @@ FULL = RunConfig(
     timeout_s=2.5,
     algorithm="ring",
     transport="efa",
+    check="nan",
     rails=("eth0", "10.0.0.1"),
     peer_direct=False,
     unix=True,
@@ -262,7 +263,7 @@ def test_a_field_is_all_there_is_to_a_setting(monkeypatch):
     with pytest.raises(UsageError, match=r"^OVERLAP_COLOUR_DEPTH: expected a positive integer, got 'x'$"):
         More.from_environment({"OVERLAP_COLOUR_DEPTH": "x"})
     with pytest.raises(UsageError, match=r"^colour_depth: too deep$"):
-        More(colour_depth=100).check()
+        More(colour_depth=100).verify()
     with imposed(told):
         assert More.from_environment() == told
 

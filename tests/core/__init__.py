@@ -9,6 +9,7 @@ TESTS = {
     "runtime/arguments": "core/test_bad_input core/test_misuse",
     "runtime/backend": "core/test_virtual_clock virtual/test_one_truth",
     "runtime/calls": "core/test_collectives core/test_uneven core/test_bad_input core/test_point_to_point",
+    "runtime/checking": "core/test_not_finite",
     "runtime/communicator": "core/test_mismatch core/test_leaving core/test_culprits",
     "runtime/compute": "core/test_compute core/test_lent_arguments",
     "runtime/context": "core/test_culprits core/test_failure",

@@ -1,0 +1,133 @@
+"""Finds what is not finite in what ranks send, before it is added to anything: where ``run(check="nan")`` asks for it.
+
+A rank whose input has a NaN or an infinity fails there, and is named. Afterwards all ranks would have them, and nobody
+would know whose they were. Where nobody asks, none of this is in the way: groups have plain issuers and ports.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
+from ..errors import NonFiniteError
+from .future import Failure
+from .issuing import Issuer
+from .operation import CollectiveFuture, Matching, Operation, Port
+from .stream import Stream
+
+__all__ = ["CheckingIssuer", "first_not_finite"]
+
+# Elements looked at at once: what this takes stays in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
+_BLOCK = 1 << 15
+
+
+class CheckingIssuer(Issuer):
+    """Issues operations whose inputs are looked at when they are there."""
+
+    def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
+        """Check, number and start an operation."""
+        operation.step = self._context.step
+        return super().issue(operation, stream)
+
+    def send(
+        self, operation: CollectiveFuture[Array], dst: int, tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Array]:
+        """Check and start the sender's end of a message."""
+        operation.step = self._context.step
+        return super().send(operation, dst, tag, stream)
+
+    def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
+        if not isinstance(port.communicator, _Checked):
+            port.communicator = _Checked(port.communicator)
+        super()._enqueue(operation, port)
+
+
+class _Checked:
+    """A communicator that looks at what arrives."""
+
+    def __init__(self, inner: Matching) -> None:
+        self.members = inner.members
+        self._inner = inner
+        self.withdraw, self.forget, self.missing = inner.withdraw, inner.forget, inner.missing
+
+    @property
+    def identity(self) -> str:
+        """What names it on every rank alike, in few characters."""
+        return self._inner.identity
+
+    def arrive(self, operation: Operation) -> None:
+        """Take in one rank's end, or fail all because of what it would send."""
+        error = _found(operation) if _sends(operation) else None
+        if error is None:
+            self._inner.arrive(operation)
+        else:
+            self._inner.withdraw(operation, Failure(error))
+
+
+def _sends(operation: Operation) -> bool:
+    """Whether the input of a rank goes anywhere."""
+    position, kind = operation.port.position, operation.kind
+    if operation.source is None or operation.context.arrays.shapes_only:
+        return False
+    if kind in (Collective.BROADCAST, Collective.SCATTER):
+        return position == operation.root
+    return kind is not Collective.PERMUTE or position in {src for src, _ in operation.pairs}
+
+
+def _found(operation: Operation) -> NonFiniteError | None:
+    """Return the error that an operation deserves for its input, if any."""
+    source = operation.source
+    assert source is not None, "whoever sends has something to send"
+    at = first_not_finite(source)
+    if at is None:
+        return None
+    index = tuple(map(int, np.unravel_index(at, source.shape)))
+    return NonFiniteError(
+        rank=operation.context.rank,
+        operation=operation.label,
+        seq=operation.seq,
+        step=operation.step,
+        call_site=operation.call_site,
+        array=f"{source.dtype.name} {source.shape}",
+        index=index,
+        value=str(source[index]),
+        count=int(source.size - np.count_nonzero(np.isfinite(source))),
+    )
+
+
+def first_not_finite(array: Array) -> int | None:
+    """Return the flat index of the first NaN or infinity of a C-contiguous array of any type; None if all is finite."""
+    flat = array.reshape(-1)
+    dtype = flat.dtype
+    if dtype.kind in "biu":
+        return None
+    marks = _marks(dtype)
+    if marks is not None:
+        flat = flat.view(np.uint8 if dtype.itemsize == 1 else np.uint16)
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        bad = ~np.isfinite(block) if marks is None else np.bitwise_and(block, marks[0]) == marks[1]
+        if bad.any():
+            return start + int(bad.argmax())
+    return None
+
+
+@cache
+def _marks(dtype: np.dtype[np.generic]) -> tuple[np.generic, np.generic] | None:
+    """Return which bits of a narrow type tell what is not finite, and what they are then; None: ask element by element.
+
+    That would take forty times as long for a bfloat16.
+    """
+    if dtype.itemsize > 2:
+        return None
+    patterns = np.arange(1 << (8 * dtype.itemsize), dtype=np.uint8 if dtype.itemsize == 1 else np.uint16)
+    with np.errstate(invalid="ignore"):  # of a bfloat16 that asks for attention
+        bad = patterns[~np.isfinite(patterns.view(dtype))]
+    if not bad.size:
+        return None
+    common = ~np.bitwise_or.reduce(bad ^ bad[0])
+    tells = np.array_equal(patterns[(patterns & common) == (bad[0] & common)], bad)
+    return (common, bad[0] & common) if tells else None
