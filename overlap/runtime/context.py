@@ -55,7 +55,6 @@ class RankContext:
         nursery: For tasks of this rank; open as long as it lives.
         step: Index of the step that it is in, if any.
         closed: Whether it has ended: nothing may be issued any more.
-        step: The step of the program that it is in.
     """
 
     rank: int
@@ -72,7 +71,6 @@ class RankContext:
     nursery: trio.Nursery | None = None
     step: int | None = None
     closed: bool = False
-    step: int | None = None
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.

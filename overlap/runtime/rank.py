@@ -226,5 +226,4 @@ class Rank(Calls):
         finally:
             context.step = outer
             context.flight.step(before)
-            context.step = outer
             context.record(("step", "step", f"step {index}", started_ns, context.now_ns(), index))
