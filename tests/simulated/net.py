@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any
 
@@ -71,17 +72,41 @@ class Pipe:
         self.waiting_bytes += len(data)
         self.tell()
 
-    async def get(self, most_bytes: int) -> bytes:
-        while True:
-            now_s = trio.current_time()
-            if self.pieces and not self.stopped and self.pieces[0][0] <= now_s:
-                return self._taken(most_bytes)
-            if not self.pieces and self.ended and not self.stopped:
-                return b""
-            if self.broken:
-                raise OSError(self.broken, os.strerror(self.broken))
-            due_s = self.pieces[0][0] if self.pieces and not self.stopped else float("inf")
-            with trio.move_on_at(due_s):
+    @property
+    def due_s(self) -> float:
+        """When the next bytes, or the end, can be read."""
+        if self.stopped:
+            return inf
+        if self.pieces:
+            return self.pieces[0][0]
+        return -inf if self.ended else inf
+
+    def get_now(self, most_bytes: int) -> bytes | None:
+        """Return what has arrived, b"" at the end; None if nothing has."""
+        if self.due_s <= trio.current_time():
+            return self._taken(most_bytes) if self.pieces else b""
+        if self.broken:
+            raise OSError(self.broken, os.strerror(self.broken))
+        return None
+
+    @property
+    def full(self) -> bool:
+        return self.waiting_bytes >= BUFFER_BYTES
+
+    def put_now(self, data: bytes) -> int:
+        """Take some bytes; 0 if there is no room."""
+        if self.broken:
+            raise OSError(self.broken, os.strerror(self.broken))
+        if self.sender.dead or self.full:
+            return 0
+        count = self.net.bite(len(data))
+        self.put(data[:count])
+        return count
+
+    async def readable(self) -> None:
+        """Wait until `get_now` gives something, or this end is closed, or news that may be that."""
+        if self.due_s > trio.current_time() and not self.broken:
+            with trio.move_on_at(self.due_s):
                 await self.news.wait()
 
     def _taken(self, most_bytes: int) -> bytes:
@@ -106,6 +131,7 @@ class FakeSocket(trio.socket.SocketType):
         self.into: Pipe | None = None
         self.backlog: deque[FakeSocket] | None = None
         self.knocked = trio.Event()
+        self.is_rail = False
         owner.sockets.append(self)
 
     # -- what trio asks of any socket --------------------------------------------------------------------------------
@@ -178,25 +204,20 @@ class FakeSocket(trio.socket.SocketType):
 
     async def send(self, data: Any, flags: int = 0) -> int:
         await trio.lowlevel.checkpoint()
-        self._check_open()
         assert self.out is not None
-        if self.owner.dead:
-            await trio.sleep_forever()
-        while self.out.waiting_bytes >= BUFFER_BYTES and not self.out.broken:
+        self._check_open()
+        while not (count := self.out.put_now(bytes(data))):
             await self.out.news.wait()
             self._check_open()
-        if self.out.broken:
-            raise OSError(self.out.broken, os.strerror(self.out.broken))
-        piece = bytes(data[: self.net.bite(len(data))])
-        self.out.put(piece)
-        return len(piece)
+        return count
 
     async def recv(self, buflen: int, flags: int = 0) -> bytes:
         await trio.lowlevel.checkpoint()
-        self._check_open()
         assert self.into is not None
-        data = await self.into.get(buflen)
         self._check_open()
+        while (data := self.into.get_now(buflen)) is None:
+            await self.into.readable()
+            self._check_open()
         return data
 
     def shutdown(self, how: int) -> None:
@@ -264,6 +285,7 @@ class Net(trio.abc.SocketFactory, trio.abc.HostnameResolver):
 
     def join(self, dialler: FakeSocket, listener: FakeSocket) -> None:
         accepted = FakeSocket(self, listener.owner)
+        accepted.is_rail = dialler.is_rail
         dialler.here = "10.0.0.2", self.free_port()
         dialler.there = accepted.here = listener.here
         accepted.there = dialler.here
@@ -282,10 +304,10 @@ class Net(trio.abc.SocketFactory, trio.abc.HostnameResolver):
             with suppress(trio.ClosedResourceError):
                 each.close()
 
-    def cut(self, process: Process) -> None:
-        """Break the connections that a process has."""
+    def cut(self, process: Process, share: float = 1.0) -> None:
+        """Break the connections that a process has, or some of them."""
         for each in process.sockets:
-            if not each.closed and each.out is not None:
+            if not each.closed and each.out is not None and self._chance.random() < share:
                 each.reset()
 
     async def silence(self, process: Process, for_s: float) -> None:

@@ -15,7 +15,8 @@ from trio.testing import MockClock
 
 from overlap.virtual.faults import Fates, Faults
 
-from .net import PROCESS, Net, Process
+from .net import PROCESS, FakeSocket, Net, Process
+from .raw import raw_sockets
 
 # Of virtual time: far longer than all that may be waited for together (60 s to join, 15 s of silence, 10 s to leave).
 HANG_S = 400.0
@@ -96,7 +97,7 @@ def simulate(
     net = Net(chance, slowest_s=10 ** chance.uniform(-5, -1), pieces=chance.random() < 0.5)
     blows = dict(_drawn(Random(f"{seed}, blows"), members, spread_s, kinds, most))
     found = Simulation(seed, members, net, blows)
-    with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time():
+    with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time(), raw_sockets(net):
         trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0))
     return found
 
@@ -162,6 +163,21 @@ async def _live(found: Simulation, process: Process, member: int, main: Main, sc
         found.over.set()
 
 
+async def _cut_rails(found: Simulation, process: Process, blow: Blow) -> None:
+    """Break one connection after the other, those to the coordinator not, and never the last one of two processes."""
+    chance = Random(f"{found.seed}, rails")
+    while True:
+        rails = [each for each in process.sockets if not each.closed and each.out is not None and each.is_rail]
+        links: dict[str, list[FakeSocket]] = {}
+        for each in rails:
+            assert each.out is not None
+            links.setdefault(each.out.receiver.name, []).append(each)
+        spare = [each for _, link in sorted(links.items()) if len(link) > 1 for each in link]
+        if spare:
+            chance.choice(spare).reset()
+        await trio.sleep(chance.uniform(0, blow.for_s))
+
+
 async def _strike(found: Simulation, process: Process, member: int, scope: trio.CancelScope) -> None:
     blow = found.blows[member]
     await trio.sleep(blow.at_s)
@@ -171,5 +187,7 @@ async def _strike(found: Simulation, process: Process, member: int, scope: trio.
         scope.cancel()
     elif blow.kind == "cut":
         found.net.cut(process)
+    elif blow.kind == "rails":
+        await _cut_rails(found, process, blow)
     elif blow.kind == "silence":
         await found.net.silence(process, blow.for_s)

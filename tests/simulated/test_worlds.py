@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Self
 
 import numpy as np
@@ -19,12 +19,14 @@ from overlap.remote.control_plane import ControlPlane
 from overlap.rendezvous import JoinError, join
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
-from transports import Endpoint, NeuronLink, Statistics, Transport
+from transports import Endpoint, NeuronLink, Router, Statistics, Transport
+from transports.efa import Efa
 
 from .simulation import HANG_S, Simulation, simulate
 from .test_membership import config
 
 EACH = 2  # ranks of a process
+LARGE = 40_000  # elements: 320 kB, which travel in chunks over all rails
 
 
 class Part(Transport):
@@ -86,6 +88,8 @@ async def train(rank: overlap.Rank) -> list[float]:
         rank.send(np.full(5, float(me)), (me + 1) % n, tag=step)
         got = await rank.recv(((5,), float), (me - 1) % n, tag=step)
         near = await pairs.all_reduce(np.ones(2))
+        big = await rank.all_reduce(np.full(LARGE, float(me)), priority=1) if step % 2 else np.full(1, n * (n - 1) / 2)
+        assert set(big.tolist()) == {n * (n - 1) / 2}
         told += [float(got[0]), float(near[0]), *[float((await each).sum()) for each in pending]]
     await rank.barrier()
     return told
@@ -99,7 +103,8 @@ async def raising(rank: overlap.Rank) -> None:
     await rank.barrier()
 
 
-def live(seed: int, processes: int, program: Program, **blows: object) -> Simulation:
+def live(seed: int, processes: int, program: Program, *, rails: int = 0, **blows: object) -> Simulation:
+    """Run a program, joined by memory that all share, or by so many rails between each two processes."""
     size = processes * EACH
     placement = [range(start, start + EACH) for start in range(0, size, EACH)]
     cluster = topology.cluster("local", nodes=processes, ranks=size)
@@ -109,15 +114,23 @@ def live(seed: int, processes: int, program: Program, **blows: object) -> Simula
         failure: Exception | None = None
         async with join(config(found, member, processes), report=lambda line: found.note(member, line)) as membership:
             plane = ControlPlane(Connection(membership), placement)
-            transport = Part(whole, placement[member])
-            world = World(size, cluster, transport, algorithm=None, others=plane, backend=VirtualBackend())
-            try:
-                results = await world.live(program, (), None)
-            except overlap.OverlapError as error:
-                failure = error
+            if rails:
+                efa = Efa(
+                    member=member, placement=placement, secret=b"of this simulation", exchange=membership.exchange,
+                    rails=rails, host=f"10.0.1.{member}", unix=False, report=lambda line: found.note(member, line),
+                )  # fmt: skip
+                transport: Transport = Router([NeuronLink(list(placement[member])), efa])
             else:
-                with trio.move_on_after(10):
-                    await membership.leave()
+                transport = Part(whole, placement[member])
+            async with transport.open() if rails else nullcontext():
+                world = World(size, cluster, transport, algorithm=None, others=plane, backend=VirtualBackend())
+                try:
+                    results = await world.live(program, (), None)
+                except overlap.OverlapError as error:
+                    failure = error
+                else:
+                    with trio.move_on_after(10):
+                        await membership.leave()
         if failure is not None:
             raise failure
         return results
@@ -152,11 +165,29 @@ def check(found: Simulation, processes: int) -> str:
     return "/".join(sorted(kinds))
 
 
-@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 2000), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.slow)], ids=str)
 def test_whatever_happens_results_are_exact_or_the_culprit_was_hit(seeds: range) -> None:
     kinds = {check(live(seed, 2 + seed % 3, train), 2 + seed % 3) for seed in seeds}
     assert any("RankFailedError" in each for each in kinds)
     assert "list" in kinds
+
+
+@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)], ids=str)
+def test_the_same_over_sockets(seeds: range) -> None:
+    kinds = {check(live(seed, 2 + seed % 2, train, rails=1 + seed % 3), 2 + seed % 2) for seed in seeds}
+    assert any("RankFailedError" in each for each in kinds)
+    assert "list" in kinds
+
+
+@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)], ids=str)
+def test_rails_may_die_as_long_as_one_lives(seeds: range) -> None:
+    lost = 0
+    for seed in seeds:
+        found = live(seed, 2, train, rails=2 + seed % 3, kinds=("rails",), most=1)
+        results = [result for member in (0, 1) for result in found.ends[member]]  # type: ignore[attr-defined]
+        assert results == expected(2), f"seed {seed}: {found.blows}, {found.ends}"
+        lost += sum("was lost" in what for _, _, what in found.log)
+    assert lost
 
 
 @pytest.mark.parametrize("seed", range(5))
