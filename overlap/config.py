@@ -57,7 +57,7 @@ _OF_LAUNCHERS = frozenset(
     f"OVERLAP_{name}"
     for name in (
         *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
-        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID"),
+        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART"),
     )
 )  # what `overlap.rendezvous.launcher_environment` knows besides
 
@@ -248,6 +248,11 @@ class RunConfig:
         default="60",
         read=seconds, metavar="S", flag="--join-timeout", help="all must have met after S seconds; default: 60",
         nodes=True,
+    )  # fmt: skip
+    max_restarts: int | None = option(
+        default="0",
+        read=index, metavar="N", help="start the world again up to N times if it fails (see --state-dir)",
+        nodes=True, variable=False,
     )  # fmt: skip
     log_dir: str | None = option(
         default="the terminal",

@@ -18,7 +18,7 @@ import trio
 from . import trace_files
 from .config import ARGUMENT, RunConfig, Wires, requested
 from .diagnostics import all_notes, is_interrupt
-from .errors import StallError, TraceWarning, UsageError
+from .errors import StallError, TraceWarning, UsageError, in_one_line
 from .flight.folder import FlightFile, open_flight
 from .flight.start import attempt, began
 from .runtime.stall_watch import STALL_S, StallLimits
@@ -164,7 +164,8 @@ async def _live_on(
     async with opened as around:
         joined = around.joined
         control_plane = joined.control_plane if joined else None
-        flight = _flight(wanted, place, around)
+        restart = joined.restart if joined else attempt()
+        flight = _flight(wanted, place, around, restart)
         world = World(
             around.size,
             around.cluster,
@@ -173,7 +174,7 @@ async def _live_on(
             others=control_plane,
             check=wanted.check,
             flight=flight.writer if flight else None,
-            restart=attempt(),
+            restart=restart,
             state_dir=wanted.state_dir,
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
@@ -190,8 +191,8 @@ async def _live_on(
                 _keep(flight, "interrupted", "told to end by a signal")
             raise
         finally:
-            if isinstance(failure, StallError):
-                _keep(flight, "stalled", str(failure).split("\n", 1)[0])
+            if failure is not None:
+                _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
             if flight is not None:
                 flight.close(keep=flight.writer.ended)
             await keeper.keep(world.timeline, joined.membership if joined else None)
@@ -229,10 +230,11 @@ def _simulate(
         return clock.kernel.run(live)
 
 
-def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup) -> FlightFile | None:
+def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:
     """Begin the flight record of this process."""
     name, start = began(
         job=place.job if place else None,
+        restart=restart,
         process=place.process if place else 0,
         processes=place.processes if place else 1,
         world_size=around.size,

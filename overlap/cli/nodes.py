@@ -27,6 +27,7 @@ from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, f
 from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import ADVICE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from .again import run_again
 
 __all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
 
@@ -64,6 +65,8 @@ def fitted(config: RunConfig) -> RunConfig:
 
 
 def _check_launcher(config: RunConfig, place: Place) -> None:
+    if config.max_restarts:
+        raise UsageError(f"--max-restarts: {place.source} has started this process, and would have to start it again")
     nodes, node = config.nnodes, config.node_rank
     if nodes not in (None, place.processes) or node not in (None, place.process):
         asked = f"--nnodes {nodes}" + ("" if node is None else f" --node-rank {node}")
@@ -75,7 +78,8 @@ def _check_launcher(config: RunConfig, place: Place) -> None:
 
 def starts_nodes(config: RunConfig) -> bool:
     """Whether the program is to run in processes that are still to be started."""
-    return config.nnodes is not None and config.nnodes > 1 and find_place() is None
+    several = config.nnodes is not None and config.nnodes > 1
+    return (several or bool(config.max_restarts)) and find_place() is None
 
 
 @contextmanager
@@ -101,38 +105,39 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     Raises:
         UsageError: If it cannot start as asked for; nothing has run then.
     """
-    assert config.ranks
-    assert config.nnodes
+    nodes = config.nnodes or 1
+    assert config.ranks or nodes == 1
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}
     if config.transport == "mpi":
-        _become_mpiexec(config.nnodes, command, environ)
-    environ.pop("OVERLAP_RANKS")
+        _become_mpiexec(nodes, command, environ)
+    if nodes > 1:
+        environ.pop("OVERLAP_RANKS")  # else the program may say it
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
-    here = range(config.nnodes) if config.node_rank is None else [config.node_rank]
+    here = range(nodes) if config.node_rank is None else [config.node_rank]
     if config.log_dir is not None:
         _make_folder(config.log_dir)
-    killed = oom_kills()
     with _listening(endpoint, here=0 in here) as (listener, bound):
         what = LaunchSpec(
             command=command,
             environ=environ,
-            nodes=config.nnodes,
+            nodes=nodes,
             here=here,
-            ranks_per_node=config.ranks // config.nnodes,
+            ranks_per_node=(config.ranks or 0) // nodes,
             endpoint=bound,
             listener=listener,
             job=_job(config),
             secret=secret,
-            prefix=config.prefix is not False,
+            prefix=config.prefix is not False and (nodes > 1 or config.prefix is True),
             colour=_colour(os.environ),
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
         )
-        outcome = trio.run(launch, what)
+        killed = oom_kills()
+        outcome = run_again(what, config) if config.max_restarts else trio.run(launch, what)
     return _end(outcome, oom_kills() - killed, announced=not config.unannounced)
 
 
@@ -159,6 +164,8 @@ def _standings(outcome: LaunchOutcome) -> list[str]:
 
 
 def _check(config: RunConfig) -> None:
+    if config.max_restarts and config.transport == "mpi":
+        raise UsageError("--max-restarts: with --transport mpi it is mpiexec that starts the nodes")
     if config.node_rank is None:
         return
     if config.nnodes is None or config.rdzv_endpoint is None:

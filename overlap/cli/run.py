@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import redirect_stderr
 from io import StringIO
 from textwrap import fill as filled
@@ -32,6 +33,7 @@ examples:
   overlap run --trace run.json --timeout 60 -m mypackage.train
   overlap timeline run.json                                 look at the trace
   overlap run --nnodes 2 --nproc-per-node 4 train.py        two processes with four ranks each, on this machine
+  overlap run --max-restarts 3 --state-dir state train.py   started again if it fails, from its last rank.state.save
   overlap run --nnodes 2 --nproc-per-node 4 --node-rank 0 --rdzv-endpoint 10.0.0.1:29500 train.py
                                                             the first of two machines; the other has --node-rank 1
 
@@ -103,7 +105,7 @@ def _tell(error: BaseException) -> int:
     place = find_place()
     with redirect_stderr(StringIO()) as told:
         code = report(error)
-    if not tell_launcher(status_of(error, local=place.ranks if place else (), text=told.getvalue())):
+    if not tell_launcher(status_of(error, local=place.ranks if place else range(sys.maxsize), text=told.getvalue())):
         say(told.getvalue())
     return code
 
@@ -115,6 +117,8 @@ def _config(args: argparse.Namespace) -> RunConfig:
     warn_of_unknown_variables()
     config = given(args).over(RunConfig.from_environment())
     config = _with_tls_files(config.changed(trace=output_path(config.trace, option=config.sources.get("trace", ""))))
+    folders = {name: getattr(config, name) for name in ("flight_dir", "state_dir") if getattr(config, name)}
+    config = config.changed(**{name: os.path.abspath(folder) for name, folder in folders.items()})
     config.verify()
     if isinstance(config.cluster, str):
         from topology import TopologyError, cluster

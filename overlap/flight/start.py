@@ -23,12 +23,13 @@ def attempt(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def began(
-    *, job: str | None, process: int, processes: int, world_size: int, script: str
+    *, job: str | None, restart: int, process: int, processes: int, world_size: int, script: str
 ) -> tuple[str, dict[str, object]]:
     """Return the name of this process's next record, and what stands in it.
 
     Args:
         job: Name of the job; None: this process is a world of its own.
+        restart: How often it has been started before.
         process: Index of this process.
         processes: How many there are.
         world_size: Ranks in the world.
@@ -37,7 +38,7 @@ def began(
     pid, world = os.getpid(), next(_worlds)
     told: dict[str, object] = {
         "job": job or f"process-{pid}-{time_ns() // 1_000_000}",
-        "attempt": attempt(),
+        "attempt": restart,
         "world": world,
         "process": process,
         "processes": processes,
@@ -48,7 +49,7 @@ def began(
         "script": script[-200:],
     }
     plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in str(told["job"]))
-    return f"{plain}-attempt{told['attempt']}-world{world}-process{process}-{pid}", told
+    return f"{plain}-attempt{restart}-world{world}-process{process}-{pid}", told
 
 
 def born(pid: int) -> str:

@@ -3,6 +3,7 @@
 # The map of this room:
 #
 #   spec         what to start
+#   restarts     starts a world again that has failed
 #   processes    all of one launch, to their end;  nodeprocess: one of them
 #   lifeline     why none outlives its launcher
 #   output       what they print;  lines: in whole lines

@@ -163,7 +163,7 @@ def _environment(what: LaunchSpec, node: int, descriptors: Mapping[str, int]) ->
     told = member_variables(
         node=node,
         nodes=what.nodes,
-        ranks_per_node=what.ranks_per_node,
+        ranks_per_node=what.ranks_per_node or 1,
         endpoint=what.endpoint,
         job=what.job,
         descriptors=descriptors,

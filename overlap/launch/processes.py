@@ -62,7 +62,7 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
             secret = hand_over(what.secret)
             kept.callback(os.close, secret)
             for node in what.here:
-                log = kept.enter_context(Log(f"{what.log_dir}/node-{node}.log")) if what.log_dir else None
+                log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
                 watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
             await watch.run(signals)
         finally:

@@ -17,7 +17,7 @@ class LaunchSpec:
         environ: Environment of all.
         nodes: How many nodes the world has.
         here: The nodes to start on this machine.
-        ranks_per_node: Ranks of each node.
+        ranks_per_node: Ranks of each node; 0: there is one node, and its program says it.
         endpoint: Host and port where node 0 listens.
         listener: Descriptor of the socket that listens there; node 0 inherits it.
         job: Name of the job.
@@ -27,6 +27,7 @@ class LaunchSpec:
         log_dir: Folder for what the nodes print; None: the terminal.
         grace_s: Between being asked to end and being killed.
         report: Takes lines for the user while the processes run.
+        attempt: How often they have been started before.
     """
 
     command: Sequence[str]
@@ -43,6 +44,12 @@ class LaunchSpec:
     log_dir: str | None
     grace_s: float
     report: Callable[[str], None]
+    attempt: int = 0
+
+    def log_path(self, node: int) -> str:
+        """Return where the output of a node goes; each attempt has a file of its own."""
+        again = f".restart-{self.attempt}" if self.attempt else ""
+        return f"{self.log_dir}/node-{node}{again}.log"
 
     def __repr__(self) -> str:
         return f"<LaunchSpec of nodes {list(self.here)} of {self.nodes}, job {self.job!r}>"

@@ -28,7 +28,7 @@ class Ending:
 
     Attributes:
         node: The node.
-        ranks: Its world ranks.
+        ranks: Its world ranks; none if it is alone, and says itself how many it has.
         pid: Of the process.
         returncode: As `subprocess` counts: negative for signals.
         status: What the process said of it, if it did.
@@ -55,6 +55,8 @@ class Ending:
     @property
     def name(self) -> str:
         """The node and its ranks, for messages."""
+        if not self.ranks:
+            return f"the process (pid {self.pid})"
         first, last = self.ranks[0], self.ranks[-1]
         return f"node {self.node} ({f'rank {first}' if first == last else f'ranks {first}-{last}'}, pid {self.pid})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -14,6 +15,7 @@ from transports.tls import Tls
 from ..membership.control_link import ControlLink, OutboxFullError
 from ..membership.control_messages import Message, Refused
 from ..membership.coordinator import Coordinator, RefusedError
+from .configuration import FRESH, name_epoch
 from .sockets import format_endpoint, tune
 
 __all__ = ["Acceptor"]
@@ -92,7 +94,7 @@ class Acceptor:
             async with stream:
                 tune(connection)
                 hello = await self._shake_hands(stream)
-                if hello.epoch == self._mine.epoch:
+                if hello.epoch == self._mine.epoch or self._takes(hello):
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
             self._turn_away(address, error)
@@ -118,11 +120,17 @@ class Acceptor:
         mine = self._mine
         if (theirs.role, theirs.job) != (mine.role, mine.job):
             return f"job '{theirs.job}' refused, this is job '{mine.job}'"
-        if theirs.epoch < mine.epoch:
-            return f"epoch {theirs.epoch} refused, current is {mine.epoch}"
+        if self._takes(theirs):
+            mine = replace(mine, epoch=theirs.epoch)
+        elif theirs.epoch < mine.epoch and theirs.detail != FRESH:
+            return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(mine.epoch)}"
         if theirs.epoch == mine.epoch and theirs.members != mine.members:
             return f"expected {mine.members} processes, this one was started with {theirs.members}"
         return mine
+
+    def _takes(self, theirs: Hello) -> bool:
+        """Whether a process comes that takes any attempt of the job, to a world of the same kind that is gathering."""
+        return FRESH == theirs.detail == self._mine.detail and not self._coordinator.complete
 
     async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
         """Let the coordinator handle what a member says, and tell it why if this side ends it."""

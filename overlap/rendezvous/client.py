@@ -14,7 +14,7 @@ from ..membership.clock_offset import CoordinatorClock
 from ..membership.control_link import ControlLink, OutboxFullError, watch
 from ..membership.control_messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
 from ..membership.handle import Membership
-from .configuration import JoinError, RendezvousConfig, name_processes
+from .configuration import JoinError, RendezvousConfig, name_epoch, name_processes
 from .sockets import dial, format_endpoint
 
 __all__ = ["join_as_client"]
@@ -125,7 +125,8 @@ class _Client:
                 return False
             raise JoinError(f"process 0 at {self._where}: {error}") from error
         if host.epoch != config.epoch:  # it refuses those that come late; so this one is early
-            self._trouble = f"epoch {host.epoch} has not ended there, this is epoch {config.epoch}"
+            theirs, mine = name_epoch(host.epoch), name_epoch(config.epoch)
+            self._trouble = f"epoch {theirs} has not ended there, this is epoch {mine}"
             return False
         return True
 

@@ -13,7 +13,12 @@ from ..errors import OverlapError, UsageError
 from ..membership.control_link import Patience
 from .sockets import Endpoint
 
-__all__ = ["JoinError", "RendezvousConfig", "name_processes"]
+__all__ = ["FRESH", "WORLDS", "JoinError", "RendezvousConfig", "name_epoch", "name_processes"]
+
+#: What the hello of a process says that has been in no world yet.
+FRESH = "fresh"
+#: Epochs of one attempt of a job: more worlds than one program runs.
+WORLDS = 1 << 20
 
 #: So that a hello fits into its 256 bytes.
 _JOB_LIMIT_BYTES = 128
@@ -39,6 +44,8 @@ class RendezvousConfig:
     Attributes:
         job: Name of the world, at most 128 bytes.
         epoch: Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
+        fresh: Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process
+            of an earlier attempt that has been in one is refused.
         member: Index of this process; 0 is the host.
         members: How many processes there are.
         endpoint: Where the host listens.
@@ -58,6 +65,7 @@ class RendezvousConfig:
     endpoint: Endpoint
     secret: bytes = field(repr=False)
     epoch: int = 0
+    fresh: bool = False
     detail: str = ""
     listener: socket.socket | None = None
     tls: Tls | None = None
@@ -80,7 +88,20 @@ class RendezvousConfig:
     @property
     def hello(self) -> Hello:
         """What this process says of itself."""
-        return Hello(role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members)
+        return Hello(
+            role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members,
+            detail=FRESH if self.fresh else "",
+        )  # fmt: skip
+
+
+def name_epoch(epoch: int) -> str:
+    """Name an epoch: which world of its attempt, and which attempt unless it is the first.
+
+    >>> name_epoch(3), name_epoch(2 * WORLDS)
+    ('3', '0 of restart 2')
+    """
+    restart, world = divmod(epoch, WORLDS)
+    return f"{world} of restart {restart}" if restart else str(world)
 
 
 def name_processes(members: Sequence[int]) -> str:

@@ -37,6 +37,7 @@ OVERLAP_SECRET_FD                           descriptor: the secret, see `secret`
 OVERLAP_LISTENER_FD                         descriptor, process 0 only: the socket that listens already
 OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
 OVERLAP_STATUS_FD                           descriptor: see `status`
+OVERLAP_RESTART                             how often the world has been started before, if it may be again
 ==========================================  ==================================================================
 
 The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
@@ -65,6 +66,7 @@ _OF_MEMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
     *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
+    "OVERLAP_RESTART",
 )
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import trio
@@ -17,11 +17,13 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..flight.start import attempt
 from ..launch.status import Entering, Leaving, tell_launcher
 from ..membership.handle import MemberLostError, Membership
 from ..membership.inbox import Lost
 from ..notice import notify
 from ..remote.control_plane import ControlPlane
+from ..rendezvous.configuration import WORLDS
 from ..rendezvous.joining import RendezvousConfig, join
 from ..rendezvous.launcher_environment import Place
 from ..rendezvous.mpi_introduction import introduced
@@ -34,8 +36,10 @@ LEAVE_S = 10.0
 # From the first process to the last; a cluster's scheduler may start them a while apart.
 JOIN_TIMEOUT_S = 60.0
 
-_epochs = count()
+_worlds = count()
 """A program may run several worlds, one after the other; each process counts them alike."""
+_attempts: list[int] = []
+"""Which attempt of its job this process belongs to, once it has agreed on that with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +50,13 @@ class Joined:
         transport: Reaches every rank of the world.
         control_plane: Speaks for the ranks of this process, and listens.
         membership: The control connection itself.
+        restart: How often the world has been started before.
     """
 
     transport: Transport
     control_plane: ControlPlane
     membership: Membership
+    restart: int
 
     async def leave(self) -> None:
         """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
@@ -73,20 +79,25 @@ async def joined(
     Raises:
         JoinError: If not all came in time, or this process is not one of those expected.
     """
-    epoch = next(_epochs)
+    world = next(_worlds)
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
-    config = await _config(place, epoch, machine, run)
+    config = await _config(place, world, machine, run)
     with config.listener or nullcontext():
-        with _told(epoch + 1):
+        with _told(world + 1):
             async with join(config, report=notify) as membership:
-                tell_launcher(Entering(world=epoch + 1, joined=True))
+                tell_launcher(Entering(world=world + 1, joined=True))
+                config = await _agreed(config, membership)
                 notices = _Notices()
                 between = await _between(place, placement, config, membership, run, notices)
                 transport = wires(Router([NeuronLink(list(place.ranks)), between]))
                 async with _opened(transport):
-                    control_plane = ControlPlane(_Connection(membership), placement, stopping=notices.cease)
-                    yield Joined(transport=transport, control_plane=control_plane, membership=membership)
+                    yield Joined(
+                        transport=transport,
+                        control_plane=ControlPlane(_Connection(membership), placement, stopping=notices.cease),
+                        membership=membership,
+                        restart=config.epoch // WORLDS,
+                    )
 
 
 @contextmanager
@@ -99,16 +110,28 @@ def _told(world: int) -> Iterator[None]:
         tell_launcher(Leaving(left=world))
 
 
-async def _config(place: Place, epoch: int, machine: str, run: RunConfig) -> RendezvousConfig:
+async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
+    """Let processes that have come from different attempts be of the latest: one may be there instead of another."""
+    if config.fresh:
+        told = await membership.exchange("epoch", str(config.epoch).encode())
+        config = replace(config, epoch=max(int(epoch) for epoch in told))
+        _attempts.append(config.epoch // WORLDS)
+    return config
+
+
+async def _config(place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
     tls = run.tls_files()
     endpoint, secret, listener = place.endpoint, place.secret, None
     if endpoint is None:
         endpoint, secret, listener = await introduced(place)
     elif place.listener is not None:
         listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program needs it again
+    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # so says the launcher that would do it
+    ranks = f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process"
     return RendezvousConfig(
         job=place.job,
-        epoch=epoch,
+        epoch=(_attempts[-1] if _attempts else attempt()) * WORLDS + world,
+        fresh=restarts and not _attempts,
         member=place.process,
         members=place.processes,
         endpoint=endpoint,
@@ -116,7 +139,7 @@ async def _config(place: Place, epoch: int, machine: str, run: RunConfig) -> Ren
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
-        detail=f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process, {machine}",
+        detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
     )
 
 

@@ -92,7 +92,11 @@ def test_a_world_that_stalls_leaves_its_record(folder):
     with pytest.raises(overlap.StallError):
         overlap.run(main, ranks=2, timeout_s=0.1)
     ending = only(folder).ending
-    assert (ending.how, ending.rank, ending.line) == ("stalled", None, "the world did not finish within timeout_s=0.1")
+    assert (ending.how, ending.rank, ending.line) == (
+        "stalled",
+        None,
+        "StallError: the world did not finish within timeout_s=0.1 ...",
+    )
 
 
 def test_a_rank_that_has_finished_is_known(folder):

@@ -1,0 +1,86 @@
+"""`overlap run --max-restarts N`: what the launcher must know to start a world again, and what it clears away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..flight.folder import ENDING, default_folder
+from ..flight.reading import Flight, read_flight
+from ..launch.processes import LaunchOutcome, launch
+from ..launch.restarts import Restarts, launch_again
+from ..launch.spec import LaunchSpec
+from ..launch.verdict import culprit
+from ..state.parts import Parts
+
+__all__ = ["run_again"]
+
+
+def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+    """Launch a world, again where it fails; a run that ends well in the end leaves no flight records."""
+    pids: list[int] = []
+
+    def once(attempt: LaunchSpec) -> LaunchOutcome:
+        outcome = trio.run(launch, attempt)
+        pids.extend(ending.pid for ending in outcome.endings)
+        return outcome
+
+    assert config.max_restarts
+    records = Path(config.flight_dir or default_folder())
+    restarts = Restarts(
+        most=config.max_restarts,
+        latest=partial(_latest, config.state_dir),
+        reached=partial(_reached, records),
+        place=_shown(config.state_dir),
+        sleep=time.sleep,
+    )
+    outcome = launch_again(what, restarts, once)
+    if outcome.asked is None and culprit(outcome.endings) is None:
+        for file in _of(records, pids):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # there are others in it, or there is none
+            records.rmdir()
+    return outcome
+
+
+def _latest(folder: str | None) -> int | None:
+    """Return the step of the newest complete state that this machine sees."""
+    complete = Parts(folder).complete() if folder is not None else []
+    return complete[0][0].step if complete else None
+
+
+def _reached(records: Path, pids: Sequence[int]) -> int | None:
+    """Return the last step that any rank of an attempt began, as their flight records tell."""
+    steps = [step for file in _of(records, pids) for step in _steps(file)]
+    return max(steps, default=None)
+
+
+def _steps(file: Path) -> Iterator[int]:
+    try:
+        flight: Flight = read_flight(file)
+    except UsageError:
+        return
+    for record in flight.ranks:
+        yield from (op.step for op in record.operations if op.step is not None)
+        if record.step is not None:
+            yield record.step
+
+
+def _of(records: Path, pids: Sequence[int]) -> list[Path]:
+    return [file for pid in pids for file in records.glob(f"*-{pid}{ENDING}")]
+
+
+def _shown(folder: str | None) -> str | None:
+    """Return a folder as its user is likely to have written it."""
+    if folder is None:
+        return None
+    with suppress(ValueError):
+        return str(Path(folder).relative_to(Path.cwd()))
+    return folder

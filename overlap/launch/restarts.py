@@ -1,0 +1,95 @@
+"""Starts a world again that has failed, as often as it may, and as long as that gets it any further.
+
+The line that is printed of each attempt says who ended it and why, and from which step the next one goes on. The next
+attempt starts at once while there is progress; without, it waits, longer each time, and the third attempt in a row
+that got no further is the last: what fails three times at one place fails the fourth time too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .memory import oom_kills
+from .processes import LaunchOutcome
+from .spec import LaunchSpec
+from .verdict import Ending, card, culprit
+
+__all__ = ["Restarts", "launch_again"]
+
+FUTILE = 3  # attempts without progress
+BAD_USAGE = 2  # the exit code of what would fail again in the same way
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+_OURS = "overlap: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """When to start a world again.
+
+    Attributes:
+        most: How often, at least once.
+        latest: Returns the step from which the next attempt goes on; None if there is no state.
+        reached: Returns how far an attempt came, given the pids of its processes; None if nobody knows.
+        place: Where the state is; None: nobody has said.
+        sleep: Waits so many seconds.
+    """
+
+    most: int
+    latest: Callable[[], int | None]
+    reached: Callable[[Sequence[int]], int | None]
+    place: str | None
+    sleep: Callable[[float], None]
+
+
+def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
+    """Launch a world until it ends well, or there is no point in it; return how the last attempt went.
+
+    Args:
+        what: What to start.
+        restarts: How often.
+        once: Launches it once.
+    """
+    best, futile = restarts.latest() if restarts.place else None, 0
+    for attempt in range(restarts.most + 1):
+        killed = oom_kills()
+        outcome = once(_numbered(what, attempt))
+        guilty = culprit(outcome.endings)
+        if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
+            break
+        step = restarts.latest()
+        reached = step if restarts.place else restarts.reached([ending.pid for ending in outcome.endings])
+        better = reached is not None and (best is None or reached > best)
+        best, futile = (reached, 0) if better else (best, futile + 1)
+        if attempt == restarts.most or futile >= FUTILE:
+            what.report(_given_up(attempt, futile))
+            break
+        pause_s = min(FIRST_PAUSE_S * 2 ** (futile - 1), LONGEST_PAUSE_S) if futile else 0.0
+        why = _why(guilty, oom_kills() - killed)
+        after = f" in {pause_s:g} s" if pause_s else ""
+        what.report(f"restart {attempt + 1} of {restarts.most}{after}, {_from(step, restarts.place)}: {why}")
+        if pause_s:
+            restarts.sleep(pause_s)
+    return outcome
+
+
+def _numbered(what: LaunchSpec, attempt: int) -> LaunchSpec:
+    return replace(what, environ={**what.environ, "OVERLAP_RESTART": str(attempt)}, attempt=attempt)
+
+
+def _given_up(attempt: int, futile: int) -> str:
+    if futile >= FUTILE:
+        return f"gives up: {FUTILE} attempts in a row ended without progress"
+    times = "once" if attempt == 1 else f"{attempt} times"
+    return f"gives up: it has been started again {times}, and --max-restarts allows no more"
+
+
+def _from(step: int | None, place: str | None) -> str:
+    if step is not None:
+        return f"from step {step}"
+    return "from the beginning" + (f" (no complete state in {place})" if place else " (no --state-dir)")
+
+
+def _why(guilty: Ending, killed: int) -> str:
+    return card(guilty, oom_kills=killed)[-1].removeprefix(_OURS)
