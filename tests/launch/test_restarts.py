@@ -1,0 +1,258 @@
+"""Starting a world again: what is said of each attempt, when it gives up, and that training ends with the same bits."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from overlap.launch.processes import LaunchOutcome
+from overlap.launch.restarts import Restarts, launch_again
+from overlap.launch.spec import LaunchSpec
+from overlap.launch.status import Status
+from overlap.launch.verdict import Ending
+
+ROOT = str(Path(__file__).parents[2])
+LIMIT_S = 240  # of a job; reached only by one that hangs
+
+# -- the loop ------------------------------------------------------------------------------------------------------
+
+KILLED = Ending(node=1, ranks=range(2, 4), pid=4711, returncode=-11)
+RAISED = Ending(
+    node=0, ranks=range(2), pid=4710, returncode=1,
+    status=Status(cause=True, rank=1, text="Traceback ...\noverlap: rank 1 failed at train.py:8: ValueError: no\n"),
+)  # fmt: skip
+WELL = Ending(node=0, ranks=range(2), pid=4710, returncode=0)
+CRASH = "node 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
+
+
+class Story:
+    """Launches that end as told, and the steps that are kept after each of them."""
+
+    def __init__(self, *endings, most=10, steps=(), place="state", asked=None):
+        self.endings, self.steps, self.lines = list(endings), [None, *steps], []
+        self.attempts, self.pauses_s, self.asked = [], [], asked
+        self.restarts = Restarts(
+            most=most,
+            latest=lambda: self.steps[min(len(self.attempts), len(self.steps) - 1)] if place else None,
+            reached=lambda pids: self.steps[min(len(self.attempts), len(self.steps) - 1)],
+            place=place,
+            sleep=self.pauses_s.append,
+        )
+
+    def tell(self):
+        what = LaunchSpec(
+            command=[], environ={"HOME": "/"}, nodes=2, here=[0, 1], ranks_per_node=2, endpoint=("", 0), listener=None,
+            job="", secret=b"", prefix=False, colour=False, log_dir="logs", grace_s=1, report=self.lines.append,
+        )  # fmt: skip
+        return launch_again(what, self.restarts, self._once)
+
+    def _once(self, what):
+        assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts))}
+        self.attempts.append(what.log_path(1))
+        return LaunchOutcome(endings=[self.endings.pop(0)], asked=self.asked)
+
+
+def test_each_attempt_is_told_in_one_line():
+    story = Story(KILLED, RAISED, KILLED, WELL, steps=[None, 40, 50])
+    assert story.tell().endings == [WELL]
+    assert story.lines == [
+        f"restart 1 of 10 in 1 s, from the beginning (no complete state in state): {CRASH}",
+        "restart 2 of 10, from step 40: rank 1 failed at train.py:8: ValueError: no",
+        f"restart 3 of 10, from step 50: {CRASH}",
+    ]
+    assert story.attempts == [f"logs/node-1{again}.log" for again in ("", ".restart-1", ".restart-2", ".restart-3")]
+
+
+def test_without_a_state_it_says_that_there_might_be_one():
+    story = Story(KILLED, WELL, steps=[7], place=None)
+    story.tell()
+    assert story.lines == [f"restart 1 of 10, from the beginning (no --state-dir): {CRASH}"]
+
+
+def test_it_waits_longer_each_time_and_gives_up_where_there_is_no_progress():
+    story = Story(*[KILLED] * 9, steps=[40, 40, 40, 40, 40])
+    assert story.tell().endings == [KILLED]
+    assert story.lines[1:] == [
+        f"restart 2 of 10 in 1 s, from step 40: {CRASH}",
+        f"restart 3 of 10 in 2 s, from step 40: {CRASH}",
+        "gives up: 3 attempts in a row ended without progress",
+    ]
+    assert story.pauses_s == [1.0, 2.0]
+
+
+def test_progress_begins_the_count_anew():
+    story = Story(*[KILLED] * 9, steps=[1, 1, 1, 2, 2, 2, 2])
+    story.tell()
+    assert len(story.attempts) == 7
+    assert story.pauses_s == [1.0, 2.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("most", "times"), [(1, "once"), (2, "2 times")])
+def test_it_gives_up_when_all_restarts_are_used_up(most, times):
+    story = Story(*[KILLED] * 9, steps=[1, 2, 3, 4], most=most)
+    story.tell()
+    assert len(story.attempts) == most + 1
+    assert story.lines[-1] == f"gives up: it has been started again {times}, and --max-restarts allows no more"
+
+
+def test_bad_usage_is_not_tried_again():
+    story = Story(replace(RAISED, returncode=2))
+    story.tell()
+    assert (len(story.attempts), story.lines) == (1, [])
+
+
+def test_who_asks_it_to_end_is_obeyed():
+    story = Story(KILLED, asked=signal.SIGTERM)
+    assert story.tell().asked == signal.SIGTERM
+    assert (len(story.attempts), story.lines) == (1, [])
+
+
+# -- with processes ------------------------------------------------------------------------------------------------
+
+TRAIN = """
+import os, random, signal, sys, threading, time
+import numpy as np
+import overlap
+
+KILLS, STEPS = int(sys.argv[1]), 40
+
+def die(after_s):
+    time.sleep(after_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main(rank):
+    state = await rank.state.latest()
+    weights, begin = (state.tree["weights"], state.step) if state else (np.linspace(0, 1, 1000), 0)
+    chance = random.Random(1000 * KILLS + rank.restart)
+    victim, last = chance.randrange(rank.world_size), begin + chance.randrange(1, 3)
+    for step in range(begin, STEPS):
+        with rank.step(step):
+            if rank.restart < KILLS and (rank.rank, step) == (victim, last):
+                threading.Thread(target=die, args=[chance.uniform(0, 0.02)]).start()
+            gradient = rank.compute(lambda w=weights: np.sin(w * (step + 1) + rank.rank))
+            weights = weights - 0.1 * await rank.all_reduce(gradient, op="mean")
+            await rank.state.save(step + 1, {"weights": weights})
+    if rank.rank == 0:
+        print("restarts", rank.restart, "weights", weights.tobytes().hex())
+
+overlap.run(main, ranks=2)
+"""
+
+
+class Job:
+    def __init__(self, folder, *options, kills, **variables):
+        (folder / "train.py").write_text(TRAIN)
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "overlap", "run", "--state-dir", "state", *options, "train.py", str(kills)],
+            cwd=folder,
+            env=plain | {"PYTHONPATH": ROOT, "OVERLAP_FLIGHT_DIR": str(folder / "records")} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self):
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out.split(), err.splitlines()
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return a function that starts a job in a folder of its own; none survives the test."""
+    jobs = []
+
+    def start(name, *options, **details):
+        (tmp_path / name).mkdir(exist_ok=True)
+        jobs.append(Job(tmp_path / name, *options, **details))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.process.kill()
+        one.process.communicate(timeout=LIMIT_S)
+
+
+def check_kills(job, tmp_path, kills, *options):
+    """Kill at random moments, and compare with what was never disturbed."""
+    undisturbed = job("undisturbed", "--no-prefix", *options, kills=0).end()
+    code, said, lines = job("killed", "--no-prefix", "--max-restarts", str(kills), *options, kills=kills).end()
+    assert (code, said[:2]) == (0, ["restarts", str(kills)]), lines
+    assert said[2:] == undisturbed[1][2:]
+    told = [line for line in lines if line.startswith("overlap: restart ")]
+    assert [line.split()[2:5] for line in told] == [[str(n), "of", f"{kills},"] for n in range(1, kills + 1)]
+    assert all(" was killed by SIGKILL" in line for line in told)
+    assert not (tmp_path / "killed" / "records").exists()  # nothing remains of a run that ended well
+
+
+def test_ten_kills_leave_the_same_bits(job, tmp_path):
+    check_kills(job, tmp_path, 10)
+
+
+def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
+    check_kills(job, tmp_path, 3, "--nnodes", "2")
+
+
+@pytest.mark.slow
+def test_many_kills_of_one_node_of_four_leave_the_same_bits(job, tmp_path):
+    check_kills(job, tmp_path, 18, "--nnodes", "4", "--nproc-per-node", "2")
+
+
+def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
+    (tmp_path / "fails").mkdir()
+    failing = tmp_path / "fails" / "fail.py"
+    failing.write_text("raise ValueError('no')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlap", "run", "--max-restarts", "1", "fail.py"],
+        cwd=failing.parent, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert lines[0].startswith("overlap: restart 1 of 1 in 1 s, from the beginning (no --state-dir): ")
+    assert lines[1] == "overlap: gives up: it has been started again once, and --max-restarts allows no more"
+    assert lines[-2] == "ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "message"),
+    [
+        (["--transport", "mpi", "--nnodes", "2"], {}, "with --transport mpi it is mpiexec that starts the nodes"),
+        ([], {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+         "torchrun has started this process, and would have to start it again"),
+    ],
+)  # fmt: skip
+def test_who_does_not_start_the_processes_cannot_start_them_again(job, options, variables, message):
+    code, _, lines = job("refused", "--max-restarts", "1", *options, kills=0, **variables).end()
+    assert (code, lines) == (2, [f"overlap: --max-restarts: {message}"])
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_path, lost):
+    """As on two machines: each has a launcher; one is gone, and another takes its place with the same secret."""
+    secret = "00" * 32
+
+    def start(node, kills):
+        where = ("--nnodes", "2", "--node-rank", str(node), "--rdzv-endpoint", endpoint)
+        return job("by-hand", "--no-prefix", "--max-restarts", "4", *where, kills=kills, OVERLAP_SECRET=secret)
+
+    undisturbed = job("undisturbed", "--no-prefix", "--nnodes", "2", kills=0).end()
+    endpoint = f"127.0.0.1:{free_port()}"
+    nodes = [start(0, kills=2), start(1, kills=2)]
+    nodes[lost].process.stderr.readline()  # it has failed once: the others count one attempt more than who comes now
+    nodes[lost].process.kill()
+    nodes[lost] = start(lost, kills=2)
+    codes, said = zip(*(node.end()[:2] for node in nodes), strict=True)
+    assert codes == (0, 0)
+    assert said[0][2:] == undisturbed[1][2:]
