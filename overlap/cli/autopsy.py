@@ -48,11 +48,16 @@ def main(args: argparse.Namespace) -> int:
     )
     first = world.flights[0]
     attempt = f", attempt {first.attempt}" if first.attempt else ""
-    print(f"job {first.job}{attempt}: {first.world_size} ranks, {first.processes} nodes")
+    ranks, nodes = _counted(first.world_size, "rank"), _counted(first.processes, "node")
+    print(f"job {first.job}{attempt}: {ranks}, {nodes}")
     print("\n".join([*verdict(world), "", *table(world, most_rows=1 << 30 if args.all else MOST_ROWS)]))
     if others:
         print(f"(of {others + 1} runs in these files this is the last; name the files of another to see that)")
     return 0
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _files(named: Sequence[str]) -> list[str]:

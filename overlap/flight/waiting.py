@@ -1,7 +1,8 @@
 """Who waits for whom, from the flight records of all processes: the rank whose turn it is, or a circle. Pure.
 
-An operation waits for the members that have not issued the operation of the same number at the same place. Following
-that from rank to rank ends at one that waits for nobody, which is the odd one out, or goes round.
+An operation waits for the members that have not issued the operation of the same number at the same place, or have no
+input for it yet. Following that from rank to rank ends at one that waits for nobody, which is the odd one out, or goes
+round.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
 def _has_come(record: RankRecord | None, operation: Operation) -> bool:
     if record is None:
         return False
-    return any(own.key == operation.key and own.number >= operation.number for own in record.operations)
+    there = [own for own in record.operations if own.key == operation.key and own.number >= operation.number]
+    same = [own for own in there if own.number == operation.number]
+    if same:  # issued, but without its input nothing can begin
+        return bool(same[0].what) or same[0].ended_ns is not None
+    return bool(there)
 
 
 def odd_ones(ranks: Mapping[int, RankRecord]) -> tuple[list[int], bool]:

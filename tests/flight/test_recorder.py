@@ -57,7 +57,7 @@ def test_a_failed_world_leaves_what_its_ranks_did(folder):
     assert (reduced.what, reduced.group, reduced.members) == ("all_reduce(float32 (2,), op='sum')", "world", (0, 1))
     assert gathered.what == "all_gather(float64 (3,))"  # known only once its input was there
     assert reduced.site.rpartition(":")[0].endswith("test_recorder.py")
-    assert reduced.issued_ns <= think.issued_ns <= think.started_ns <= think.ended_ns <= gathered.ended_ns
+    assert reduced.issued_ns <= think.issued_ns <= think.started_ns <= min(think.ended_ns, gathered.ended_ns)
     assert [op.name for op in flight.ranks[1].operations] == ["all_reduce", "think", "all_gather"]
     assert flight.ending is not None
     assert (flight.ending.how, flight.ending.rank, flight.ending.here) == ("failed", 1, True)
@@ -92,11 +92,8 @@ def test_a_world_that_stalls_leaves_its_record(folder):
     with pytest.raises(overlap.StallError):
         overlap.run(main, ranks=2, timeout_s=0.1)
     ending = only(folder).ending
-    assert (ending.how, ending.rank, ending.line) == (
-        "stalled",
-        None,
-        "StallError: the world did not finish within timeout_s=0.1 ...",
-    )
+    assert (ending.how, ending.rank) == ("stalled", None)
+    assert ending.line.startswith("StallError: the world did not finish within timeout_s=0.1")
 
 
 def test_a_rank_that_has_finished_is_known(folder):

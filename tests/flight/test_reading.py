@@ -1,0 +1,130 @@
+"""Reading flight records: what is none is refused in one line, and damage is never more than that."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import overlap
+from overlap import UsageError
+from overlap.cli import main as command
+from overlap.flight.reading import read_flight
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """The bytes of a real record."""
+    folder = tmp_path_factory.mktemp("records")
+
+    async def main(rank):
+        with rank.step(1):
+            await rank.all_reduce(np.ones(2))
+        raise ValueError("no")
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OVERLAP_FLIGHT_DIR", str(folder))
+        with pytest.raises(overlap.RankFailedError):
+            overlap.run(main, ranks=1)
+    (file,) = folder.iterdir()
+    return file.read_bytes()
+
+
+def refusal(file, data):
+    file.write_bytes(data)
+    with pytest.raises(UsageError) as caught:
+        read_flight(file)
+    return str(caught.value)
+
+
+def test_what_is_no_record_is_refused(tmp_path, sample):
+    file = tmp_path / "x.flight"
+    assert refusal(file, b"") == refusal(file, b"PNG" + sample) == f"{file}: is no flight record"
+
+
+def test_what_is_cut_off_is_refused(tmp_path, sample):
+    file = tmp_path / "x.flight"
+    assert refusal(file, sample[:5000]) == f"{file}: is cut off: it has 5000 of {len(sample)} bytes"
+
+
+def test_what_another_version_has_written_is_refused(tmp_path, sample):
+    file = tmp_path / "x.flight"
+    other = sample[:8] + b"\x07" + sample[9:]
+    assert refusal(file, other) == f"{file}: was written by another version of overlap (format 7, this reads 1)"
+
+
+def test_what_is_damaged_is_refused(tmp_path, sample):
+    file = tmp_path / "x.flight"
+    told = refusal(file, sample[:516] + b"]" + sample[517:])
+    assert told.startswith(f"{file}: is damaged: JSONDecodeError: ")
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        read_flight(tmp_path / "x")
+    assert str(caught.value) == f"{tmp_path / 'x'}: No such file or directory"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=8)), max_size=20))
+def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
+    file, data = tmp_path / "x.flight", bytearray(sample)
+    for where, what in damage:
+        at = int(where**4 * len(data))  # more of it at the beginning, where there is something to damage
+        data[at : at + len(what)] = what
+    file.write_bytes(data[: len(sample)])
+    with suppress(UsageError):
+        assert len(read_flight(file).ranks) == 1
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path / "records"))
+    (tmp_path / "records").mkdir()
+    return tmp_path / "records"
+
+
+def test_the_last_run_is_judged(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    assert command(["autopsy"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("job process-")
+    assert out[0].endswith(": 1 rank, 1 node")
+    assert [line.partition(":")[0] for line in out[1:4]] == ["who", "where", "waited for"]
+    assert out[5].split() == ["rank", "node", "step", "for", "doing", "waits", "for"]
+
+
+def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    (folder / "b.flight").write_bytes(sample[:100])
+    (folder / "c.flight").write_text("hello")
+    assert command(["autopsy", str(folder)]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"overlap: autopsy: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
+        f"overlap: autopsy: {folder / 'c.flight'}: is no flight record",
+    ]
+
+
+def test_without_any_record_it_says_so(folder, capsys):
+    assert command(["autopsy"]) == 2
+    assert capsys.readouterr().err == (
+        f"overlap: autopsy: no flight records in {folder}: no run has failed here, or they are elsewhere\n"
+    )
+
+
+def test_with_foreign_files_only_it_names_them(folder, capsys):
+    (folder / "c.flight").write_text("hello")
+    assert command(["autopsy", str(folder / "c.flight")]) == 2
+    assert capsys.readouterr().err == f"overlap: autopsy: {folder / 'c.flight'}: is no flight record\n"
+
+
+def test_several_runs_are_told_apart(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    (folder / "b.flight").write_bytes(sample.replace(b'"attempt": 0', b'"attempt": 1'))
+    assert command(["autopsy"]) == 0
+    told = "(of 2 runs in these files this is the last; name the files of another to see that)"
+    assert capsys.readouterr().out.splitlines()[-1] == told
