@@ -18,6 +18,7 @@ import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..flight.last_signs import last_signs_of
 from ..launch.memory import oom_kills
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.spec import LaunchSpec
@@ -138,10 +139,11 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
         )
         killed = oom_kills()
         outcome = run_again(what, config) if config.max_restarts else trio.run(launch, what)
-    return _end(outcome, oom_kills() - killed, announced=not config.unannounced)
+    return _end(outcome, oom_kills() - killed, config)
 
 
-def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
+def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
+    announced = not config.unannounced
     if outcome.asked is not None:
         if announced:
             notify("\n".join([_SIGNALS[outcome.asked], *_standings(outcome)]))
@@ -149,7 +151,9 @@ def _end(outcome: LaunchOutcome, killed: int, *, announced: bool) -> int:
     guilty = culprit(outcome.endings)
     if guilty is None:
         return 0
-    say("\n".join([*card(guilty, oom_kills=killed), ""]))
+    silent = guilty.status is None or guilty.accuser is not None
+    signs = last_signs_of(guilty.pid, config.flight_dir) if silent else []
+    say("\n".join([*card(guilty, oom_kills=killed, signs=signs), ""]))
     return exit_code(guilty)
 
 

@@ -8,3 +8,4 @@
 #   reading     reads one back, and refuses what is none
 #   waiting     who waits for whom, from the files of all processes: pure
 #   autopsy     the verdict in three lines, and the table of ranks: pure
+#   last_signs  what one process was doing that ended a moment ago, for its launcher

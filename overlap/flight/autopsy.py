@@ -13,9 +13,10 @@ from ..timeline.ranklist import listed
 from .reading import Flight, Operation, RankRecord
 from .waiting import absent, odd_ones, oldest
 
-__all__ = ["World", "newest_world", "table", "verdict"]
+__all__ = ["World", "last_signs", "newest_world", "table", "verdict"]
 
 MOST_ROWS = 64  # of the table, unless all are asked for
+_MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,46 @@ def verdict(world: World) -> list[str]:
     if rank is None:
         return [f"who:        {who}", f"where:      {_summary(world)}", f"waited for: {_longest(world)}"]
     return [f"who:        {who}", f"where:      {_where(world, rank)}", f"waited for: {_waited(world, rank)}"]
+
+
+def last_signs(world: World, pid: int) -> list[str]:
+    """Return what is known of a process that ended without a word: what its ranks were doing, and who waited for them.
+
+    Args:
+        world: The records of all processes, as far as they are here.
+        pid: The process.
+    """
+    own = next((flight.ranks for flight in world.flights if flight.pid == pid), ())
+    lines = [_last_sign(record) for record in own[:_MOST_SIGNS]]
+    more = [f"and {len(own) - _MOST_SIGNS} ranks more"] if len(own) > _MOST_SIGNS else []
+    return [*lines, *more, *_waiters(world, [record.rank for record in own])]
+
+
+def _last_sign(record: RankRecord) -> str:
+    operation = oldest(record)
+    if operation is not None:
+        return f"rank {record.rank} was in {_doing(operation)}{_in_step(operation.step)}"
+    if not record.operations:
+        return f"rank {record.rank} had issued nothing yet"
+    last = max(record.operations, key=lambda op: op.ended_ns or 0)
+    state = "had finished its program" if record.left else f"was in its program{_in_step(record.step)}"
+    return f"rank {record.rank} {state}, after {_label(last)} ({last.site})"
+
+
+def _waiters(world: World, ranks: Sequence[int]) -> list[str]:
+    """Say which others waited for some ranks, and in what."""
+    waiting = [
+        (other, op)
+        for rank in ranks
+        for other, each in sorted(world.ranks.items())
+        if other not in ranks
+        for op in _waiting(each, rank, world.ranks)
+    ]
+    if not waiting:
+        return []
+    who = sorted({other for other, _ in waiting})
+    first = min((op for _, op in waiting), key=lambda op: op.issued_ns)
+    return [f"rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.site})"]
 
 
 def _culprit(world: World) -> tuple[str, int | None]:
@@ -147,16 +188,12 @@ def _where(world: World, rank: int) -> str:
 
 
 def _waited(world: World, rank: int) -> str:
-    record, ranks = world.ranks.get(rank), world.ranks
+    record = world.ranks.get(rank)
     operation = oldest(record) if record is not None else None
     if operation is not None and (told := _awaited(operation, rank, world)):
         return told
-    waiting = [(other, op) for other, each in sorted(ranks.items()) for op in _waiting(each, rank, ranks)]
-    if not waiting:
-        return "nobody, and nobody waited for it"
-    who = sorted({other for other, _ in waiting})
-    first = min((op for _, op in waiting), key=lambda op: op.issued_ns)
-    return f"nobody; rank{'s' * (len(who) > 1)} {listed(who)} waited for it in {_label(first)} ({first.site})"
+    waiters = _waiters(world, [rank])
+    return f"nobody; {waiters[0]}" if waiters else "nobody, and nobody waited for it"
 
 
 def _awaited(operation: Operation, rank: int, world: World) -> str:

@@ -94,13 +94,14 @@ def exit_code(ending: Ending) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def card(ending: Ending, *, oom_kills: int = 0) -> list[str]:
+def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> list[str]:
     """Return what is said of the culprit, last of all and in at most 25 lines: its error, and where that does not tell
-    who is at fault, one more line.
+    who is at fault, one more line, and what it was doing.
 
     Args:
         ending: Of the culprit.
         oom_kills: How many processes the kernel has killed for want of memory while the job ran, where it counts them.
+        signs: The last signs of life of a process that did not say why it ended.
     """
     status = (ending.accuser or ending).status
     told = status.text.splitlines() if status else list(ending.tail)
@@ -108,7 +109,8 @@ def card(ending: Ending, *, oom_kills: int = 0) -> list[str]:
     if said_all and not ending.log:
         return _shortened(told, CARD_LINES)
     last = f"{_OURS}{ending.name} {_how(ending, oom_kills)}"
-    return [*_shortened(told, CARD_LINES - 1), last + (f"; all it printed is in {ending.log}" if ending.log else "")]
+    last += f"; all it printed is in {ending.log}" if ending.log else ""
+    return [*_shortened(told, CARD_LINES - 1 - len(signs)), last, *(f"  {line}" for line in signs)]
 
 
 def _how(ending: Ending, oom_kills: int) -> str:

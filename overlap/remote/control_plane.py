@@ -220,7 +220,9 @@ class ControlPlane:
     def _lost(self, member: int, reason: str) -> None:
         ranks = self._placement[member]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        error = PeerLostError(f"process {member} ({who}) is lost: {reason}", culprit=ranks[0])
+        waited = self._world.waiting_for(ranks)
+        text = f"process {member} ({who}) is lost: {reason}{'; ' if waited else ''}{waited}"
+        error = PeerLostError(text, culprit=ranks[0])
         self._world.fail_elsewhere(ranks[0], error, [])
 
     def _hear(self, member: int, message: Mapping[str, object]) -> None:

@@ -153,7 +153,7 @@ class AnyReceive(Issued[Array]):
         outstanding = self._context.outstanding
         outstanding.operations.pop(self, None)
         if outstanding.draining or failure is not None:
-            outstanding.note_end(failure)
+            outstanding.note_end(self, failure)
         tell(self)
 
 

@@ -136,7 +136,7 @@ class ComputeFuture(Issued[T_co]):
         context, failure = self.context, outcome(self)[1]
         if context.outstanding.operations.pop(self, self) is None:
             context.flight.ended(self.record, context.now_ns() if failure is None else -context.now_ns())
-            context.outstanding.note_end(failure)
+            context.outstanding.note_end(self, failure)
         tell(self)
 
     def abandon(self, error: BaseException) -> None:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -214,6 +214,11 @@ class CollectiveFuture(Issued[T_co]):
         """World ranks that have not come to it, once this one has."""
         arrived = self.active and not isinstance(self.input, Future)
         return self.port.communicator.missing(self.seq) if arrived else ()
+
+    def concerns(self, ranks: Container[int]) -> bool:
+        """Whether any of some world ranks takes part in it."""
+        port = getattr(self, "port", None)  # a thread may have issued it a moment ago
+        return port is not None and any(rank in ranks for rank in port.communicator.members)
 
     @property
     def since_ns(self) -> int | None:

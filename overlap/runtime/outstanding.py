@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import CodeType
 from typing import TypeVar
 
 import trio
+
+from transports import TransportError
 
 from ..timeline.ranklist import listed
 from ..timeline.spans import call_site
@@ -58,6 +60,10 @@ class Issued(Future[T_co]):
             f"has waited {waited_s} s for rank {listed(awaited)}" if waited_s else f"waits for rank {listed(awaited)}"
         )
 
+    def concerns(self, ranks: Container[int]) -> bool:
+        """Whether any of some world ranks takes part in it."""
+        return False
+
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended."""
@@ -72,19 +78,22 @@ class Outstanding:
         doing: What was unfinished when it was abandoned, as text.
     """
 
-    __slots__ = ("_changed", "_unseen", "doing", "draining", "operations")
+    __slots__ = ("_changed", "_cut_off", "_unseen", "doing", "draining", "operations")
 
     def __init__(self) -> None:
         self.operations: dict[Issued[object], None] = {}
         self.draining = False
         self.doing: list[str] = []
+        self._cut_off = ""  # the first operation whose wire broke
         self._unseen: list[Failure] = []
         self._changed = trio.Event()
 
-    def note_end(self, failure: Failure | None) -> None:
+    def note_end(self, operation: Issued[T_co], failure: Failure | None) -> None:
         """Keep the failure of an operation that ended, in case nobody asks for it, and let `drain` look again."""
         if failure is not None:
             self._unseen.append(failure)
+            if isinstance(failure.error, TransportError):
+                self._cut_off = self._cut_off or f"{operation.label} ({operation.call_site})"
         self._changed.set()
 
     async def drain(self) -> None:
@@ -121,6 +130,13 @@ class Outstanding:
     def awaits(self) -> list[int]:
         """Return the world ranks that any of them waits for, ascending."""
         return sorted({rank for operation in list(self.operations) for rank in operation.awaits})
+
+    def waiting_for(self, ranks: Container[int]) -> str:
+        """Name the operation that waits for some ranks that are lost, or whose wire to them broke; "" if none does."""
+        operations = list(self.operations)
+        waiting = [each for each in operations if any(rank in ranks for rank in each.awaits)]
+        found = waiting or [each for each in operations if each.concerns(ranks)]
+        return f"{found[0].label} ({found[0].call_site})" if found else self._cut_off
 
     def _first_unseen(self) -> Failure | None:
         return next((failure for failure in self._unseen if not failure.seen), None)

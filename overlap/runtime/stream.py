@@ -71,7 +71,7 @@ class Stream:
         outstanding = self._outstanding
         del outstanding.operations[operation]
         if outstanding.draining or failure is not None:
-            outstanding.note_end(failure)
+            outstanding.note_end(operation, failure)
         waiting = self._waiting
         if not operation.active:  # it failed before its turn came
             waiting.remove(operation)

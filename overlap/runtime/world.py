@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from inspect import isawaitable
@@ -340,6 +340,14 @@ class World:
         more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
         for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
             error.add_note(f"  {line}")
+
+    def waiting_for(self, ranks: Container[int]) -> str:
+        """Say in which operation ranks here wait for some that are lost; nothing if they do not."""
+        for context in (member.context for member in self._members):
+            if what := context.outstanding.waiting_for(ranks):
+                step = "" if context.step is None else f" in step {context.step}"
+                return f"rank {context.rank} waited for it in {what}{step}"
+        return ""
 
     def told_to_end(self, by: str) -> None:
         """Let the other processes know that this one was told to end, and by which signal."""

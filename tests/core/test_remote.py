@@ -253,9 +253,11 @@ def test_a_lost_process_ends_the_world() -> None:
     began = trio.Event()
 
     async def main(rank: overlap.Rank) -> None:
-        began.set()
         if rank.rank < 2:
-            await rank.all_reduce(np.zeros(1))
+            with rank.step(7):
+                future = rank.all_reduce(np.zeros(1))
+                began.set()
+                await future
         await trio.sleep_forever()
 
     async def nemesis(everybody: list[Company]) -> None:
@@ -265,7 +267,9 @@ def test_a_lost_process_ends_the_world() -> None:
 
     near, _, far, _ = failures(run_far(main, 2, 2, nemesis=nemesis))
     assert isinstance(near.cause, overlap.PeerLostError)
-    assert str(near).startswith("rank 2 failed: PeerLostError: process 1 (ranks 2-3) is lost: the connection ended")
+    text = str(near).removeprefix("rank 2 failed: PeerLostError: process 1 (ranks 2-3) is lost: the connection ended; ")
+    assert text.startswith("rank 0 waited for it in all_reduce #0 on group 'world' (tests/core/test_remote.py:")
+    assert text.endswith(") in step 7; the other 3 ranks were stopped")
     assert far.rank == 0
 
 

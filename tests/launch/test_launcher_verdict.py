@@ -128,6 +128,14 @@ def test_the_card_of_signals():
     ]
 
 
+def test_a_card_ends_with_the_last_signs_of_who_said_nothing():
+    told = card(ended(0, -11, tail=[str(number) for number in range(60)]), signs=["rank 0 was in x", "rank 4 waited"])
+    assert len(told) == 25
+    assert told[-3:] == [
+        "overlap: node 0 (ranks 0-3, pid 77) was killed by SIGSEGV", "  rank 0 was in x", "  rank 4 waited"
+    ]  # fmt: skip
+
+
 def test_a_long_card_keeps_its_beginning_and_its_end():
     told = card(ended(0, 1, Status(cause=True, text="\n".join(map(str, range(60))))))
     assert len(told) == 25

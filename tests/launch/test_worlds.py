@@ -140,11 +140,48 @@ def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> N
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert "process 1 (rank 1) is lost" in told[0]
     assert re.fullmatch(
-        r"overlap: node 1 \(rank 1, pid \d+\) exited with code 0 before its world had ended, as os\._exit does\n",
+        r"overlap: node 1 \(rank 1, pid \d+\) exited with code 0 before its world had ended, as os\._exit does\n"
+        r"  rank 1 was in its program, after all_reduce #2 on group 'world' \(train.py:10\)\n"
+        r"(  rank 0 waited for it in all_gather #3 on group 'world' \(train.py:13\)\n)?",
         told[1],
     )
 
 
+@pytest.mark.parametrize(
+    ("failure", "doing"),
+    [
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "was in its program, after all_reduce #2 on group 'world' (train.py:10)",
+        ),
+        (
+            "back = rank.compute(os.kill, os.getpid(), signal.SIGKILL); await back",
+            "was in running compute 'kill' (train.py:12)",
+        ),
+        (
+            "rank.recv(((1,), float), 0, name='late'); await rank.recv(((1,), float), 2, tag=1); "
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "was in late #0 from rank 0 on group 'world' (train.py:12)",
+        ),
+    ],
+)
+def test_a_process_that_is_killed_is_named_with_what_it_was_doing(tmp_path: Path, failure: str, doing: str) -> None:
+    script = program(tmp_path, failure=failure)
+    if "tag=1" in failure:
+        script.write_text(script.read_text().replace("    everybody =", "    elif rank.rank == 2:\n" + SENDS))
+    run = launched(tmp_path, script, "--nnodes", "2", "--nproc-per-node", "2", "--flight-dir", "flights")
+    assert run.returncode == 137
+    lines = run.stderr.splitlines()
+    killed = next(number for number, line in enumerate(lines) if line.startswith("overlap: node 1 (ranks 2-3, pid "))
+    assert lines[killed].endswith(
+        " was killed by SIGKILL; nobody here sent it, so memory may have run out (`dmesg` of that machine says)"
+    )
+    assert lines[killed + 2] == f"  rank 3 {doing}"
+    assert len(lines) <= killed + 4
+
+
+SENDS = """        await rank.send(np.zeros(1), 3, tag=1)
+    everybody ="""
 ABSENT = """
 import os, overlap
 
