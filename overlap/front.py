@@ -30,7 +30,7 @@ from .timeline.spans import Timeline
 if TYPE_CHECKING:
     import topology
 
-    from .membership.handle import Membership
+    from .membership.threaded import AnyMembership
     from .rendezvous.launcher_environment import Place
     from .virtual.simulated_backend import Virtual
 
@@ -255,7 +255,7 @@ class _Keeper:
         self._wanted = wanted
         self._trouble: str | None = None
 
-    async def keep(self, timeline: Callable[[], Timeline], membership: Membership | None) -> None:
+    async def keep(self, timeline: Callable[[], Timeline], membership: AnyMembership | None) -> None:
         """Hand on what was recorded; of several processes, the first one writes it for all."""
         if self._wanted.watcher is not None:
             self._wanted.watcher(timeline())

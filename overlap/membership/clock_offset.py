@@ -77,9 +77,9 @@ class CoordinatorClock:
         self._samples.append(sample)
 
     def offset(self, now_ns: int) -> ClockOffset:
-        """Return the best estimate at local time `now_ns`.
+        """Return the best estimate at local time `now_ns`; any thread.
 
         Raises:
             ValueError: There is no sample yet.
         """
-        return min((sample.offset(now_ns) for sample in self._samples), key=lambda offset: offset.error_ns)
+        return min([sample.offset(now_ns) for sample in tuple(self._samples)], key=lambda offset: offset.error_ns)

@@ -19,12 +19,14 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.start import attempt
 from ..launch.status import Entering, Leaving, tell_launcher
-from ..membership.handle import MemberLostError, Membership
+from ..membership.handle import MemberLostError
 from ..membership.inbox import Lost
+from ..membership.threaded import ThreadedMembership
 from ..notice import notify
 from ..remote.control_plane import ControlPlane
+from ..rendezvous.apart import join_apart
 from ..rendezvous.configuration import WORLDS
-from ..rendezvous.joining import RendezvousConfig, join
+from ..rendezvous.joining import RendezvousConfig
 from ..rendezvous.launcher_environment import Place
 from ..rendezvous.mpi_introduction import introduced
 from ..rendezvous.secret import user_secret
@@ -55,7 +57,7 @@ class Joined:
 
     transport: Transport
     control_plane: ControlPlane
-    membership: Membership
+    membership: ThreadedMembership
     restart: int
 
     async def leave(self) -> None:
@@ -85,7 +87,7 @@ async def joined(
     config = await _config(place, world, machine, run)
     with config.listener or nullcontext():
         with _told(world + 1):
-            async with join(config, report=notify) as membership:
+            async with join_apart(config, report=notify) as membership:
                 tell_launcher(Entering(world=world + 1, joined=True))
                 config = await _agreed(config, membership)
                 notices = _Notices()
@@ -110,7 +112,7 @@ def _told(world: int) -> Iterator[None]:
         tell_launcher(Leaving(left=world))
 
 
-async def _agreed(config: RendezvousConfig, membership: Membership) -> RendezvousConfig:
+async def _agreed(config: RendezvousConfig, membership: ThreadedMembership) -> RendezvousConfig:
     """Let processes that have come from different attempts be of the latest: one may be there instead of another."""
     if config.fresh:
         told = await membership.exchange("epoch", str(config.epoch).encode())
@@ -147,7 +149,7 @@ async def _between(
     place: Place,
     placement: Sequence[Sequence[int]],
     config: RendezvousConfig,
-    membership: Membership,
+    membership: ThreadedMembership,
     run: RunConfig,
     notices: _Notices,
 ) -> Transport:
@@ -213,7 +215,7 @@ class _Notices:
 class _Connection:
     """A membership as `ControlPlane` sees it."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: ThreadedMembership) -> None:
         self.member, self.members = membership.member, membership.members
         self.tell = membership.tell
         self._membership = membership

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeVar, cast
 import trio
 
 from ..errors import OverlapError, UsageError
-from ..membership.handle import Membership
+from ..membership.threaded import AnyMembership
 from ..notice import notify
 from ..timeline.merge import on_clock
 from ..timeline.parts import Part, pack_part
@@ -32,7 +32,9 @@ _TOLD_BYTES = 4096  # of why it could not be written
 T = TypeVar("T")
 
 
-async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> bool:
+async def write_together(
+    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership
+) -> bool:
     """Let process 0 write everybody's timeline to `path`; those that cannot be brought together write their own.
 
     These say so on stderr. All the work is done in threads, so that the others hear from this process meanwhile.
@@ -60,7 +62,9 @@ async def write_together(timeline: Callable[[], Timeline], path: str | PathLike[
     return membership.member == 0
 
 
-async def _brought_together(timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership) -> str:
+async def _brought_together(
+    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership
+) -> str:
     """Gather the parts at process 0, which writes them; return why it could not, the same on all, or nothing."""
     clock = membership.clock
     mine = await _in_thread(lambda: pack_part(on_clock(timeline(), error_ns=clock.error_ns), offset_ns=clock.offset_ns))
@@ -77,7 +81,7 @@ async def _brought_together(timeline: Callable[[], Timeline], path: str | PathLi
     return refusal
 
 
-async def _gather_and_write(mine: bytes, path: str | PathLike[str], membership: Membership) -> None:
+async def _gather_and_write(mine: bytes, path: str | PathLike[str], membership: AnyMembership) -> None:
     starts: list[int] = []
     with _spool(path) as spool:
 
@@ -105,7 +109,7 @@ async def _nobody(member: int, blob: bytes) -> None:
 
 
 async def _keep_own(
-    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: Membership, why: str
+    timeline: Callable[[], Timeline], path: str | PathLike[str], membership: AnyMembership, why: str
 ) -> None:
     """Write the part of this process for itself, on the common clock, and say where it is."""
     clock = membership.clock
