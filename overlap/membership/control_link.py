@@ -12,6 +12,7 @@ import trio
 from ..errors import OverlapError
 from .control_frames import FrameReader, encode
 from .control_messages import Message, MessageError
+from .process_state import ProcessState, state_of
 
 __all__ = ["ControlLink", "OutboxFullError", "Patience", "watch"]
 
@@ -47,12 +48,14 @@ class ControlLink:
         stream: The connection; whoever made the link closes it.
         heard_s: When something was last heard, in Trio's time.
         suspected: Whether its present silence has been reported.
+        process: Names the process at the other end; empty as long as that is not known.
     """
 
     def __init__(self, stream: trio.abc.Stream, *, limit_bytes: int) -> None:
         self.stream = stream
         self.heard_s = trio.current_time()
         self.suspected = False
+        self.process = ""
         self._limit_bytes = limit_bytes
         self._outbox: deque[bytes] = deque()
         self._unsent_bytes = 0  # queued, or on its way into the socket
@@ -172,7 +175,7 @@ async def watch(
     report: Callable[[str], None],
     lose: Callable[[int, str], None],
 ) -> None:
-    """Report members that are silent, and lose those that stay so.
+    """Report members that are silent, and lose those that stay so, unless their kernel says that they run.
 
     Time in which this process itself did not run (stopped, swapped out, its loop blocked) is not counted as a silence
     of others: what they said then waits in the sockets.
@@ -190,11 +193,28 @@ async def watch(
         for member, link in list(links.items()):
             link.heard_s += now_s - due_s
             silent_s = now_s - link.heard_s
-            if silent_s >= patience.silence_s:
-                lose(member, f"no sign of life for {patience.silence_s:g} s")
-            elif silent_s >= patience.suspect_s and not link.suspected:
+            if silent_s < patience.suspect_s:
+                continue
+            state = state_of(link.process)
+            if not link.suspected:
                 link.suspected = True
-                report(
-                    f"process {member} has been silent for {patience.suspect_s:g} s (stopped, or very busy?); "
-                    f"it counts as lost after {patience.silence_s:g} s"
-                )
+                report(f"process {member} has been silent for {patience.suspect_s:g} s: {_suspicion(state, patience)}")
+            if silent_s >= patience.silence_s and state is not ProcessState.RUNS:
+                lose(member, f"no sign of life for {patience.silence_s:g} s{_KNOWN.get(state, '')}")
+
+
+_KNOWN = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it has ended"}
+
+
+def _suspicion(state: ProcessState, patience: Patience) -> str:
+    if state is ProcessState.RUNS:
+        return "it runs, but a call in it keeps the GIL; it is waited for"
+    lost = f"it counts as lost after {patience.silence_s:g} s"
+    return f"{_SUSPECTED[state]}; {lost}"
+
+
+_SUSPECTED = {
+    ProcessState.STOPPED: "it is stopped",
+    ProcessState.GONE: "it has ended, and something else keeps its connection",
+    ProcessState.UNKNOWN: "it may be stopped, or in a call that keeps the GIL",
+}

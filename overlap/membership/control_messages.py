@@ -54,9 +54,10 @@ class MessageError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """To the coordinator: take me in. `detail` must be the same on all members."""
+    """To the coordinator: take me in. `detail` must be the same on all members; `process` names this one's."""
 
     detail: str
+    process: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,9 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From the coordinator: all have joined."""
+    """From the coordinator: all have joined. `process` names its own."""
+
+    process: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,13 +75,14 @@ class Coordinator:
     Attributes:
         members: How many there are to be.
         detail: What must be the same on all of them.
+        process: Names the process in which it lives.
         joined: Members that have, those that left or were lost afterwards included.
         gone: Of these, members that left or were lost.
         changed: Set, and made anew, whenever somebody comes or goes.
     """
 
-    def __init__(self, *, members: int, detail: str, report: Callable[[str], None]) -> None:
-        self.members, self.detail = members, detail
+    def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
+        self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
         self.changed = trio.Event()
@@ -169,7 +170,7 @@ class Coordinator:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         self.joined.add(member)
         if self.complete:
-            self._send_all(Ready())
+            self._send_all(Ready(process=self.process))
         else:
             self._send(member, Waiting(missing=self.missing))
             self._tell_if_few()

@@ -13,7 +13,7 @@ from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
 from ..membership.control_link import ControlLink, OutboxFullError
-from ..membership.control_messages import Message, Refused
+from ..membership.control_messages import Join, Message, Refused
 from ..membership.coordinator import Coordinator, RefusedError
 from .configuration import FRESH, name_epoch
 from .sockets import format_endpoint, tune
@@ -145,6 +145,8 @@ class Acceptor:
 
     async def _converse(self, link: ControlLink, address: str, member: int) -> str:
         def handle(message: Message) -> None:
+            if isinstance(message, Join):
+                link.process = message.process
             try:
                 self._coordinator.handle(member, message)
             except RefusedError as error:

@@ -143,7 +143,7 @@ class _Client:
             case Refused():
                 self._link.cut(message.reason if not self._inside else f"has shut this process out: {message.reason}")
             case Ready():
-                self._inside = True
+                self._inside, self._link.process = True, message.process
                 self._settled.set()
             case Waiting():
                 self._missing = message.missing
@@ -159,7 +159,7 @@ class _Client:
         if len(self._clock) < _CLOCK_SAMPLES:
             self._link.send(Ping(sent_ns=perf_counter_ns()))
         elif len(self._clock) == _CLOCK_SAMPLES:
-            self._link.send(Join(detail=self._config.detail))
+            self._link.send(Join(detail=self._config.detail, process=self._config.process))
 
     def _refuse(self, reason: str) -> None:
         self._refusal = reason

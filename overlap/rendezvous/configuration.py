@@ -57,6 +57,8 @@ class RendezvousConfig:
         timeout_s: How long to wait for all to join.
         progress_s: How often to report who is missing.
         patience: How long a member may be silent.
+        process: Names this process to others of this host, as `membership.process_state.identity` does; empty: they
+            cannot ask the kernel whether it runs while it is silent.
     """
 
     job: str
@@ -72,6 +74,7 @@ class RendezvousConfig:
     timeout_s: float = 60.0
     progress_s: float = 5.0
     patience: Patience = field(default_factory=Patience)
+    process: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:

@@ -36,7 +36,7 @@ async def join_as_host(config: RendezvousConfig, nursery: trio.Nursery, report: 
         JoinError: Somebody did not come in time.
     """
     listener = await _listener(config)
-    coordinator = Coordinator(members=config.members, detail=config.detail, report=report)
+    coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
     acceptor = Acceptor(listener, coordinator, config.hello, secret=config.secret, tls=config.tls, report=report)
     membership = Membership(
         member=0,
@@ -49,7 +49,7 @@ async def join_as_host(config: RendezvousConfig, nursery: trio.Nursery, report: 
     nursery.start_soon(acceptor.attend)
     nursery.start_soon(partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose))
     coordinator.attach(0, membership.receive)
-    coordinator.handle(0, Join(detail=config.detail))
+    coordinator.handle(0, Join(detail=config.detail, process=config.process))
     with trio.move_on_after(config.timeout_s):
         await _all_join(coordinator, config.progress_s, report)
     if not coordinator.complete:

@@ -21,6 +21,7 @@ from ..flight.start import attempt
 from ..launch.status import Entering, Leaving, tell_launcher
 from ..membership.handle import MemberLostError
 from ..membership.inbox import Lost
+from ..membership.process_state import identity
 from ..membership.threaded import ThreadedMembership
 from ..notice import notify
 from ..remote.control_plane import ControlPlane
@@ -141,6 +142,7 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
+        process=identity(),
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
     )
 
@@ -166,6 +168,7 @@ async def _between(
         tls=config.tls,
         options=run.transport_options(),
         report=notices,
+        watched=True,
     )
     with _as_the_users():
         return registry.find(standard if run.transport in (None, "auto") else run.transport)(bootstrap)

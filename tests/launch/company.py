@@ -132,7 +132,7 @@ class Puppet:
         stream = await trio.open_tcp_stream(*company.endpoint)
         await greet(stream, Hello(role="member", job="digits", epoch=0, member=member, members=company.members), SECRET)
         puppet = cls(stream)
-        await puppet.say(encode(Join(detail="overlap 0.1.0, local")))
+        await puppet.say(encode(Join(detail="overlap 0.1.0, local", process="")))
         return puppet
 
     @classmethod

@@ -77,9 +77,9 @@ def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
         (7, "none of Join"),
         ({"Join": 1}, "none of Join"),
         ([["Join"], ""], "none of Join"),
-        (["Join"], "a Join with 0 fields, it has 1$"),
-        (["Join", "", ""], "a Join with 2 fields, it has 1$"),
-        (["Join", b""], "a Join whose detail is not str$"),
+        (["Join"], "a Join with 0 fields, it has 2$"),
+        (["Join", "", "", ""], "a Join with 3 fields, it has 2$"),
+        (["Join", b"", ""], "a Join whose detail is not str$"),
         (["Ping", True], "a Ping whose sent_ns is not int$"),
         (["Give", "a", 0, "text"], "a Give whose blob is not bytes$"),
         (["Given", "a", 0, [[1]]], "a Given whose parts is not Parts$"),
@@ -147,8 +147,8 @@ def test_what_does_not_fit_is_not_sent() -> None:
 
 
 def test_messages_are_values() -> None:
-    assert Join(detail="a") == Join(detail="a") != Join(detail="b")
-    assert [Ready(), Waiting(missing=[1])] == [Ready(), Waiting(missing=[1])]
+    assert Join(detail="a", process="") == Join(detail="a", process="") != Join(detail="b", process="")
+    assert [Ready(process=""), Waiting(missing=[1])] == [Ready(process=""), Waiting(missing=[1])]
 
 
 def test_text_that_is_no_text_is_sent_readably() -> None:

@@ -53,7 +53,7 @@ class Joining:
         host: The address to listen at if `rails` is a number.
         unix: Whether to use Unix sockets where both sides can.
         tls: Encrypts the connections.
-        silence_s: How long TCP waits for an answer.
+        silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
         report: Takes a line about strangers.
     """
@@ -67,7 +67,7 @@ class Joining:
     host: str
     unix: bool
     tls: Tls | None
-    silence_s: float
+    silence_s: float | None
     join_s: float
     report: Callable[[str], None]
 
@@ -278,7 +278,7 @@ class Joining:
             ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
             ("TCP_KEEPINTVL", _KEEPALIVE_EVERY_S),
             ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-            ("TCP_USER_TIMEOUT", round(self.silence_s * 1000)),
+            ("TCP_USER_TIMEOUT", round((self.silence_s or 0) * 1000)),
         ):
             if hasattr(socket, name):  # not every system has every one
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from transports.bounce import BounceBuffers
+from transports.efa.acknowledged import LOST_S
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail, message_of
 from transports.frame import FrameError, FrameKind, pack
@@ -81,7 +82,13 @@ class EfaLink(Link):
                 return True
         return False
 
-    def tick(self, limit: int, silence_s: float) -> None:
+    def check_acknowledged(self) -> None:
+        """Lose the rails whose other end no longer acknowledges what is sent, as when a cable is pulled."""
+        for rail in tuple(self.rails):
+            if rail.unacknowledged_s() >= LOST_S:
+                rail.die(f"nothing sent over it was acknowledged for {LOST_S:g} s")
+
+    def tick(self, limit: float, silence_s: float) -> None:
         """Ask for a sign of life; give the process up after too many silent ticks, and rails that take nothing."""
         if self.engine.gone is not None:
             return

@@ -6,6 +6,7 @@ rail is idle, and the writing task goes on when the system has room again. So a 
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
+from transports.efa.acknowledged import unacknowledged_s
 from transports.efa.departures import Departures, Entry
 from transports.frame import (
     CHUNK_BYTES,
@@ -90,6 +92,7 @@ class Rail(ABC):
             caller's memory.
 
     Attributes:
+        socket: What carries its bytes.
         idle: Nothing is being written; whoever has something to say may.
         dead: It has been closed, for whatever reason.
         arrived: How many frames have arrived on it.
@@ -100,6 +103,8 @@ class Rail(ABC):
         say_bye: Say that nothing more will come, after all that is due.
         bye_said: That has been said.
     """
+
+    socket: socket.socket
 
     def __init__(self, owner: Owner, index: int, *, keep: bool, staged: bool) -> None:
         self.owner = owner
@@ -235,6 +240,10 @@ class Rail(ABC):
         self._stalled = 0 if moved else self._stalled + 1
         self._seen_written_bytes = self.written_bytes
         return self._stalled
+
+    def unacknowledged_s(self) -> float:
+        """Return for how many seconds the other end's kernel has acknowledged nothing of what is under way."""
+        return unacknowledged_s(self.socket)
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class Efa(MatchedTransport):
             Where TLS protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
+        watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
+            nothing here, and a connection is lost when its kernel no longer hears of the other one.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, and about strangers.
 
@@ -81,6 +83,7 @@ class Efa(MatchedTransport):
         checksums: bool | None = None,
         tls: Tls | None = None,
         silence_s: float = 15.0,
+        watched: bool = False,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -91,7 +94,7 @@ class Efa(MatchedTransport):
         self._peer_direct = peer_direct
         self._checksums = checksums
         self._tick_s = min(_TICK_S, silence_s / _TICKS_OF_SILENCE)
-        self._silence_s = silence_s
+        self._silence_s, self._watched = silence_s, watched
         say = report or (lambda _: None)
         self._joining = Joining(
             member=member,
@@ -103,7 +106,7 @@ class Efa(MatchedTransport):
             host=host,
             unix=unix,
             tls=tls,
-            silence_s=silence_s,
+            silence_s=None if watched else silence_s,
             join_s=join_s,
             report=say,
         )
@@ -164,10 +167,12 @@ class Efa(MatchedTransport):
 
         Ticks are counted, not seconds: an event loop that stood still has not listened, so it proves nothing.
         """
-        limit = math.ceil(self._silence_s / self._tick_s)
+        limit = math.inf if self._watched else math.ceil(self._silence_s / self._tick_s)
         while True:
             await trio.sleep(self._tick_s)
             for link in self.links.values():
+                if self._watched:
+                    link.check_acknowledged()
                 link.tick(limit, self._silence_s)
 
     async def aclose(self) -> None:
@@ -206,4 +211,5 @@ def factory(bootstrap: Bootstrap) -> Efa:
         checksums=cast("bool | None", options.get("checksums")),
         tls=bootstrap.tls,
         report=bootstrap.report,
+        watched=bootstrap.watched,
     )

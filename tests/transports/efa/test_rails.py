@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -13,6 +15,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
+from transports.efa import rail
+from transports.efa.acknowledged import LOST_S, unacknowledged_s
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind
@@ -159,6 +163,60 @@ def test_a_silent_process_is_given_up() -> None:
             assert await impostor.is_hung_up_on()
 
     run(main)
+
+
+def test_a_silent_process_is_not_given_up_where_somebody_else_watches_it() -> None:
+    """It may be busy: however often it is looked at, only a connection that is not acknowledged is lost."""
+
+    async def main() -> None:
+        async with confronted(watched=True, silence_s=0.1) as (impostor, victim):
+            (link,) = victim.efa.links.values()
+            for _ in range(1000):
+                link.check_acknowledged()
+                link.tick(math.inf, 0.1)
+            await impostor.say(FrameKind.EAGER, 0, 0, 1, 5, payload=b"12345678")
+            received = bytearray(8)
+            await victim.efa.endpoint(1).recv_into(0, 5, received)
+            assert received == b"12345678"
+
+    run(main)
+
+
+def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with confronted(watched=True) as (impostor, victim):
+            errors: list[BaseException] = []
+            (link,) = victim.efa.links.values()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
+                await wait_all_tasks_blocked()
+                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 4.9)
+                link.check_acknowledged()
+                await wait_all_tasks_blocked()
+                assert not errors
+                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 5.0)
+                link.check_acknowledged()
+            assert str(errors[0]).endswith(
+                "process 0 (rank 0) is lost: the last connection to it was lost: "
+                "nothing sent over it was acknowledged for 5 s"
+            )
+            assert await impostor.is_hung_up_on()
+
+    run(main)
+
+
+def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
+    """Its window closes; a link on which nothing arrives looks different, which a test with two hosts shows."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        sender.setblocking(False)
+        with receiver, suppress(BlockingIOError):
+            while True:
+                sender.send(bytes(1 << 20))
+        assert unacknowledged_s(sender) < LOST_S
+    assert unacknowledged_s(sender) == 0.0  # closed
+    with socket.socket(socket.AF_UNIX) as local:
+        assert unacknowledged_s(local) == 0.0
 
 
 def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:

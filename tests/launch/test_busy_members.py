@@ -1,0 +1,394 @@
+"""Members that are busy are not lost: signs of life come from a thread of their own, and of those whose GIL is kept the
+kernel is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from overlap.errors import UsageError
+from overlap.membership import Lost, MemberLostError, Patience
+from overlap.membership.control_link import ControlLink, watch
+from overlap.membership.own_loop import OwnLoop, own_loop
+from overlap.membership.process_state import ProcessState, identity, state_of
+from overlap.membership.threaded import ThreadedMembership
+from overlap.rendezvous import JoinError
+from overlap.rendezvous.apart import join_apart
+
+from .company import Company, listening, run
+
+# -- a loop of its own -----------------------------------------------------------------------------------------------
+
+
+def in_another(body: object) -> None:
+    """Run `body(loop)` with another loop."""
+
+    async def main() -> None:
+        async with own_loop("test") as loop:
+            await body(loop)  # type: ignore[operator]
+
+    run(main)
+
+
+def test_work_is_done_in_the_other_thread() -> None:
+    async def body(loop: OwnLoop) -> None:
+        async def where(number: int) -> tuple[int, int]:
+            await trio.lowlevel.checkpoint()
+            return number, threading.get_ident()
+
+        number, thread = await loop.call(where, 7)
+        assert number == 7
+        assert thread != threading.get_ident()
+
+    in_another(body)
+
+
+def test_an_error_there_is_raised_here() -> None:
+    async def body(loop: OwnLoop) -> None:
+        async def fail() -> None:
+            raise ValueError("there")
+
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"^there$"):
+                await loop.call(fail)
+
+    in_another(body)
+
+
+def test_cancelling_here_cancels_there() -> None:
+    async def body(loop: OwnLoop) -> None:
+        ended: list[str] = []
+        begun = threading.Event()
+
+        async def work() -> None:
+            begun.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.append("there")
+
+        async def wait() -> None:
+            with scope:
+                await loop.call(work)
+
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.to_thread.run_sync(begun.wait)
+            scope.cancel()
+        assert (scope.cancelled_caught, ended) == (True, ["there"])
+
+    in_another(body)
+
+
+@asynccontextmanager
+async def manager(events: list[str], fails: str = "") -> AsyncIterator[int]:
+    if fails == "entering":
+        raise ValueError(fails)
+    events.append("entered")
+    try:
+        async with trio.open_nursery() as nursery:
+            if fails == "inside":
+                nursery.start_soon(_fail)
+            yield 7
+            nursery.cancel_scope.cancel()
+    except* ValueError:
+        raise ValueError(fails) from None
+    finally:
+        events.append("left")
+    if fails == "leaving":
+        raise ValueError(fails)
+
+
+async def _fail() -> None:
+    raise ValueError
+
+
+@pytest.mark.parametrize("fails", ["", "entering", "inside", "leaving"])
+def test_a_context_manager_is_held_open_there(fails: str) -> None:
+    events: list[str] = []
+
+    async def body(loop: OwnLoop) -> None:
+        async with loop.entered(manager(events, fails)) as value:
+            events.append(f"has {value}")
+            if fails == "inside":
+                await trio.sleep_forever()
+
+    if fails:
+        with pytest.raises(ValueError, match=rf"^{fails}$"):
+            in_another(body)
+    else:
+        in_another(body)
+    assert events == ([] if fails == "entering" else ["entered", "has 7", "left"])
+
+
+def test_an_error_of_the_block_is_raised_as_it_is_and_leaves_the_manager() -> None:
+    events: list[str] = []
+
+    async def body(loop: OwnLoop) -> None:
+        async with loop.entered(manager(events)):
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        in_another(body)
+    assert events == ["entered", "left"]
+
+
+# -- a membership in it ----------------------------------------------------------------------------------------------
+
+
+def meet_apart(members: int, main: object) -> list[str]:
+    """Run `main` on every member of a world, each of which lives in a loop of its own."""
+
+    async def attend(company: Company, member: int) -> None:
+        async with join_apart(company.config(member), report=company.lines.append) as membership:
+            await main(membership)  # type: ignore[operator]
+
+    async def everybody(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in range(members):
+                nursery.start_soon(attend, company, member)
+
+    with listening() as listener:
+        company = Company(listener, members)
+        run(lambda: everybody(company))
+    return company.lines
+
+
+def test_members_apart_do_what_members_do() -> None:
+    taken: list[tuple[int, bytes]] = []
+
+    async def take(member: int, blob: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        taken.append((member, blob))
+
+    async def main(membership: ThreadedMembership) -> None:
+        assert await membership.exchange("x", bytes([membership.member])) == [b"\x00", b"\x01", b"\x02"]
+        with pytest.raises(UsageError, match=r"^exchange 'x': mine has 50000 bytes, the limit is 49152$"):
+            await membership.exchange("x", bytes(50_000))
+        with pytest.raises(UsageError, match=r"^message: only None, bools, numbers, text"):
+            membership.tell({"x": object()})
+        membership.tell({"from": membership.member})
+        news = membership.messages()
+        heard = [await anext(news) for _ in range(2)]
+        others = {0, 1, 2} - {membership.member}
+        assert sorted(heard, key=str) == [(other, {"from": other}) for other in sorted(others)]
+        await membership.gather("trace", bytes([membership.member]) * 3, take)
+        assert membership.clock.error_ns >= 0
+        await membership.barrier("end")
+        await membership.leave()
+
+    assert meet_apart(3, main) == []
+    assert sorted(taken) == [(member, bytes([member]) * 3) for member in range(3)]
+
+
+def test_what_takes_a_part_may_fail() -> None:
+    async def take(member: int, blob: bytes) -> None:
+        raise OSError("full")
+
+    async def main(membership: ThreadedMembership) -> None:
+        if membership.member == 0:
+            with pytest.raises(OSError, match=r"^full$"):
+                await membership.gather("trace", b"x", take)
+        else:
+            await membership.gather("trace", b"x", take)
+        await membership.barrier("end")
+        await membership.leave()
+
+    assert meet_apart(2, main) == []
+
+
+def test_a_loss_is_heard_apart() -> None:
+    async def main(membership: ThreadedMembership) -> None:
+        await membership.barrier("all here")
+        if membership.member == 1:
+            return
+        reason = "its connection ended without a goodbye"
+        assert [await anext(membership.messages())] == [Lost(member=1, reason=reason)]
+        with pytest.raises(MemberLostError, match=rf"^barrier 'x': process 1 is lost: {reason}$"):
+            await membership.barrier("x")
+        await membership.leave()
+
+    assert meet_apart(2, main) == []
+
+
+def test_a_world_that_does_not_come_together_says_so() -> None:
+    async def main(company: Company) -> None:
+        with pytest.raises(JoinError, match=r"^process 1 did not join within 0.1 s$"):
+            async with join_apart(company.config(0, timeout_s=0.1), report=company.lines.append):
+                raise AssertionError("nobody else came")
+
+    with listening() as listener:
+        company = Company(listener, 2)
+        run(lambda: main(company))
+
+
+def test_who_keeps_its_loop_busy_is_not_silent() -> None:
+    """Each stops its own loop in turn, for longer than any member may be silent."""
+    patience = Patience(beat_s=0.02, suspect_s=0.4, silence_s=0.5)
+
+    async def attend(company: Company, member: int) -> None:
+        config = company.config(member, patience=patience)
+        async with join_apart(config, report=company.lines.append) as membership:
+            for busy in range(2):
+                await membership.barrier("turn")
+                if busy == member:
+                    threading.Event().wait(1.0)  # as a long computation would; of both, as they share this loop
+            await membership.barrier("end")
+            await membership.leave()
+
+    async def both(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            for member in range(2):
+                nursery.start_soon(attend, company, member)
+
+    with listening() as listener:
+        company = Company(listener, 2)
+        run(lambda: both(company))
+    assert company.lines == []
+
+
+# -- what the kernel says of those that are silent -------------------------------------------------------------------
+
+
+@contextmanager
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that waits for the end of its input."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_kernel_tells_who_runs_and_who_is_stopped_or_gone() -> None:
+    with child() as process:
+        name = identity(process.pid)
+        assert state_of(name) is ProcessState.RUNS
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert state_of(name) is ProcessState.STOPPED
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert state_of(name) is ProcessState.GONE  # a zombie
+        process.wait()
+        assert state_of(name) is ProcessState.GONE
+    assert state_of(identity()) is ProcessState.RUNS
+
+
+def test_of_others_it_knows_nothing() -> None:
+    host, pid, began = identity().split(" ")
+    for name in ("", "x", f"other {pid} {began}", f"{host} me {began}", f"{host} {pid}", f"{host} {pid} {began} more"):
+        assert state_of(name) is ProcessState.UNKNOWN
+    assert state_of(f"{host} {pid} {int(began) + 1}") is ProcessState.GONE  # its number was given to another
+    assert identity(2**22 + 1) == ""
+
+
+WATCHED = {
+    ProcessState.RUNS: ("it runs, but a call in it keeps the GIL; it is waited for", None),
+    ProcessState.STOPPED: (
+        "it is stopped; it counts as lost after 15 s",
+        "no sign of life for 15 s; it is stopped",
+    ),
+    ProcessState.GONE: (
+        "it has ended, and something else keeps its connection; it counts as lost after 15 s",
+        "no sign of life for 15 s; it has ended",
+    ),
+    ProcessState.UNKNOWN: (
+        "it may be stopped, or in a call that keeps the GIL; it counts as lost after 15 s",
+        "no sign of life for 15 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", ProcessState)
+def test_a_silent_member_is_lost_unless_it_runs(state: ProcessState, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    lost: list[tuple[int, str]] = []
+
+    def lose(member: int, reason: str) -> None:
+        lost.append((member, reason))
+        nursery.cancel_scope.cancel()
+
+    async def main() -> None:
+        nonlocal nursery
+        ours, theirs = memory_stream_pair()
+        link = ControlLink(ours, limit_bytes=1000)
+        link.process = "of the test"
+        async with trio.open_nursery() as nursery:
+
+            async def watching() -> None:
+                await watch({3: link}, Patience(), report=lines.append, lose=lose)
+
+            nursery.start_soon(watching)
+            for _ in range(200):
+                await trio.testing.wait_all_tasks_blocked()
+                clock.jump(0.5)
+            nursery.cancel_scope.cancel()
+        await theirs.aclose()
+
+    nursery: trio.Nursery
+    monkeypatch.setattr("overlap.membership.control_link.state_of", {"of the test": state}.__getitem__)
+    clock = MockClock()
+    trio.run(main, clock=clock)
+    suspicion, loss = WATCHED[state]
+    assert lines == [f"process 3 has been silent for 5 s: {suspicion}"]
+    assert lost == ([] if loss is None else [(3, loss)])
+
+
+BUSY = """
+import ctypes, sys, time
+import numpy as np
+import overlap
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == int(sys.argv[1]):
+        if sys.argv[2] == "python":
+            end = time.monotonic() + 20
+            while time.monotonic() < end:
+                pass
+        else:  # a call that keeps the GIL
+            await rank.compute(ctypes.PyDLL(None).sleep, ctypes.c_uint(20))
+    return float((await rank.all_reduce(np.ones(4_000_000)))[0])
+
+print(*overlap.run(main))
+"""
+
+
+@pytest.mark.slow  # longer than a process may be silent, which the tests above show on clocks of their own
+@pytest.mark.parametrize("how", ["python", "native"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: str) -> None:
+    """The other one has more to send than fits on the way."""
+    (tmp_path / "busy.py").write_text(BUSY)
+    command = [
+        sys.executable,
+        "-m",
+        "overlap",
+        "run",
+        "--nnodes",
+        "2",
+        "--no-unix",
+        "--no-prefix",
+        "busy.py",
+        str(rank),
+        how,
+    ]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, cwd=tmp_path, env=plain | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "2.0\n2.0\n"), done.stderr
