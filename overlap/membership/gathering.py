@@ -57,7 +57,8 @@ class Gathering:
 
     async def send(self, mine: bytes, room: Callable[[], Awaitable[None]]) -> None:
         """Send what is asked for, until member 0 has what it wants."""
-        self._post(Offer(name=self._name, turn=self._turn, nbytes=len(mine)))
+        if not self._over:
+            self._post(Offer(name=self._name, turn=self._turn, nbytes=len(mine)))
         sent_bytes = 0
         while not self._over:
             end = min(self._wanted_bytes, len(mine), sent_bytes + BLOB_LIMIT_BYTES)

@@ -224,8 +224,8 @@ class Membership:
             case Pull() | Offered() | Brought():
                 self._gather(message.name, message.turn).hear(message)
             case Gathered():
-                if (message.name, message.turn) in self._gathers:
-                    self._gathers[message.name, message.turn].end()
+                if message.turn >= self._turns["gather", message.name] or (message.name, message.turn) in self._gathers:
+                    self._gather(message.name, message.turn).end()  # perhaps before it has begun here
             case MemberLost():
                 self.lose(message.member, message.reason)
             case MemberLeft():
