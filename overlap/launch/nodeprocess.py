@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import trio
 
@@ -15,7 +16,7 @@ from ..signals import ASKING
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
-from .status import LONGEST_BYTES, Entering, Leaving, Status, read_record
+from .status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_record
 from .verdict import Ending
 
 __all__ = ["NodeProcess"]
@@ -73,11 +74,12 @@ class NodeProcess:
         self.out = Relay(from_stdout, STDOUT, screen=screen, prefix=prefix, log=log)
         self.err = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
 
-    async def listen(self, news: Callable[[], object]) -> None:
+    async def listen(self, news: Callable[[], object], lost: Callable[[int], object]) -> None:
         """Read the records, and put the text of the last where the rest of the output is if that is a file.
 
         Args:
             news: Called when this process has come to a world.
+            lost: Called with a node whose process the others have given up.
         """
         os.set_blocking(self._said, False)
         with trio.CancelScope() as self._listening:
@@ -91,6 +93,8 @@ class NodeProcess:
                         news()
                     case Leaving() as leaving:
                         self.left = leaving.left
+                    case Losing() as losing:
+                        lost(losing.lost)
         self._heard.set()
 
     def _log_status(self, status: Status) -> None:
@@ -132,6 +136,13 @@ class NodeProcess:
         if self.process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):  # there is nobody left in it
                 os.killpg(self.process.pid, number)
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped, as by SIGSTOP: it ends neither by itself nor when it is told to."""
+        with suppress(OSError, IndexError):  # proc(5): the state is the first field after the name in brackets
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text(errors="replace")
+            return self.process.returncode is None and stat.rpartition(")")[2].split()[0] == "T"
+        return False
 
     def ask(self) -> None:
         """Ask the process what it is doing; not what it has started, which may end of it."""

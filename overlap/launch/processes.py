@@ -100,7 +100,7 @@ class _Watch:
         async with trio.open_nursery() as nursery:
             for task in (member.out.run, member.err.run):
                 nursery.start_soon(task)
-            nursery.start_soon(member.listen, self._look_for_the_missing)
+            nursery.start_soon(member.listen, self._look_for_the_missing, self._end_if_stopped)
             returncode = await member.reaped()
             self.ended.append(member)
             await member.said_all()
@@ -118,6 +118,13 @@ class _Watch:
             self._ending = missing[0].missed = True
             self._stop(signal.SIGTERM)
             self._nursery.start_soon(self._kill_late)
+
+    def _end_if_stopped(self, node: int) -> None:
+        """End a process that the others have given up, if nothing but SIGKILL can."""
+        for member in self._running():
+            if member.node == node and member.is_stopped():
+                member.stopped = member.status is None
+                member.send(signal.SIGKILL)
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:

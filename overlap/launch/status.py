@@ -18,6 +18,11 @@ A process that has ended well without having come to a world in which another wa
 world, however it ends, it says so too; one that exits with code 0 without that has vanished, as `os._exit` does::
 
     {"left": 1}
+
+And it says whom the others have given up, by node; one that is stopped would otherwise live until the launcher's
+patience is over::
+
+    {"lost": 1}
 """
 
 from __future__ import annotations
@@ -27,12 +32,13 @@ import os
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
 from transports import TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 
-__all__ = ["LONGEST_BYTES", "Entering", "Leaving", "Status", "read_record", "status_of", "tell_launcher"]
+__all__ = ["LONGEST_BYTES", "Entering", "Leaving", "Losing", "Status", "read_record", "status_of", "tell_launcher"]
 
 # Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
 LONGEST_TEXT = 2 << 20
@@ -81,6 +87,20 @@ class Leaving:
     left: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losing:
+    """That another process has gone without a goodbye, or counts as gone.
+
+    Attributes:
+        lost: Its node.
+    """
+
+    lost: int
+
+
+Record: TypeAlias = Status | Entering | Leaving | Losing
+
+
 def status_of(error: BaseException, *, local: Container[int], text: str = "") -> Status:
     """Judge the error that ends this process.
 
@@ -99,7 +119,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "") ->
     return Status(cause=not isinstance(error, TransportError), line=line, text=text)
 
 
-def tell_launcher(record: Status | Entering | Leaving, environ: Mapping[str, str] = os.environ) -> bool:
+def tell_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
     """Write a record to the launcher, which reads meanwhile; return whether there is one that listens."""
     told = asdict(record)
     if isinstance(record, Status):
@@ -113,7 +133,7 @@ def tell_launcher(record: Status | Entering | Leaving, environ: Mapping[str, str
     return False
 
 
-def read_record(data: bytes) -> Status | Entering | Leaving | None:
+def read_record(data: bytes) -> Record | None:
     """Return the record that a process has written, or None if it is none."""
     try:
         record = json.loads(data)
@@ -126,6 +146,8 @@ def read_record(data: bytes) -> Status | Entering | Leaving | None:
             return Entering(world=world, joined=joined)
         case {"left": int(left)}:
             return Leaving(left=left)
+        case {"lost": int(lost)}:
+            return Losing(lost=lost)
     return None
 
 

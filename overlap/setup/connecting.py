@@ -18,7 +18,7 @@ from transports.tls import Tls
 from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.start import attempt
-from ..launch.status import Entering, Leaving, tell_launcher
+from ..launch.status import Entering, Leaving, Losing, tell_launcher
 from ..membership.handle import MemberLostError
 from ..membership.inbox import Lost
 from ..membership.process_state import identity
@@ -226,6 +226,7 @@ class _Connection:
     async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
         async for news in self._membership.messages():
             if isinstance(news, Lost):
+                tell_launcher(Losing(lost=news.member))
                 yield news.member, None, news.reason
             else:
                 yield *news, ""

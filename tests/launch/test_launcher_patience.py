@@ -18,8 +18,9 @@ GRACE_S = 30.0
 class Node:
     """The process of a node that ends at an instant of Trio's clock of tests, or so long after a signal."""
 
-    def __init__(self, node, *, ends_s=inf, returncode=0, status=None, **after):
+    def __init__(self, node, *, ends_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after):
         self.node, self.status, self.stopped = node, status, False
+        self._losses, self._is_stopped = losses, is_stopped
         self.process = SimpleNamespace(returncode=None)
         self.vanished = lambda: False
         self.got = []
@@ -28,8 +29,14 @@ class Node:
         self.out = self.err = SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)
         self.said_all = trio.lowlevel.checkpoint
 
-    async def listen(self, news):
+    async def listen(self, news, lost):
+        for instant_s, node in self._losses:
+            await trio.sleep_until(instant_s)
+            lost(node)
         await trio.lowlevel.checkpoint()
+
+    def is_stopped(self):
+        return self._is_stopped
 
     def waits_in(self):
         return None
@@ -140,6 +147,16 @@ def test_after_a_victim_the_one_at_fault_has_longer():
     _, nodes, _, end_s = launched(victim, {"ends_s": 4, "returncode": 1}, {})
     assert nodes[2].got == [(end_s, SIGTERM)]
     assert end_s == 4 + PEACE_S
+
+
+def test_a_node_that_is_given_up_and_stopped_is_killed_at_once():
+    _, nodes, told, end_s = launched(
+        {"losses": [(15, 1), (15, 2)], "ends_s": 16, "returncode": 1, "status": SimpleNamespace(cause=False)},
+        {"is_stopped": True},
+        {"ends_s": 16},
+    )
+    assert [node.got for node in nodes] == [[], [(15, SIGKILL)], []]
+    assert (end_s, told, [node.stopped for node in nodes]) == (16, [], [False, True, False])
 
 
 def test_a_node_that_ends_well_ends_nobody():

@@ -11,6 +11,7 @@ from overlap.launch.status import (
     LONGEST_TEXT,
     Entering,
     Leaving,
+    Losing,
     Status,
     read_record,
     status_of,
@@ -214,8 +215,9 @@ def test_the_longest_record_keeps_the_beginning_and_the_end_of_its_text():
 
 
 def test_a_world_that_is_entered_is_read_back():
-    entering, leaving = Entering(world=2, joined=True), Leaving(left=2)
+    entering, leaving, losing = Entering(world=2, joined=True), Leaving(left=2), Losing(lost=1)
     assert (told_and_read(entering), told_and_read(leaving)) == (entering, leaving)
+    assert told_and_read(losing) == losing
 
 
 @pytest.mark.parametrize("environ", [{}, {"OVERLAP_STATUS_FD": "x"}, {"OVERLAP_STATUS_FD": "-1"}])
