@@ -138,7 +138,13 @@ async def welcome(
 async def _greet(stream: trio.abc.Stream, said: bytes, key: bytes) -> Hello:
     ours = secrets.token_bytes(_NONCE_BYTES)
     await _send(stream, _OPENING.pack(_MAGIC, VERSION, ours))
-    talk = [ours, _understood(*_OPENING.unpack(await _receive(stream, _OPENING.size))), said]
+    try:
+        opening = await _receive(stream, _OPENING.size)
+    except HandshakeError as error:
+        if error.why != "left":
+            raise
+        raise HandshakeError(_likely(encrypted=isinstance(stream, trio.SSLStream)), why="left") from error
+    talk = [ours, _understood(*_OPENING.unpack(opening)), said]
     await _send(stream, _framed(said, _proof(key, b"dialler", talk)))
     status = await _receive(stream, 1)
     if status == _UNPROVED:
@@ -241,6 +247,16 @@ def _broken(error: trio.BrokenResourceError, *, strange: bool = False) -> Handsh
 
 def _left(*, strange: bool = False) -> HandshakeError:
     return HandshakeError("the other side hung up during the handshake", why="protocol" if strange else "left")
+
+
+def _likely(*, encrypted: bool) -> str:
+    """Say why a listener may have hung up on a dialler without a word: it has none for strangers."""
+    if encrypted:
+        return (
+            "the other side hung up without a word once TLS was set up; it probably does not accept this side's "
+            "certificate: all processes need certificates of one authority"
+        )
+    return "the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
 
 
 def _silent(deadline_s: float) -> HandshakeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def test_a_world_over_tls(certificates: dict[str, Tls]) -> None:
     assert taken == {0: 300_000, 1: 300_000, 2: 300_000}
 
 
+PLAIN = ": the other side hung up without a word; it is another program, or wants TLS, which this side does not speak"
+NOT_ACCEPTED = (
+    ": the other side hung up without a word once TLS was set up; it probably does not accept this side's certificate: "
+    "all processes need certificates of one authority"
+)
+
+
 @needs_openssl
 def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[str, Tls]) -> None:
     ours = certificates["ours"]
@@ -84,6 +92,13 @@ def test_whoever_has_no_certificate_of_ours_does_not_get_in(certificates: dict[s
                     trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05))
                     await company.lines.until("waits for process 0")
                     await company.lines.until("TLS failed")
+                    await company.lines.until(PLAIN)
+                    scope.cancel()
+            mixed = replace(certificates["theirs"], authority=ours.authority)  # it trusts us, and we do not trust it
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as trying:
+                    trying.start_soon(partial(company.attend, 1, wait_and_leave, progress_s=0.05, tls=mixed))
+                    await company.lines.until(NOT_ACCEPTED)
                     scope.cancel()
             nursery.start_soon(partial(company.attend, 1, wait_and_leave, tls=ours))
 
