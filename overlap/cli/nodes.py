@@ -26,7 +26,7 @@ from ..launch.verdict import card, culprit, exit_code
 from ..notice import notify, say
 from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
 from ..rendezvous.other_launchers import is_loopback
-from ..rendezvous.secret import ADVICE, generate, given_secret, user_secret
+from ..rendezvous.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 from .again import run_again
 
@@ -115,6 +115,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
         _become_mpiexec(nodes, command, environ)
     if nodes > 1:
         environ.pop("OVERLAP_RANKS")  # else the program may say it
+    environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which what they start does not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)
     here = range(nodes) if config.node_rank is None else [config.node_rank]

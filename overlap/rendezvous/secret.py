@@ -5,7 +5,8 @@ never on a command line. In the order of precedence:
 
 1. `OVERLAP_SECRET_FD`: a descriptor that `overlap run` has passed down; the file behind it has no name.
 2. `OVERLAP_SECRET_FILE`: a file that only its owner may read.
-3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes.
+3. `OVERLAP_SECRET`: the secret itself; hexadecimal digits, at least 32 of them, are read as bytes. A process takes it
+   out of its environment when it reads it, so that what the program starts, or prints of its environment, lacks it.
 4. `user_secret`: for processes of one machine that another launcher has started, and for nothing else.
 """
 
@@ -21,11 +22,14 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-__all__ = ["ADVICE", "generate", "given_secret", "hand_over", "user_secret"]
+__all__ = ["ADVICE", "VARIABLE", "generate", "given_secret", "hand_over", "user_secret"]
 
 LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
 SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short ones at leisure
 LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path
+
+VARIABLE = "OVERLAP_SECRET"
+_kept: dict[str, str] = {}  # what was in this process's environment
 
 ADVICE = "give every process the same OVERLAP_SECRET (`openssl rand -hex 32` makes one) or OVERLAP_SECRET_FILE"
 
@@ -58,9 +62,18 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
         if (secret := _private_file(Path(path))) is None:
             raise UsageError(f"OVERLAP_SECRET_FILE: {path}: there is no such file")
         return _strong("OVERLAP_SECRET_FILE", _decoded(secret))
-    if text := environ.get("OVERLAP_SECRET"):
+    if text := _variable(environ):
         return _strong("OVERLAP_SECRET", _decoded(text.encode()))
     return None
+
+
+def _variable(environ: Mapping[str, str]) -> str | None:
+    """Return the variable; of this process's own environment it is taken out, and kept for its next worlds."""
+    if environ is not os.environ:
+        return environ.get(VARIABLE)
+    if text := os.environ.pop(VARIABLE, None):
+        _kept[VARIABLE] = text
+    return _kept.get(VARIABLE)
 
 
 def user_secret(environ: Mapping[str, str] = os.environ) -> bytes:

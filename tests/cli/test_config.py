@@ -84,6 +84,7 @@ def test_a_bad_setting_is_named(name, value, message):
 def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypatch):
     monkeypatch.setenv("OVERLAP_RANK", "7")
     monkeypatch.setenv("OVERLAP_COLOUR", "red")
+    monkeypatch.setattr("overlap.rendezvous.secret._kept", {})
     monkeypatch.setenv("OVERLAP_SECRET", "correct horse")
     program = script("import overlap\nasync def main(rank): ...\noverlap.run(main)")
     told = [

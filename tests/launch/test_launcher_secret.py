@@ -29,6 +29,16 @@ def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
     assert given_secret({}) is None
 
 
+def test_the_variable_is_taken_out_of_the_environment_once_it_is_read(monkeypatch):
+    monkeypatch.setattr("overlap.rendezvous.secret._kept", {})
+    monkeypatch.setenv("OVERLAP_SECRET", HEX)
+    assert given_secret(os.environ) == bytes.fromhex(HEX)
+    assert "OVERLAP_SECRET" not in os.environ
+    assert given_secret(os.environ) == bytes.fromhex(HEX)  # the next world of this process needs it too
+    monkeypatch.setenv("OVERLAP_SECRET", "another secret")
+    assert given_secret(os.environ) == b"another secret"
+
+
 def test_what_is_handed_over_is_read_back_each_time_and_wins():
     secret = generate()
     descriptor = hand_over(secret)

@@ -231,6 +231,39 @@ def test_of_a_long_error_the_terminal_has_both_ends_and_the_log_has_all(tmp_path
     assert log[-2:] == lines[-3:-1]
 
 
+TELLING = """
+import os, subprocess, sys
+import overlap
+
+async def main(rank):
+    await rank.barrier()
+
+for _ in range(2):
+    overlap.run(main)
+told = subprocess.check_output([sys.executable, "-c", "import os; print(os.environ)"], text=True)
+print("correct horse" in f"{os.environ}{told}")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ours", "another"])
+def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_start(
+    tmp_path: Path, launcher: str
+) -> None:
+    (tmp_path / "telling.py").write_text(TELLING)
+    if launcher == "ours":
+        command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "telling.py"]
+        run = subprocess.run(
+            command, cwd=tmp_path, env=clean(OVERLAP_SECRET="correct horse"), capture_output=True, text=True,
+            timeout=LIMIT_S,
+        )  # fmt: skip
+        assert (run.returncode, run.stdout, run.stderr) == (0, "False\nFalse\n", "")
+        return
+    there = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    there |= {"MASTER_PORT": free_port(), "OVERLAP_SECRET": "correct horse"}
+    ranks = [started(tmp_path, Path("telling.py"), RANK=rank, LOCAL_RANK=rank, **there) for rank in "01"]
+    assert [process.communicate(timeout=LIMIT_S) for process in ranks] == [("False\n", "")] * 2
+
+
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
