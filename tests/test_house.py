@@ -32,8 +32,9 @@ HOUSE = (
     ("overlap.flight",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
-    ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing", "overlap.runtime.loop_watch"),
+    ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),
     ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
+    ("overlap.runtime.loop_watch",),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments",),
     ("overlap.runtime.operation", "overlap.runtime.compute"),

@@ -86,6 +86,7 @@ class ControlPlane:
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
         self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
+        self._busy: dict[int, tuple[int, str]] = {}  # by process: the rank that keeps its loop, and where
         self._stood: dict[int, list[Standing]] = {}  # by process: where its ranks stood when it was stopped
         self._news = trio.Event()
 
@@ -120,11 +121,30 @@ class ControlPlane:
             while len(self._stood) < len(self._placement) - 1:
                 await self._next_news()
         told = {self._connection.member: list(mine), **self._stood}
-        return [standing for member in sorted(told) for standing in told[member]]
+        members = range(len(self._placement))
+        return [standing for member in members for standing in told.get(member) or self._unheard(member)]
 
     def quiet(self) -> dict[int, Standing]:
         """Return what the others have said of their ranks that make no progress."""
-        return {standing.rank: standing for standings in self._quiet.values() for standing in standings}
+        known = {**self._quiet, **{member: self._unheard(member) for member in self._busy}}
+        return {standing.rank: standing for standings in known.values() for standing in standings}
+
+    def _unheard(self, member: int) -> list[Standing]:
+        """Say for a process that cannot where its ranks stand."""
+        left = self._communicators.left
+        keeper, place = self._busy.get(member, (None, ""))
+        found = []
+        for rank in self._placement[member]:
+            told, busy = "its process does not answer", "whose process does not answer"
+            if rank in left:
+                told, busy = "has finished", "which has finished"
+            elif rank == keeper:
+                told, busy = f"keeps its event loop busy at {place}", f"which keeps its event loop busy at {place}"
+            elif keeper is not None:
+                told = f"its event loop is kept busy by rank {keeper} at {place}"
+                busy = f"whose event loop is kept busy by rank {keeper} at {place}"
+            found.append(Standing(rank=rank, lines=(told,), busy=busy))
+        return found
 
     async def _next_news(self) -> None:
         self._news = trio.Event()
@@ -184,6 +204,10 @@ class ControlPlane:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
         self._stopping()
         self._tell("stopped", standings=standing_codec.pack(standings), reason=cut(reason, _LINE_BYTES))
+
+    def tell_busy(self, rank: int, place: str) -> None:
+        """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
+        self._tell("busy", rank=rank, place=cut(place, _LINE_BYTES))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -276,6 +300,11 @@ class ControlPlane:
         if known is not None:
             known.hear_failed_end(seq, rank, text)
 
+    def _hear_busy(self, member: int, *, rank: int, place: str) -> None:
+        self._busy[member] = (rank, place)
+        if not place:
+            del self._busy[member]
+
     def _hear_quiet(self, member: int, *, standings: list[object]) -> None:
         self._quiet[member] = standing_codec.unpack(standings, self._placement[member])
 
@@ -324,6 +353,7 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
         {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
     ),
     "end failed": (ControlPlane._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
+    "busy": (ControlPlane._hear_busy, {"rank": int, "place": str}),
     "quiet": (ControlPlane._hear_quiet, {"standings": list}),
     "stopped": (ControlPlane._hear_stopped, {"standings": list, "reason": str}),
 }

@@ -149,10 +149,15 @@ class ComputeFuture(Issued[T_co]):
 
 
 class ComputeStream(ABC):
-    """A FIFO of functions of one rank."""
+    """A FIFO of functions of one rank.
+
+    Attributes:
+        current: What a thread works on now, if one does.
+    """
 
     def __init__(self, context: RankContext) -> None:
         self.context = context
+        self.current: ComputeFuture[object] | None = None
 
     def price(
         self, name: str, *, seconds: float | None, flops: float | None, bytes_moved: float | None
@@ -217,13 +222,14 @@ class ThreadedCompute(ComputeStream):
             self.context.token.run_sync_soon(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
-        operation.running = True
+        operation.running, self.current = True, operation
         value, failure = None, None
         try:
             value, failure = self._call(operation)
         except BaseException as error:
             explain(error)
             failure = Failure(error)
+        self.current = None
         operation.settle(value, failure)
         self.context.token.run_sync_soon(operation.ended)
 

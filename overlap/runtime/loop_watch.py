@@ -1,41 +1,139 @@
-"""A thread of each world that lets the loop look around now and then; real time only.
+"""A thread of each world that lets the event loop look around now and then, and notices who keeps it busy.
 
-A timer of the loop itself would not do: on the clocks of tests time passes when nothing moves, here it must be real.
+A timer of the loop itself would not do: it stands still with the loop, and on the clocks of tests time passes when
+nothing moves. The thread wakes four times a second, and does nothing else while all goes well.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter_ns
 
 import trio
+from trio.lowlevel import Task
 
-__all__ = ["LoopWatch"]
+from .program_places import place_of, tasks_of
+
+__all__ = ["BUSY_S", "Busy", "LoopWatch"]
+
+#: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
+BUSY_S = 1.0
+#: At one place it is told again when it takes this much longer than what has been told.
+_AGAIN = 10
+
+_PERIOD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A rank that keeps the loop.
+
+    Attributes:
+        rank: Which one.
+        place: Where, as "file:line".
+        since_ns: When the loop was last free; the true beginning is at most a period later.
+    """
+
+    rank: int
+    place: str
+    since_ns: int
 
 
 class LoopWatch:
-    """Calls a function on the loop's thread, a few times a second, for the length of a ``with``.
+    """Watches the loop for the length of a ``with``.
 
     Args:
         token: Of the loop.
-        look: Called there.
+        thread: In which it runs.
+        look: Called on the loop's thread, every so often.
         period_s: How often.
+        tasks: Returns the task of each rank's program.
+        told: Takes who keeps the loop, and for how many seconds so far; called in the thread of the watch.
+        over: Takes who has kept the loop, and when it was free again; on the loop's thread.
     """
 
-    def __init__(self, token: trio.lowlevel.TrioToken, look: Callable[[], None], *, period_s: float) -> None:
-        self._token, self._look, self._period_s = token, look, period_s
-        self._over = threading.Event()
+    def __init__(
+        self,
+        token: trio.lowlevel.TrioToken,
+        thread: int,
+        *,
+        look: Callable[[], None],
+        period_s: float,
+        tasks: Callable[[], Mapping[int, Task]],
+        told: Callable[[Busy, float], None],
+        over: Callable[[Busy, int], None],
+    ) -> None:
+        self._token, self._loop_thread = token, thread
+        self._look, self._look_s = look, period_s
+        self._tasks, self._tell, self._tell_over = tasks, told, over
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overlap loop watch", daemon=True)
+        self._asked_ns = self._looked_ns = 0
+        self._answered = True  # the loop has run since it was asked
+        self._busy: Busy | None = None
+        self._limits_s: dict[str, float] = {}  # by place: from when on it is told
 
     def __enter__(self) -> None:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
+        period_s = min(_PERIOD_S, self._look_s)
+        due_ns = perf_counter_ns()
         with suppress(trio.RunFinishedError):
-            while not self._over.wait(self._period_s):
-                self._token.run_sync_soon(self._look, idempotent=True)
+            while not self._ended.wait(period_s):
+                now_ns = perf_counter_ns()
+                late = now_ns - due_ns > 2e9 * period_s
+                due_ns = now_ns
+                self._check(now_ns, late=late)
+
+    def _check(self, now_ns: int, *, late: bool) -> None:
+        if self._answered:
+            self._answered, self._asked_ns = False, now_ns
+            self._token.run_sync_soon(self._answer)
+        elif late and self._busy is None:
+            self._asked_ns = now_ns  # this thread did not run either: the loop need not be to blame
+        elif now_ns - self._asked_ns >= BUSY_S * 1e9:
+            self._note_busy((now_ns - self._asked_ns) / 1e9)
+
+    def _note_busy(self, seconds: float) -> None:
+        if self._busy is None:
+            self._busy = self._find()
+        busy = self._busy
+        if busy is not None and seconds >= self._limits_s.get(busy.place, BUSY_S):
+            self._limits_s[busy.place] = max(_AGAIN * BUSY_S, _AGAIN * self._limits_s.get(busy.place, 0.0))
+            self._tell(busy, seconds)
+
+    def _find(self) -> Busy | None:
+        """Find the rank one of whose tasks runs now, and where; None if it is nobody's."""
+        frame = sys._current_frames().get(self._loop_thread)
+        running = []
+        while frame is not None:
+            running.append(frame)
+            frame = frame.f_back
+        for rank, main in self._tasks().items():
+            for task in tasks_of(main):
+                outermost = getattr(task.coro, "cr_frame", None)
+                if outermost in running:
+                    inside = running[: running.index(outermost) + 1]
+                    place = place_of([(each.f_code, each.f_lasti) for each in reversed(inside)])
+                    return Busy(rank=rank, place=place, since_ns=self._asked_ns)
+        return None
+
+    def _answer(self) -> None:
+        """Let the thread know that the loop runs; on the loop's thread."""
+        now_ns = perf_counter_ns()
+        if self._busy is not None:
+            busy, self._busy = self._busy, None
+            self._tell_over(busy, now_ns)
+        self._answered = True
+        if now_ns - self._looked_ns >= 0.9e9 * self._look_s:
+            self._looked_ns = now_ns
+            self._look()

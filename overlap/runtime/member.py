@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+from trio.lowlevel import Task
+
 from .compute import ComputeFuture, ComputeStream
 from .context import RankContext
 from .program_places import program_places
@@ -29,6 +31,11 @@ class Member:
     context: RankContext
     compute: ComputeStream
     left: Container[int]
+
+    @property
+    def task(self) -> Task | None:
+        """The task in which its program runs, once it does."""
+        return self.context.nursery.parent_task if self.context.nursery is not None else None
 
     def mark(self) -> tuple[object, int]:
         """Return an object that is another one after any progress, and a number that changes with it."""
@@ -68,5 +75,4 @@ class Member:
         return "" if self.context.outstanding.operations else "whose program is elsewhere"
 
     def _places(self) -> list[str]:
-        task = self.context.nursery.parent_task if self.context.nursery is not None else None
-        return program_places(task) if task is not None else []
+        return program_places(self.task) if self.task is not None else []

@@ -19,6 +19,7 @@ from transports import Transport, TransportError
 from ..diagnostics import calling, is_interrupt, only, origin, parted, task_tree, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
+from ..notice import notify
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
@@ -27,7 +28,7 @@ from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
 from .issuing import Issuer
-from .loop_watch import LoopWatch
+from .loop_watch import Busy, LoopWatch
 from .match import Key
 from .member import Member
 from .memory.buffer_locks import BufferLocks
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
+_SOON_S = 1.0  # people who have asked for an end wonder after a second
 # What ends a program from outside; whatever else it raises is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
@@ -69,6 +71,9 @@ class OtherProcesses(OtherStandings, Protocol):
 
     async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
         """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
+
+    def tell_busy(self, rank: int, place: str) -> None:
+        """Say that a rank here keeps the loop, and where, or with no place that it does no more; any thread."""
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world. Never raises."""
@@ -253,9 +258,20 @@ class World:
             for member in self._members:
                 self._abandon(member)
             for member in self._members:
-                await member.compute.ended()
+                await self._join(member)
             await self._engine.aclose()
             self.backend.close()
+
+    async def _join(self, member: Member) -> None:
+        """Wait until no function of a rank runs any more, and say so if that takes long."""
+        with trio.move_on_after(_SOON_S):
+            await member.compute.ended()
+            return
+        running = member.compute.current
+        if running is not None:
+            what = f"{running.label} ({running.call_site}) of rank {member.context.rank}"
+            notify(f"waiting for {what} to return: a function cannot be interrupted")
+        await member.compute.ended()
 
     # -- failure -----------------------------------------------------------------------------------------------
 
@@ -394,7 +410,32 @@ class World:
             return nullcontext()
         ranks = {member.context.rank: member for member in self._members}
         watch = StallWatch(ranks, self._limits, self._others, self.give_up)
-        return LoopWatch(self._token, watch.look, period_s=watch.period_s)
+        return LoopWatch(
+            self._token,
+            get_ident(),
+            look=watch.look,
+            period_s=watch.period_s,
+            tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
+            told=self._tell_busy,
+            over=self._note_free,
+        )
+
+    def _tell_busy(self, busy: Busy, seconds: float) -> None:
+        """Say who keeps the loop; in the thread that watches it."""
+        waiting = "the other ranks of this process wait" if len(self._members) > 1 else "nothing else of it goes on"
+        notify(
+            f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "
+            "rank.compute or trio.to_thread would take that work off the loop"
+        )
+        if self._others:
+            self._others.tell_busy(busy.rank, busy.place)
+
+    def _note_free(self, busy: Busy, now_ns: int) -> None:
+        """Show in the timeline that a rank has kept the loop."""
+        record = next(member.context.record for member in self._members if member.context.rank == busy.rank)
+        record(("program", "program", busy.place, busy.since_ns, now_ns, None))
+        if self._others:
+            self._others.tell_busy(busy.rank, "")
 
     # -- what ranks ask of it ------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A timeline as Chrome trace events, laid out so that Perfetto and chrome://tracing show all of it.
 
-pid is the rank. tid 1 is compute, then come the communication streams, the steps, and the calls that issued something.
+pid is the rank. tid 1 is compute, then come the communication streams, the program where it kept the event loop busy,
+the steps, and the calls that issued something.
 Viewers drop events that cross on one tid, and operations of one stream do cross (a stream works on a window), so those
 move to further tids, named "comm (2)" and so on. Arguments of collectives have Kineto's names, so that other tools find
 them.
@@ -71,7 +72,7 @@ def _rank_events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
 def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
     """Name and spans of each tid from 1 on: compute, communication streams, steps."""
     lanes: dict[tuple[int, str, str], list[Span]] = {(0, "compute", "compute"): []}
-    order = {"compute": 0, "comm": 1, "step": 2}
+    order = {"compute": 0, "comm": 1, "program": 2, "step": 3}
     for span in spans:
         lanes.setdefault((order[span.kind], span.kind, span.lane), []).append(span)
     rows: list[tuple[str, list[Span]]] = []

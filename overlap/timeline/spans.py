@@ -10,7 +10,7 @@ from itertools import count
 from types import CodeType
 from typing import Literal, TypeAlias, cast
 
-Kind: TypeAlias = Literal["compute", "comm", "step"]
+Kind: TypeAlias = Literal["compute", "comm", "step", "program"]
 Clock: TypeAlias = Literal["real", "virtual"]
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
@@ -23,7 +23,7 @@ RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int]
 """(meeting, issued_ns, priority, code, instruction): one rank's part; a text in place of the code is the call site."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | int | None]
-"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, step its index, compute None."""
+"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, step its index, others None."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
@@ -71,8 +71,8 @@ class CollectiveInfo:
 class Span:
     """A named interval `[start_ns, end_ns)` of one rank on one lane.
 
-    `lane` is "compute", "step", or the name of a communication stream. `info` is set on communication that is known in
-    detail, `step` (the index) on spans of kind "step" only.
+    `lane` is "compute", "step", "program" (which kept the event loop busy), or the name of a communication stream.
+    `info` is set on communication that is known in detail, `step` (the index) on spans of kind "step" only.
     """
 
     rank: int

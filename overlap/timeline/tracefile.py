@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, cast, get_args
 
 from ..errors import UsageError
 from .events import Event, Json, to_events
@@ -169,7 +169,7 @@ def _decode(slices: list[Event], header: Json) -> Timeline:
 
 def _span(event: Event) -> Span:
     args = _object(event, "args")
-    if (kind := _text(event, "cat")) not in ("compute", "comm", "step"):
+    if (kind := _text(event, "cat")) not in get_args(Kind):
         raise ValueError(f"unknown category {kind!r}")
     start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
     if end_ns < start_ns:

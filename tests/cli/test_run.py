@@ -403,3 +403,73 @@ def test_ctrl_c_over_several_nodes_tells_it_of_all_their_ranks(process, script):
         "  rank 0: has nothing issued; its program is elsewhere, at train.py:8",
         *(f"  rank {rank}: barrier #0 on group 'world' (train.py:5); waits for rank 0" for rank in (1, 2, 3)),
     ]
+
+
+BUSY = """
+import threading, overlap
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 1:
+        threading.Event().wait(8)
+    await rank.barrier()
+
+overlap.run(main)
+"""
+
+
+def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
+    child = process("run", "--nnodes", "2", "--stall", "2", script(BUSY))
+    _, err = child.communicate()
+    assert child.returncode == 0, err
+    told = re.sub(r" at \S*train.py", " at train.py", re.sub(r"for \d+ s at", "for N s at", err))
+    busy, *stall = re.sub(
+        r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", told)
+    ).splitlines()
+    assert busy == (
+        "[node 1] overlap: rank 1 has kept the event loop busy for N s at train.py:7; nothing else of it goes on; "
+        "rank.compute or trio.to_thread would take that work off the loop"
+    )
+    assert stall[:4] == [
+        "[node 0] overlap: no progress for 2 s: rank 0 waits for rank 1, which keeps its event loop busy at train.py:7",
+        "[node 0]   rank 0: barrier #1 on group 'world' (train.py:8); waits for rank 1",
+        "[node 0]   rank 1: keeps its event loop busy at train.py:7",
+        "[node 0]   the run waits on; Ctrl-C ends it, as --give-up SECONDS would",
+    ]
+    assert re.fullmatch(r"\[node 0\] overlap: goes on, after \d+ s without progress", stall[4])
+
+
+COMPUTING = """
+import time, overlap
+
+def tokenise():
+    time.sleep(4)
+
+async def main(rank):
+    await rank.barrier()
+    if rank.rank == 1:
+        await rank.compute(tokenise)
+    await rank.barrier()
+
+overlap.run(main)
+"""
+
+
+def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process, script):
+    child = process("run", "--nnodes", "2", "--timeout", "1", script(COMPUTING))
+    _, err = child.communicate()
+    assert child.returncode == 1, err
+    told = re.sub(r"\(\S*train.py", "(train.py", re.sub(r"has waited \d+ s for", "waits for", err))
+    lines = re.sub(r"has run \d+ s", "runs", told).splitlines()
+    assert (
+        "[node 1] overlap: waiting for compute 'tokenise' (train.py:10) of rank 1 to return: "
+        "a function cannot be interrupted"
+    ) in lines
+    first = lines.index(
+        "overlap: the world did not finish within timeout_s=1: "
+        "rank 0 waits for rank 1, whose compute 'tokenise' (train.py:10) runs"
+    )
+    assert lines[first + 1 : first + 3] == [
+        "  rank 0: barrier #1 on group 'world' (train.py:11); waits for rank 1",
+        "  rank 1: compute 'tokenise' (train.py:10); runs",
+    ]

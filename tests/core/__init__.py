@@ -24,7 +24,7 @@ TESTS = {
     "runtime/group": "core/test_groups",
     "runtime/interpreter": "runtime/test_interpreter",
     "runtime/issuing": "core/test_bad_input core/test_threads",
-    "runtime/loop_watch": "core/test_stall",
+    "runtime/loop_watch": "core/test_busy_loop",
     "runtime/match": "core/test_mismatch core/test_any_source",
     "runtime/memory/buffer_locks": "runtime/test_buffer_locks core/test_arrays_in_flight",
     "runtime/memory/buffer_pool": "runtime/test_buffer_pool core/test_memory",

@@ -1,0 +1,140 @@
+"""Programs that keep the event loop busy, and functions that keep the end waiting: who and where is told."""
+
+import re
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+import overlap
+from overlap.config import overriding
+from overlap.runtime import loop_watch, world
+from overlap.timeline import Timeline, read_trace, write_trace
+from overlap.timeline.spans import Span
+
+from .worlds import TIMEOUT_S, failing
+
+R = overlap.Rank
+HERE = "tests/core/test_busy_loop.py"
+
+
+class Told:
+    """What worlds tell the user, and whether they have told anything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self.any = threading.Event()
+        monkeypatch.setattr(world, "notify", self._take)
+        monkeypatch.setattr(loop_watch, "BUSY_S", 0.1)
+
+    def _take(self, line: str) -> None:
+        self.lines.append(re.sub(r"for \d+ s at", "for N s at", line))
+        self.any.set()
+
+
+def timeline_of(main: Callable[[R], Awaitable[object]], ranks: int) -> Timeline:
+    seen: list[Timeline] = []
+    with overriding(watcher=seen.append):
+        overlap.run(main, ranks=ranks, timeout_s=TIMEOUT_S)
+    return seen[0]
+
+
+def programs(timeline: Timeline) -> list[Span]:
+    return [span for span in timeline.spans if span.kind == "program"]
+
+
+def test_who_keeps_the_loop_busy_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    told = Told(monkeypatch)
+
+    async def main(rank: R) -> None:
+        await rank.barrier()
+        if rank.rank == 1:
+            assert told.any.wait(TIMEOUT_S)
+        await rank.barrier()
+
+    timeline = timeline_of(main, 2)
+    at = f"{HERE}:{main.__code__.co_firstlineno + 3}"
+    assert told.lines == [
+        f"rank 1 has kept the event loop busy for N s at {at}; the other ranks of this process wait; "
+        "rank.compute or trio.to_thread would take that work off the loop"
+    ]
+    (span,) = programs(timeline)
+    assert (span.rank, span.lane, span.name) == (1, "program", at)
+    assert span.duration_ns >= 100_000_000
+    write_trace(timeline, f"{tmp_path}/run.json")
+    assert programs(read_trace(f"{tmp_path}/run.json")) == [span]
+
+
+def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+
+    async def task() -> None:
+        assert told.any.wait(TIMEOUT_S)
+
+    async def main(rank: R) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(task)
+
+    timeline = timeline_of(main, 1)
+    at = f"{HERE}:{task.__code__.co_firstlineno + 1}"
+    assert told.lines == [
+        f"rank 0 has kept the event loop busy for N s at {at}; nothing else of it goes on; "
+        "rank.compute or trio.to_thread would take that work off the loop"
+    ]
+    assert [(span.rank, span.name) for span in programs(timeline)] == [(0, at)]
+
+
+def test_a_place_is_told_once_until_it_takes_ten_times_as_long() -> None:
+    told: list[float] = []
+
+    async def main() -> None:
+        watch = loop_watch.LoopWatch(
+            trio.lowlevel.current_trio_token(),
+            threading.get_ident(),
+            look=lambda: None,
+            period_s=1.0,
+            tasks=lambda: {0: trio.lowlevel.current_task()},
+            told=lambda busy, seconds: told.append(seconds),
+            over=lambda busy, now_ns: None,
+        )
+        for seconds in (1.0, 1.25, 3.0, 9.9, 10.0, 10.25, 60.0, 100.0, 100.25):
+            watch._note_busy(seconds)
+
+    trio.run(main)
+    assert told == [1.0, 10.0, 100.0]
+
+
+def test_the_end_says_which_function_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure, as after a time-out or Ctrl-C."""
+    told = Told(monkeypatch)
+    begun = threading.Event()
+
+    def tokenise() -> None:
+        begun.set()
+        assert told.any.wait(TIMEOUT_S)
+
+    async def main(rank: R) -> None:
+        if rank.rank == 0:
+            await rank.compute(tokenise)
+        await trio.to_thread.run_sync(begun.wait)
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(world, "_SOON_S", 0.01)
+    with failing() as errors:
+        overlap.run(main, ranks=2)
+    assert errors[0].rank == 1
+    at = f"{HERE}:{main.__code__.co_firstlineno + 2}"
+    assert told.lines == [
+        f"waiting for compute 'tokenise' ({at}) of rank 0 to return: a function cannot be interrupted"
+    ]
+
+
+def test_functions_that_return_soon_are_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+
+    async def main(rank: R) -> None:
+        rank.compute(int)
+
+    overlap.run(main, ranks=2)
+    assert told.lines == []
