@@ -51,6 +51,7 @@ class Simulation:
         log: What was seen, with the time.
         ends: What became of each process: what its program returned, or its error; None if it was killed.
         over: All have ended.
+        scopes: What each of them lives in.
     """
 
     seed: int
@@ -60,6 +61,7 @@ class Simulation:
     log: list[tuple[float, int, str]] = field(default_factory=list)
     ends: dict[int, object] = field(default_factory=dict)
     over: trio.Event = field(default_factory=trio.Event)
+    scopes: dict[int, trio.CancelScope] = field(default_factory=dict)
 
     def note(self, member: int, what: str) -> None:
         self.log.append((trio.current_time(), member, what))
@@ -81,6 +83,7 @@ def simulate(
     spread_s: float = 5.0,
     kinds: tuple[str, ...] = KINDS,
     most: int = 2,
+    cancel: tuple[int, int] | None = None,
 ) -> Simulation:
     """Run `main` as every process of a world.
 
@@ -92,13 +95,18 @@ def simulate(
         spread_s: When things happen: from 0 to this.
         kinds: What may happen.
         most: To how many processes at most.
+        cancel: A process, and before which step of its tasks it is cancelled, as by Ctrl-C.
     """
     chance = Random(f"{seed}, network")
     net = Net(chance, slowest_s=10 ** chance.uniform(-5, -1), pieces=chance.random() < 0.5)
     blows = dict(_drawn(Random(f"{seed}, blows"), members, spread_s, kinds, most))
     found = Simulation(seed, members, net, blows)
+    instruments = []
+    if cancel is not None:
+        instruments.append(CancelAt(found, *cancel))
+        blows[cancel[0]] = Blow(kind="cancel", at_s=0.0)
     with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time(), raw_sockets(net):
-        trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0))
+        trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0), instruments=instruments)
     return found
 
 
@@ -106,6 +114,21 @@ def _drawn(chance: Random, members: int, spread_s: float, kinds: tuple[str, ...]
     for member in sorted(chance.sample(range(members), chance.randint(0, min(most, members)))):
         at_s, for_s = chance.uniform(0, spread_s), 10 ** chance.uniform(-1, 1.5)
         yield member, Blow(kind=chance.choice(kinds), at_s=at_s, for_s=for_s)
+
+
+class CancelAt(trio.abc.Instrument):
+    """Cancels a process before the n-th step of its tasks; `left` is above 0 if it never came so far."""
+
+    def __init__(self, found: Simulation, member: int, step: int) -> None:
+        self.left, self._found, self._member = step, found, member
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        process = task.context.get(PROCESS)
+        if process is not None and process.name == f"process {self._member}":
+            self.left -= 1
+            if self.left == 0:
+                self._found.note(self._member, "cancelled")
+                self._found.scopes[self._member].cancel()
 
 
 @contextmanager
@@ -132,7 +155,7 @@ async def _run(
     with trio.move_on_after(HANG_S) as limit:
         async with around(), trio.open_nursery() as nursery, trio.open_nursery() as nemesis:
             for member, process in enumerate(processes):
-                scope = trio.CancelScope()
+                scope = found.scopes[member] = trio.CancelScope()
                 nursery.start_soon(_live, found, process, member, main, scope)
                 if member in found.blows:
                     nemesis.start_soon(_strike, found, process, member, scope)
