@@ -233,6 +233,9 @@ class FakeSocket(trio.socket.SocketType):
         if self.backlog is not None:
             self.net.listening.pop(self.here, None)
             self.knocked.set()
+            for each in self.backlog:  # that nobody has accepted
+                each.reset()
+                each.close()
         if self.out is not None and self.into is not None and not self.owner.silent:
             unread = bool(self.into.pieces)  # a system answers that with a reset, which overtakes what was sent
             self.out.ended = True

@@ -52,6 +52,7 @@ class Simulation:
         ends: What became of each process: what its program returned, or its error; None if it was killed.
         over: All have ended.
         scopes: What each of them lives in.
+        opened: All have their wires.
     """
 
     seed: int
@@ -62,6 +63,7 @@ class Simulation:
     ends: dict[int, object] = field(default_factory=dict)
     over: trio.Event = field(default_factory=trio.Event)
     scopes: dict[int, trio.CancelScope] = field(default_factory=dict)
+    opened: trio.Event = field(default_factory=trio.Event)
 
     def note(self, member: int, what: str) -> None:
         self.log.append((trio.current_time(), member, what))
@@ -189,6 +191,7 @@ async def _live(found: Simulation, process: Process, member: int, main: Main, sc
 async def _cut_rails(found: Simulation, process: Process, blow: Blow) -> None:
     """Break one connection after the other, those to the coordinator not, and never the last one of two processes."""
     chance = Random(f"{found.seed}, rails")
+    await found.opened.wait()
     while True:
         rails = [each for each in process.sockets if not each.closed and each.out is not None and each.is_rail]
         links: dict[str, list[FakeSocket]] = {}

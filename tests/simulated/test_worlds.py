@@ -123,6 +123,9 @@ def live(seed: int, processes: int, program: Program, *, rails: int = 0, **blows
             else:
                 transport = Part(whole, placement[member])
             async with transport.open() if rails else nullcontext():
+                found.note(member, "opened")
+                if sum(what == "opened" for _, _, what in found.log) == processes:
+                    found.opened.set()
                 world = World(size, cluster, transport, algorithm=None, others=plane, backend=VirtualBackend())
                 try:
                     results = await world.live(program, (), None)

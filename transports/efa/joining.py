@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -170,11 +171,14 @@ class Joining:
             self._complete.set()
 
     def _note_missing(self) -> None:
-        there = {member for member, _ in self._joined}
-        missing = [member for member in range(self.members) if member not in there | {self.member}]
-        if len(self._joined) < (self.members - 1) * len(self._addresses):
-            who = ", ".join(map(str, missing)) or "those that came in part"
-            raise LinkLostError(f"process {self.member} has no connection with process {who} after {self.join_s:g} s")
+        there = Counter(member for member, _ in self._joined)
+        others = [member for member in range(self.members) if member != self.member]
+        absent = [str(member) for member in others if not there[member]]
+        partly = [str(member) for member in others if 0 < there[member] < len(self._addresses)]
+        if absent or partly:
+            what = "no connection" if absent else f"fewer than {len(self._addresses)} connections"
+            who = ", ".join(absent or partly)
+            raise LinkLostError(f"process {self.member} has {what} with process {who} after {self.join_s:g} s")
 
     def _fail(self, error: TransportError) -> None:
         self._failure = self._failure or error

@@ -1,0 +1,135 @@
+"""A job of the launcher, everything that it has started, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Of one step of a test; reached only by what hangs. The longest that may be waited for is 15 s of silence.
+LIMIT_S = 60.0
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, and theirs."""
+    try:
+        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [*found, *(each for child in found for each in children(child))]
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Job:
+    """`overlap run` of a program.
+
+    Attributes:
+        process: The launcher.
+        out: What it has printed.
+        err: The same of stderr.
+        began_s: When it was started.
+    """
+
+    def __init__(self, folder: Path, *options: str, program: str, **variables: str) -> None:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+        self.before = shared_memory()
+        self.began_s = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "overlap", "run", *options, program],
+            cwd=folder,
+            env=plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.out = self.err = ""
+        self._seen: set[int] = set()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._pipes = {self.process.stdout.fileno(): "out", self.process.stderr.fileno(): "err"}
+
+    def nodes(self) -> list[int]:
+        """Return the processes that the launcher has started, as far as there are any now."""
+        found = children(self.process.pid)
+        self._seen.update(found)
+        return found
+
+    def pump(self, until_s: float) -> bool:
+        """Take in what is printed; False when both pipes have ended or the time is over."""
+        ready, _, _ = select.select(list(self._pipes), [], [], max(0.0, until_s - time.monotonic()))
+        for pipe in ready:
+            data = os.read(pipe, 1 << 16).decode(errors="replace")
+            name = self._pipes[pipe]
+            setattr(self, name, getattr(self, name) + data)
+            if not data:
+                del self._pipes[pipe]
+        return bool(self._pipes) and bool(ready)
+
+    def until(self, text: str) -> float:
+        """Wait for a text on stdout or stderr; return when it came."""
+        limit_s = time.monotonic() + LIMIT_S
+        while text not in self.out + self.err:
+            assert self.pump(limit_s), f"no {text!r} in {self.out!r} {self.err!r}"
+        self.nodes()
+        return time.monotonic()
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code."""
+        self.nodes()
+        limit_s = time.monotonic() + LIMIT_S
+        while self.pump(limit_s):
+            pass
+        return self.process.wait(max(0.1, limit_s - time.monotonic()))
+
+    def check_nothing_is_left(self) -> None:
+        """Whatever it started must have ended, and shared memory be as it was."""
+        limit_s = time.monotonic() + LIMIT_S
+        left = [pid for pid in self._seen if lives(pid)]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    select.select([descriptor], [], [], max(0.0, limit_s - time.monotonic()))
+                finally:
+                    os.close(descriptor)
+        orphans = [pid for pid in self._seen if lives(pid)]
+        assert not orphans, f"processes left: {orphans}"
+        assert shared_memory() <= self.before
+
+    def kill(self) -> None:
+        """End all of it, however far it has come."""
+        seen = {*self._seen, *self.nodes()}
+        for pid in [self.process.pid, *seen]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate(timeout=LIMIT_S)
+
+
+def shared_memory() -> set[str]:
+    """Return what is ours in shared memory; MPICH leaves some, and other tests run beside this one."""
+    return {path.name for path in Path("/dev/shm").glob("*overlap*")}
+
+
+@contextmanager
+def job(folder: Path, *options: str, program: str, **variables: str) -> Iterator[Job]:
+    """Run a job; none of it survives the block."""
+    made = Job(folder, *options, program=program, **variables)
+    try:
+        yield made
+    finally:
+        made.kill()

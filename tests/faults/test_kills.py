@@ -1,0 +1,60 @@
+"""Two hundred kills at random moments: no hang, no orphan, and every culprit is named. `python -m pytest -m kills -s`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import pytest
+
+from .job import ROOT, job
+
+KILLS = 200
+LATEST_S = 1.5  # after the launcher has begun; nodes need a third of it to be there
+
+
+def kill_one(folder: Path, chance: Random) -> tuple[float, str]:
+    """Run a job and kill one of its nodes; return how long it took until the culprit was named, and its state."""
+    nodes, each = chance.randint(2, 3), chance.randint(1, 2)
+    options = ("--nnodes", str(nodes), "--nproc-per-node", str(each), "--rails", str(chance.choice((1, 1, 4))))
+    with job(folder, *options, program="train.py", FAULT="hit", MOMENT="moving", VICTIM="0") as one:
+        due_s = one.began_s + chance.uniform(0.1, LATEST_S)
+        while time.monotonic() < due_s or len(one.nodes()) < nodes:
+            one.pump(max(due_s, time.monotonic() + 0.01))
+        pid = chance.choice([node for node in one.nodes() if is_node(node)])
+        moving = "struck" in one.out
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        named_s = one.until(f"pid {pid}")
+        assert one.end() == 137, one.err
+        who = rf"overlap: node \d \(rank.* pid {pid}\) was killed by SIGKILL"
+        assert re.search(who, one.err.splitlines()[-1]), one.err
+        one.check_nothing_is_left()
+        return named_s - killed_s, "in training" if moving else "starting"
+
+
+def is_node(pid: int) -> bool:
+    """Whether a process of the launcher runs the program."""
+    return b"train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.mark.kills
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "faults" / "program.py", tmp_path / "train.py")
+    chance = Random(int(os.environ.get("KILLS_SEED", "0")))
+    took: dict[str, list[float]] = {}
+    for number in range(int(os.environ.get("KILLS", str(KILLS)))):
+        try:
+            took_s, state = kill_one(tmp_path, chance)
+        except AssertionError as error:
+            raise AssertionError(f"kill {number}: {error}") from error
+        took.setdefault(state, []).append(took_s)
+    for state, all_s in sorted(took.items()):
+        print(f"{len(all_s)} kills {state}: named after {1000 * median(all_s):.0f} ms, at most {1000 * max(all_s):.0f}")
+    assert "in training" in took

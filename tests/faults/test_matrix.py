@@ -1,0 +1,138 @@
+"""Fault by moment by transport: who is blamed, with which exit code, in what operation, and that nothing is left.
+
+The everyday suite has a few of them; `python -m pytest -m faults` runs the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from .job import ROOT, Job, job
+
+NODES = ("--nnodes", "2", "--nproc-per-node", "2")
+WIRES = {
+    "memory": ("--ranks", "4"),
+    "efa": NODES,
+    "efa, 4 rails": (*NODES, "--rails", "4"),
+    "mpi": ("--transport", "mpi", "--nnodes", "2"),
+}
+
+RAISED = r"overlap: rank {rank} failed at train\.py:\d+: ValueError: on purpose"
+EXITED = r"overlap: rank {rank} failed at train\.py:\d+: SystemExit: 3"
+NODE = r"overlap: node 1 \(ranks 2-3, pid \d+\) "
+GRADIENT = r"gradient #\d+ on group 'world' \(train\.py:\d+\)"
+
+# fault, moment, transport, exit code, what stderr must say; those marked + are run every day
+MATRIX = """
+raise    starting    efa            1    NODE exited with code 1
+raise    idle        efa            1    RAISED
+raise    compute     efa            1  + RAISED
+raise    collective  efa            1    RAISED
+raise    moving      efa            1  + RAISED; unfinished there: GRADIENT
+raise    in file     efa            1    RAISED
+raise    ending      efa            1    RAISED
+raise    finally     efa            1    RAISED
+raise    after       efa            1    NODE exited with code 1
+exit     starting    efa            3    NODE exited with code 3
+exit     compute     efa            3    EXITED
+exit     collective  efa            3  + EXITED
+exit     ending      efa            3    EXITED
+vanish   starting    efa            1    NODE exited with code 0 without joining
+vanish   idle        efa            1    NODE exited with code 0 before its world had ended
+vanish   collective  efa            1  + NODE exited with code 0 before its world had ended
+vanish   ending      efa            1    NODE exited with code 0 before its world had ended
+SIGKILL  starting    efa            137  NODE was killed by SIGKILL
+SIGKILL  idle        efa            137  NODE was killed by SIGKILL
+SIGKILL  compute     efa            137  NODE was killed by SIGKILL
+SIGKILL  collective  efa            137  NODE was killed by SIGKILL
+SIGKILL  moving      efa            137+ NODE was killed by SIGKILL
+SIGKILL  in file     efa            137  NODE was killed by SIGKILL
+SIGKILL  ending      efa            137  NODE was killed by SIGKILL
+SIGKILL  after       efa            137  NODE was killed by SIGKILL
+SIGSEGV  compute     efa            139  NODE was killed by SIGSEGV
+SIGABRT  collective  efa            134  NODE was killed by SIGABRT
+SIGTERM  idle        efa            143  SIGTERM
+SIGTERM  moving      efa            143+ SIGTERM
+SIGINT   moving      efa            130  interrupted
+SIGSTOP  idle        efa            1    NODE hung, and had to be stopped
+SIGSTOP  moving      efa            1    NODE hung, and had to be stopped
+raise    moving      efa,_4_rails   1    RAISED; unfinished there: GRADIENT
+vanish   moving      efa,_4_rails   1    NODE exited with code 0 before its world had ended
+SIGKILL  moving      efa,_4_rails   137+ NODE was killed by SIGKILL
+SIGSEGV  moving      efa,_4_rails   139  NODE was killed by SIGSEGV
+raise    compute     memory         1    RAISED
+raise    moving      memory         1  + RAISED; unfinished there: GRADIENT
+exit     collective  memory         3    EXITED
+SIGTERM  moving      memory         143  SIGTERM
+SIGKILL  moving      memory         -9   $
+raise    compute     mpi            1    RAISED
+raise    moving      mpi            1  + RAISED; unfinished there: GRADIENT
+exit     collective  mpi            3    EXITED
+"""
+
+# what is sent to the launcher, at which moment, the exit code, what stderr must say
+LAUNCHER = """
+SIGINT   moving      efa            130+ interrupted
+SIGINT   compute     efa            130  interrupted
+SIGTERM  moving      efa            143+ SIGTERM
+SIGTERM  idle        efa,_4_rails   143  SIGTERM
+SIGKILL  moving      efa            -9 + $
+SIGKILL  idle        efa            -9   $
+SIGINT   moving      memory         130  interrupted
+"""
+
+
+def rows(table: str) -> list[object]:
+    """Read a table; the rows without a plus are behind the marker."""
+    found = []
+    for line in table.strip().splitlines():
+        fault, moment, wire, code, said = line[:8], line[9:20], line[21:35], line[36:39], line[41:]
+        name, marks = wire.strip().replace("_", " "), [] if line[39] == "+" else [pytest.mark.faults]
+        if "MPI" in name.upper():
+            missing = importlib.util.find_spec("mpi4py") is None
+            marks.append(pytest.mark.skipif(missing, reason="mpi4py is not installed: pip install '.[mpi]'"))
+        known = (fault.strip(), moment.strip(), name)
+        found.append(pytest.param(*known, int(code), said.strip(), marks=marks, id="-".join(known)))
+    return found
+
+
+def pattern(said: str, rank: int) -> str:
+    for name, text in (("RAISED", RAISED), ("EXITED", EXITED), ("NODE ", NODE), ("GRADIENT", GRADIENT)):
+        said = said.replace(name, text.replace("{rank}", str(rank)))
+    return said
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "tests" / "faults" / "program.py", tmp_path / "train.py")
+    return tmp_path
+
+
+def check(one: Job, code: int, said: str, rank: int) -> None:
+    assert (one.end(), "struck" in one.out) == (code, True), one.err
+    assert re.search(pattern(said, rank), one.err), one.err
+    one.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("fault", "moment", "wire", "code", "said"), rows(MATRIX))
+def test_a_rank_is_hit(folder: Path, fault: str, moment: str, wire: str, code: int, said: str) -> None:
+    rank = 1 if wire == "mpi" else 2
+    hit = {"FAULT": fault, "MOMENT": moment, "VICTIM": str(rank)}
+    with job(folder, *WIRES[wire], program="train.py", **hit) as one:
+        check(one, code, said, rank)
+
+
+@pytest.mark.parametrize(("sent", "moment", "wire", "code", "said"), rows(LAUNCHER))
+def test_the_launcher_is_hit(folder: Path, sent: str, moment: str, wire: str, code: int, said: str) -> None:
+    hit = {"FAULT": "hit", "MOMENT": moment, "VICTIM": "2"}
+    with job(folder, *WIRES[wire], program="train.py", **hit) as one:
+        one.until("struck")
+        os.kill(one.process.pid, getattr(signal, sent))
+        check(one, code, said, 2)
