@@ -85,6 +85,7 @@ class _Watch:
         self.screen = Screen()
         self._what = what
         self._found = trio.Event()  # the first process that was at fault
+        self._news = trio.Event()  # a process has come to a world
         self._ending = False
 
     async def run(self, signals: AsyncIterator[int]) -> None:
@@ -100,7 +101,7 @@ class _Watch:
         async with trio.open_nursery() as nursery:
             for task in (member.out.run, member.err.run):
                 nursery.start_soon(task)
-            nursery.start_soon(member.listen, self._look_for_the_missing, self._end_if_stopped)
+            nursery.start_soon(member.listen, self._hear, self._end_if_stopped)
             returncode = await member.reaped()
             self.ended.append(member)
             await member.said_all()
@@ -109,6 +110,11 @@ class _Watch:
             if returncode != 0 or member.vanished():
                 self._failed(member)
             self._look_for_the_missing()
+
+    def _hear(self) -> None:
+        """Act on the news that a process has come to a world."""
+        self._news.set()
+        self._look_for_the_missing()
 
     def _look_for_the_missing(self) -> None:
         """End the others if one waits for a process that is not coming; they would wait until they lose patience."""
@@ -136,8 +142,11 @@ class _Watch:
     async def _end_the_others(self) -> None:
         with trio.move_on_after(SEARCH_S):
             await self._found.wait()
-        await trio.sleep(PEACE_S)
-        self._stop(signal.SIGTERM)
+        with trio.move_on_after(PEACE_S):
+            while not all(member.waits_in() for member in self._running()):
+                self._news = trio.Event()
+                await self._news.wait()
+        self._stop(signal.SIGTERM)  # whoever waits for all to come will hear nothing: one will not
         await self._kill_late()
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:

@@ -16,9 +16,13 @@ GRACE_S = 30.0
 
 
 class Node:
-    """The process of a node that ends at an instant of Trio's clock of tests, or so long after a signal."""
+    """The process of a node that ends at an instant of Trio's clock of tests, or so long after a signal.
 
-    def __init__(self, node, *, ends_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after):
+    From another instant on it waits for the others to come to its world.
+    """
+
+    def __init__(self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after):
+        self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
         self._losses, self._is_stopped = losses, is_stopped
         self.process = SimpleNamespace(returncode=None)
@@ -33,13 +37,17 @@ class Node:
         for instant_s, node in self._losses:
             await trio.sleep_until(instant_s)
             lost(node)
+        if self._waits_s < inf:
+            await trio.sleep_until(self._waits_s)
+            self._waits = 1
+            news()
         await trio.lowlevel.checkpoint()
 
     def is_stopped(self):
         return self._is_stopped
 
     def waits_in(self):
-        return None
+        return None if self.process.returncode is not None else self._waits
 
     def lacks(self, world):
         return False
@@ -137,6 +145,17 @@ def test_a_failure_gives_the_others_time_to_find_out_and_then_tells_them():
     assert (end_s, outcome.asked, outcome.endings) == (told_s + GRACE_S, None, [0, 1, 2])
     assert told == [(end_s, "node 2 did not end within 30 s and is killed")]
     assert [node.stopped for node in nodes] == [False, True, True]
+
+
+def test_who_waits_for_all_to_come_is_given_no_time_to_find_out_that_one_will_not():
+    failing = {"ends_s": 3, "returncode": 1}
+    _, nodes, _, end_s = launched(failing, {"waits_s": 1}, {"waits_s": 2})
+    assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3, SIGTERM)]]
+    _, nodes, _, end_s = launched(failing, {"waits_s": 1}, {"waits_s": 4})
+    assert [node.got for node in nodes] == [[], [(4, SIGTERM)], [(4, SIGTERM)]]
+    _, nodes, _, end_s = launched(failing, {"waits_s": 1}, {})
+    assert [node.got for node in nodes] == [[], [(3 + PEACE_S, SIGTERM)], [(3 + PEACE_S, SIGTERM)]]
+    assert end_s == 3 + PEACE_S
 
 
 def test_after_a_victim_the_one_at_fault_has_longer():
