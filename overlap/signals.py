@@ -26,6 +26,7 @@ import trio
 
 from .diagnostics import is_interrupt, place_of
 from .errors import RankFailedError, RemoteError
+from .flight.folder import open_records
 from .notice import notify
 
 __all__ = ["ASKING", "Life", "Terminated", "living", "obeying"]
@@ -87,6 +88,7 @@ class Life:
         told = ["the processes have not met"]
         if self.world is not None:
             told = [*self.world.report(), "tasks:", *self.world.tasks()]
+            told += [f"flight record: {path} (`overlap autopsy` reads it)" for path in open_records()]
         _say([f"asked by {ASKING.name}, process {os.getpid()}:", *told])
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "CALL_HEAD",
     "ENDING_AT",
     "HEAD",
+    "ISSUE",
     "MAGIC",
     "RANK",
     "RANK_BYTES",
@@ -48,7 +49,12 @@ TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's
 # 24 KiB a rank: the steps before the end, and what a rank may well have in flight.
 RECORDS = 512
 RECORD = Struct("=qqqqqq")
-"""ended (0: not yet, negative: failed), issued, started (0: not yet, of computes), number, call, step (-1: none)."""
+"""issued, number, call, step (-1: none); then ended (negative: badly) and started (of computes).
+
+The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
+"""
+ISSUE = Struct("=qqqq")
+"""What is set when it is issued."""
 
 # Different (call, group, line) of a program: mostly some dozens. 256 KiB.
 CALLS = 256

@@ -226,7 +226,7 @@ def _calls(data: bytes) -> list[tuple[int, Mapping[str, str]]]:
 def _rank(data: bytes, at: int, calls: Mapping[int, Mapping[str, str]], since_ns: int) -> RankRecord:
     rank, step, left, lost = RANK.unpack_from(data, at)
     records = RECORD.iter_unpack(data[at + 64 : at + 64 + RECORDS * RECORD.size])
-    operations = [_operation(record, calls, since_ns) for record in records if record[1] > 0]
+    operations = [_operation(record, calls, since_ns) for record in records if record[0] > 0]
     operations.sort(key=lambda operation: (operation.issued_ns, operation.key, operation.number))
     return RankRecord(
         rank=rank, step=_step(step), left=bool(left), lost=lost, operations=tuple(operations)
@@ -234,7 +234,7 @@ def _rank(data: bytes, at: int, calls: Mapping[int, Mapping[str, str]], since_ns
 
 
 def _operation(record: tuple[int, ...], calls: Mapping[int, Mapping[str, str]], since_ns: int) -> Operation:
-    ended, issued, started, number, call, step = record
+    issued, number, call, step, ended, started = record
     told = calls.get(call, {"name": "an operation whose call is no longer kept"})
     return Operation(
         name=told.get("name", ""),
@@ -248,9 +248,9 @@ def _operation(record: tuple[int, ...], calls: Mapping[int, Mapping[str, str]], 
         site=told.get("site", ""),
         step=_step(step),
         issued_ns=issued + since_ns,
-        started_ns=started + since_ns if started else None,
-        ended_ns=abs(ended) + since_ns if ended else None,
-        failed=ended < 0,
+        started_ns=started + since_ns if started > issued else None,
+        ended_ns=abs(ended) + since_ns if abs(ended) > issued else None,
+        failed=ended < -issued,
     )
 
 

@@ -49,7 +49,7 @@ Measure what this project aims at, check every result, and say which aims are me
 WHAT is
   all         (default) all of the next, but the largest proof
   issue       time until all_reduce() returns its future, alone and behind 8000; the same of computes with arrays
-  span        time to record a span of the timeline
+  span        time to record a span of the timeline, and an operation in the flight record
   start       what `import overlap` adds to trio and numpy; 32 ranks up and down; `overlap run` of a trivial script
   schedules   prove ring schedules of up to 4096 ranks (10 s, over 2 GB), compile and cost them, look up a cached plan
   results     all-reduces that make their results, against those that are given an array for them

@@ -75,6 +75,7 @@ COSTS = (
         measure=partial(issuing.measure_compute, argument=issuing.many_arrays),
     ),
     Cost(name="span", word="span", text="record a span", aim_ns=1e3, measure=issuing.measure_span),
+    Cost(name="flight", word="span", text="record a flight", aim_ns=400, measure=issuing.measure_flight),
     Cost(
         name="import",
         word="start",

@@ -1,8 +1,9 @@
-"""What it costs to issue: a collective, alone and behind thousands, a compute, and the span that tells of one."""
+"""What it costs to issue: a collective, alone and behind thousands, a compute, and the records that tell of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import mmap
 from threading import Event
 from time import perf_counter_ns
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from overlap import Rank, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import RunConfig, imposed
+from overlap.flight.layout import file_bytes
+from overlap.flight.recorder import Known, Writer
 from overlap.timeline.spans import RawCollective, Recorder
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "an_array",
     "many_arrays",
     "measure_compute",
+    "measure_flight",
     "measure_issue",
     "measure_issue_behind",
     "measure_issue_in_a_thread",
@@ -136,6 +140,30 @@ def an_array() -> NDArray[np.float32]:
 def many_arrays() -> dict[str, NDArray[np.float32]]:
     """Return as many as the parameters of a model."""
     return {f"layer{index}": np.ones(256, np.float32) for index in range(ARRAYS)}
+
+
+class _Recorded:
+    """An operation, as the flight record sees it."""
+
+    place = (an_array.__code__, 1)
+
+    def told(self) -> dict[str, str]:
+        return {"name": "all_reduce"}
+
+
+def measure_flight(sampling: Sampling) -> Times:
+    """Time to put an operation into the flight record when it is issued, and again when it ends."""
+    memory = mmap(-1, file_bytes(1))
+    flight = Writer(memory, [0], {}).rank(0)
+    issued, ended, operation = flight.issued, flight.ended, _Recorded()
+    known: Known = {}
+    samples = []
+    for _ in range(sampling.warmup + sampling.iters):
+        begun_ns = perf_counter_ns()
+        for seq in range(_SPANS):
+            ended(issued(operation, known, "call", seq, begun_ns), begun_ns)
+        samples.append((perf_counter_ns() - begun_ns) / _SPANS)
+    return Times.of(samples[sampling.warmup :])
 
 
 def measure_span(sampling: Sampling) -> Times:
