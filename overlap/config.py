@@ -30,7 +30,19 @@ from transports import Transport
 from . import trace_files
 from .errors import UsageError
 from .notice import notify
-from .options import Option, count, index, option, parse_check, parse_rails, parse_transport, seconds, switch, text_of
+from .options import (
+    Option,
+    count,
+    index,
+    option,
+    parse_check,
+    parse_nodes,
+    parse_rails,
+    parse_transport,
+    seconds,
+    switch,
+    text_of,
+)
 from .timeline.spans import Timeline
 
 if TYPE_CHECKING:
@@ -167,9 +179,9 @@ class RunConfig:
     )
     nnodes: int | None = option(
         default="1",
-        read=count,
+        read=parse_nodes,
         metavar="N",
-        help="how many nodes; default: 1, this process",
+        help="how many nodes; default: 1, this process; 2:4: with --max-restarts, fewer if that gets further",
         nodes=True,
         variable=False,
     )

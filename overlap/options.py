@@ -6,16 +6,18 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from .errors import UsageError
 
 __all__ = [
+    "NodeCount",
     "Option",
     "count",
     "index",
     "option",
     "parse_check",
+    "parse_nodes",
     "parse_rails",
     "parse_transport",
     "seconds",
@@ -71,6 +73,39 @@ def count(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise UsageError(f"expected a positive integer, got {text!r}")
     return int(text)
+
+
+class NodeCount(int):
+    """How many nodes there are at most, and with how few the run may go on.
+
+    Attributes:
+        fewest: So few.
+    """
+
+    fewest: int
+
+    def __new__(cls, most: int, fewest: int | None = None) -> Self:
+        """Make one; by default all nodes are needed."""
+        made = super().__new__(cls, most)
+        made.fewest = most if fewest is None else fewest
+        return made
+
+    def __str__(self) -> str:
+        return repr(int(self)) if self.fewest == self else f"{self.fewest}:{int(self)}"
+
+
+def parse_nodes(text: str) -> NodeCount:
+    """Read "4" as a number of nodes, and "2:4" as from two to four."""
+    fewest, colon, most = text.rpartition(":")
+    if not colon:
+        return NodeCount(count(text))
+    try:
+        found = NodeCount(count(most), count(fewest))
+    except UsageError:
+        raise UsageError(f"expected a positive integer, or a range such as 2:4, got {text!r}") from None
+    if found.fewest > found:
+        raise UsageError(f"expected a range such as 2:4, the smaller number first, got {text!r}")
+    return found
 
 
 def index(text: str) -> int:

@@ -40,6 +40,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         reached=partial(_reached, records),
         place=_shown(config.state_dir),
         sleep=time.sleep,
+        fewest=getattr(config.nnodes, "fewest", None),
     )
     outcome = launch_again(what, restarts, once)
     if outcome.asked is None and culprit(outcome.endings) is None:

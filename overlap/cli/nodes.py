@@ -171,6 +171,7 @@ def _standings(outcome: LaunchOutcome) -> list[str]:
 def _check(config: RunConfig) -> None:
     if config.max_restarts and config.transport == "mpi":
         raise UsageError("--max-restarts: with --transport mpi it is mpiexec that starts the nodes")
+    _check_range(config)
     if config.node_rank is None:
         return
     if config.nnodes is None or config.rdzv_endpoint is None:
@@ -179,6 +180,18 @@ def _check(config: RunConfig) -> None:
         raise UsageError(f"--node-rank {config.node_rank}: nodes are numbered from 0, and --nnodes is {config.nnodes}")
     if config.transport == "mpi":
         raise UsageError("--node-rank: with --transport mpi it is mpiexec that starts the nodes")
+
+
+def _check_range(config: RunConfig) -> None:
+    """Refuse a range of nodes where nobody could start fewer of them."""
+    if getattr(config.nnodes, "fewest", config.nnodes) == config.nnodes:
+        return
+    if not config.max_restarts:
+        raise UsageError(f"--nnodes {config.nnodes}: fewer are tried only with --max-restarts; give it too")
+    if config.node_rank is not None:
+        raise UsageError(
+            f"--nnodes {config.nnodes}: with --node-rank each node has a launcher of its own, which cannot start fewer"
+        )
 
 
 def _share(config: RunConfig, nodes: int) -> int:

@@ -34,6 +34,8 @@ class Restarts:
         reached: Returns how far an attempt came, given the pids of its processes; None if nobody knows.
         place: Where the state is; None: nobody has said.
         sleep: Waits so many seconds.
+        fewest: With how few nodes the world may go on; after an attempt without progress the next has one less, and
+            after one with progress it has all of them again. None: it needs all.
     """
 
     most: int
@@ -41,6 +43,7 @@ class Restarts:
     reached: Callable[[Sequence[int]], int | None]
     place: str | None
     sleep: Callable[[float], None]
+    fewest: int | None = None
 
 
 def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
@@ -52,9 +55,10 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         once: Launches it once.
     """
     best, futile = restarts.latest() if restarts.place else None, 0
+    fewest = restarts.fewest or what.nodes
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
-        outcome = once(_numbered(what, attempt))
+        outcome = once(_numbered(what, attempt, max(fewest, what.nodes - futile)))
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
@@ -62,27 +66,37 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
         reached = step if restarts.place else restarts.reached([ending.pid for ending in outcome.endings])
         better = reached is not None and (best is None or reached > best)
         best, futile = (reached, 0) if better else (best, futile + 1)
-        if attempt == restarts.most or futile >= FUTILE:
-            what.report(_given_up(attempt, futile))
+        hopeless = futile >= FUTILE + what.nodes - fewest
+        if attempt == restarts.most or hopeless:
+            what.report(_given_up(futile if hopeless else 0, attempt))
             break
         pause_s = min(FIRST_PAUSE_S * 2 ** (futile - 1), LONGEST_PAUSE_S) if futile else 0.0
         why = _why(guilty, oom_kills() - killed)
-        after = f" in {pause_s:g} s" if pause_s else ""
-        what.report(f"restart {attempt + 1} of {restarts.most}{after}, {_from(step, restarts.place)}: {why}")
+        begin = f"restart {attempt + 1} of {restarts.most}" + (f" in {pause_s:g} s" if pause_s else "")
+        begin += _with(max(fewest, what.nodes - futile), what.nodes)
+        what.report(f"{begin}, {_from(step, restarts.place)}: {why}")
         if pause_s:
             restarts.sleep(pause_s)
     return outcome
 
 
-def _numbered(what: LaunchSpec, attempt: int) -> LaunchSpec:
-    return replace(what, environ={**what.environ, "OVERLAP_RESTART": str(attempt)}, attempt=attempt)
+def _numbered(what: LaunchSpec, attempt: int, nodes: int) -> LaunchSpec:
+    """Return what the next attempt starts: all that belongs here, or the first of them where there are to be fewer."""
+    environ = {**what.environ, "OVERLAP_RESTART": str(attempt)}
+    if nodes == 1 < what.nodes:  # a process alone is told its ranks by this only
+        environ["OVERLAP_RANKS"] = str(what.ranks_per_node)
+    return replace(what, environ=environ, attempt=attempt, nodes=nodes, here=[n for n in what.here if n < nodes])
 
 
-def _given_up(attempt: int, futile: int) -> str:
-    if futile >= FUTILE:
-        return f"gives up: {FUTILE} attempts in a row ended without progress"
+def _given_up(futile: int, attempt: int) -> str:
+    if futile:
+        return f"gives up: {futile} attempts in a row ended without progress"
     times = "once" if attempt == 1 else f"{attempt} times"
     return f"gives up: it has been started again {times}, and --max-restarts allows no more"
+
+
+def _with(nodes: int, all_nodes: int) -> str:
+    return f" with {nodes} node{'s' * (nodes > 1)}" if nodes < all_nodes else ""
 
 
 def _from(step: int | None, place: str | None) -> str:

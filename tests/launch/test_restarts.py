@@ -33,26 +33,32 @@ CRASH = "node 1 (ranks 2-3, pid 4711) was killed by SIGSEGV"
 class Story:
     """Launches that end as told, and the steps that are kept after each of them."""
 
-    def __init__(self, *endings, most=10, steps=(), place="state", asked=None):
+    def __init__(self, *endings, most=10, steps=(), place="state", asked=None, fewest=None, nodes=2):
         self.endings, self.steps, self.lines = list(endings), [None, *steps], []
-        self.attempts, self.pauses_s, self.asked = [], [], asked
+        self.attempts, self.pauses_s, self.asked, self.nodes = [], [], asked, nodes
+        self.sizes = []
         self.restarts = Restarts(
             most=most,
             latest=lambda: self.steps[min(len(self.attempts), len(self.steps) - 1)] if place else None,
             reached=lambda pids: self.steps[min(len(self.attempts), len(self.steps) - 1)],
             place=place,
             sleep=self.pauses_s.append,
+            fewest=fewest,
         )
 
     def tell(self):
         what = LaunchSpec(
-            command=[], environ={"HOME": "/"}, nodes=2, here=[0, 1], ranks_per_node=2, endpoint=("", 0), listener=None,
+            command=[], environ={"HOME": "/"}, nodes=self.nodes, here=range(self.nodes), ranks_per_node=2,
+            endpoint=("", 0), listener=None,
             job="", secret=b"", prefix=False, colour=False, log_dir="logs", grace_s=1, report=self.lines.append,
         )  # fmt: skip
         return launch_again(what, self.restarts, self._once)
 
     def _once(self, what):
-        assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts))}
+        ranks = {"OVERLAP_RANKS": "2"} if what.nodes == 1 < self.nodes else {}
+        assert what.environ == {"HOME": "/", "OVERLAP_RESTART": str(len(self.attempts)), **ranks}
+        assert list(what.here) == list(range(what.nodes))
+        self.sizes.append(what.nodes)
         self.attempts.append(what.log_path(1))
         return LaunchOutcome(endings=[self.endings.pop(0)], asked=self.asked)
 
@@ -98,6 +104,26 @@ def test_it_gives_up_when_all_restarts_are_used_up(most, times):
     story.tell()
     assert len(story.attempts) == most + 1
     assert story.lines[-1] == f"gives up: it has been started again {times}, and --max-restarts allows no more"
+
+
+def test_without_progress_it_goes_on_with_fewer_nodes_and_then_with_all_again():
+    story = Story(*[KILLED] * 5, WELL, steps=[40, 40, 40, 41, 41], fewest=1, nodes=3)
+    story.tell()
+    assert story.sizes == [3, 3, 2, 1, 3, 2]
+    assert story.lines == [
+        f"restart 1 of 10, from step 40: {CRASH}",
+        f"restart 2 of 10 in 1 s with 2 nodes, from step 40: {CRASH}",
+        f"restart 3 of 10 in 2 s with 1 node, from step 40: {CRASH}",
+        f"restart 4 of 10, from step 41: {CRASH}",
+        f"restart 5 of 10 in 1 s with 2 nodes, from step 41: {CRASH}",
+    ]
+
+
+def test_it_gives_up_once_three_attempts_with_the_fewest_nodes_were_in_vain():
+    story = Story(*[KILLED] * 9, steps=[40] * 9, fewest=1, nodes=2)
+    story.tell()
+    assert story.sizes == [2, 2, 1, 1, 1]
+    assert story.lines[-1] == "gives up: 4 attempts in a row ended without progress"
 
 
 def test_bad_usage_is_not_tried_again():
@@ -230,6 +256,55 @@ def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
 def test_who_does_not_start_the_processes_cannot_start_them_again(job, options, variables, message):
     code, _, lines = job("refused", "--max-restarts", "1", *options, kills=0, **variables).end()
     assert (code, lines) == (2, [f"overlap: --max-restarts: {message}"])
+
+
+ELASTIC = """
+import os, signal
+import numpy as np
+import overlap
+
+async def main(rank):
+    state = await rank.state.latest()
+    begin, total = (state.step, (await state.part(0))["total"]) if state else (0, 0.0)
+    for step in range(begin, 5):
+        if step == 3 and rank.node == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total += float((await rank.all_reduce(np.ones(1)))[0])
+        await rank.state.save(step + 1, {"total": total})
+    if rank.rank == 0:
+        print(rank.world_size, total)
+
+overlap.run(main)
+"""
+
+
+def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlap", "run", "--nnodes", "2:3", "--max-restarts", "5", "--state-dir", "state",
+         "--no-prefix", "elastic.py"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "2 13.0\n"), ended.stderr  # three steps of three ranks, two of two
+    assert "overlap: restart 2 of 5 in 1 s with 2 nodes, from step 3: node 2 (rank 2, pid " in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nnodes", "2:3"], "--nnodes 2:3: fewer are tried only with --max-restarts; give it too"),
+        (["--nnodes", "2:3", "--max-restarts", "1", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:1"],
+         "--nnodes 2:3: with --node-rank each node has a launcher of its own, which cannot start fewer"),
+        (["--nnodes", "3:2"], "run: argument --nnodes: expected a range such as 2:4, the smaller number first, "
+         "got '3:2' (`overlap run --help` explains)"),
+        (["--nnodes", "2:"], "run: argument --nnodes: expected a positive integer, or a range such as 2:4, "
+         "got '2:' (`overlap run --help` explains)"),
+    ],
+)  # fmt: skip
+def test_a_range_of_nodes_that_cannot_be_meant_is_refused(job, options, message):
+    code, _, lines = job("refused", *options, kills=0).end()
+    assert (code, lines) == (2, [f"overlap: {message}"])
 
 
 def free_port():
