@@ -26,10 +26,10 @@ HOUSE = (
     ("topology", "transports"),
     ("overlap.errors",),
     ("overlap.units", "overlap.notice", "overlap.version", "overlap.diagnostics", "overlap.options"),
-    ("overlap.signals",),
     ("overlap.collectives", "overlap.data"),
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.flight",),
+    ("overlap.signals",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),

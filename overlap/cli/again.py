@@ -13,6 +13,7 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder
+from ..flight.last_signs import last_signs_of
 from ..flight.reading import Flight, read_flight
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import Restarts, launch_again
@@ -41,6 +42,7 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         place=_shown(config.state_dir),
         sleep=time.sleep,
         fewest=getattr(config.nnodes, "fewest", None),
+        signs=lambda pid: last_signs_of(pid, config.flight_dir),
     )
     outcome = launch_again(what, restarts, once)
     if outcome.asked is None and culprit(outcome.endings) is None:

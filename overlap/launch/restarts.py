@@ -36,6 +36,7 @@ class Restarts:
         sleep: Waits so many seconds.
         fewest: With how few nodes the world may go on; after an attempt without progress the next has one less, and
             after one with progress it has all of them again. None: it needs all.
+        signs: Returns what a process was doing that has ended without a word, given its pid.
     """
 
     most: int
@@ -44,6 +45,7 @@ class Restarts:
     place: str | None
     sleep: Callable[[float], None]
     fewest: int | None = None
+    signs: Callable[[int], Sequence[str]] = lambda pid: ()
 
 
 def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
@@ -71,7 +73,7 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
             what.report(_given_up(futile if hopeless else 0, attempt))
             break
         pause_s = min(FIRST_PAUSE_S * 2 ** (futile - 1), LONGEST_PAUSE_S) if futile else 0.0
-        why = _why(guilty, oom_kills() - killed)
+        why = _why(guilty, oom_kills() - killed, restarts.signs)
         begin = f"restart {attempt + 1} of {restarts.most}" + (f" in {pause_s:g} s" if pause_s else "")
         begin += _with(max(fewest, what.nodes - futile), what.nodes)
         what.report(f"{begin}, {_from(step, restarts.place)}: {why}")
@@ -105,5 +107,7 @@ def _from(step: int | None, place: str | None) -> str:
     return "from the beginning" + (f" (no complete state in {place})" if place else " (no --state-dir)")
 
 
-def _why(guilty: Ending, killed: int) -> str:
-    return card(guilty, oom_kills=killed)[-1].removeprefix(_OURS)
+def _why(guilty: Ending, killed: int, signs: Callable[[int], Sequence[str]]) -> str:
+    told = card(guilty, oom_kills=killed)[-1].removeprefix(_OURS)
+    doing = signs(guilty.pid)[:1] if guilty.status is None else ()
+    return "; ".join([told, *doing])

@@ -74,6 +74,16 @@ def test_each_attempt_is_told_in_one_line():
     assert story.attempts == [f"logs/node-1{again}.log" for again in ("", ".restart-1", ".restart-2", ".restart-3")]
 
 
+def test_what_a_process_was_doing_that_died_without_a_word_is_told():
+    story = Story(KILLED, RAISED, WELL, steps=[40, 50])
+    story.restarts = replace(story.restarts, signs=lambda pid: [f"rank 2 of {pid} was in x", "rank 3 was in y"])
+    story.tell()
+    assert story.lines == [
+        f"restart 1 of 10, from step 40: {CRASH}; rank 2 of 4711 was in x",
+        "restart 2 of 10, from step 50: rank 1 failed at train.py:8: ValueError: no",
+    ]
+
+
 def test_without_a_state_it_says_that_there_might_be_one():
     story = Story(KILLED, WELL, steps=[7], place=None)
     story.tell()
