@@ -80,7 +80,7 @@ class FrameKind(IntEnum):
     BYE = 12  #: nothing more will come on this rail
 
 
-_U64, _RANK, _SIZE, _RAIL = 2**64, 2**32, 2**63, 2**16
+_U64, _RANK, _SIZE, _RAIL = 2**64, 2**32, 2**63, 2**32
 
 #: What the fields of each kind are below.
 LIMITS: Mapping[int, tuple[int, ...]] = MappingProxyType(

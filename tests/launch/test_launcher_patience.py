@@ -21,7 +21,9 @@ class Node:
     From another instant on it waits for the others to come to its world.
     """
 
-    def __init__(self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after):
+    def __init__(
+        self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after
+    ):
         self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
         self._losses, self._is_stopped = losses, is_stopped

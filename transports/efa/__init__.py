@@ -5,6 +5,7 @@
 #
 #   transport    Efa itself, and how it is made
 #   joining      listening, dialling and shaking hands, until every two processes are connected
+#   returning    how rails that have died come back
 #   address      what a process tells the others about where it can be reached
 #   link         another process: its rails, and what becomes of its messages when rails die or it leaves
 #   departures   what leaves for it as frames, on whichever rail has room

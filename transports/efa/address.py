@@ -17,11 +17,12 @@ import trio
 
 from transports.base import ArgumentError, TransportError
 
-__all__ = ["PeerAddress", "address_of", "host_identity"]
+__all__ = ["RAILS_LIMIT", "PeerAddress", "address_of", "host_identity"]
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _LIMIT_BYTES = 16 << 10
-_RAILS_LIMIT = 64
+#: How many rails there may be to one process.
+RAILS_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class PeerAddress:
                 raise ValueError(f"{len(packed)} bytes")
             host, unix, tcp = msgpack.unpackb(packed, use_list=False)
             rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
-            if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= _RAILS_LIMIT):
+            if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= RAILS_LIMIT):
                 raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise TransportError(f"process {member} told no address that can be understood: {error}") from error
@@ -83,8 +84,8 @@ def rail_names(rails: int | Sequence[str], host: str) -> tuple[str, ...]:
         ArgumentError: No rails, or too many.
     """
     names = (host,) * rails if isinstance(rails, int) else tuple(rails)
-    if not 0 < len(names) <= _RAILS_LIMIT:
-        raise ArgumentError(f"rails is {rails!r}; name 1 to {_RAILS_LIMIT} of them")
+    if not 0 < len(names) <= RAILS_LIMIT:
+        raise ArgumentError(f"rails is {rails!r}; name 1 to {RAILS_LIMIT} of them")
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,10 @@ from transports.frame import CHUNK_BYTES
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.tls import Tls
 
-__all__ = ["Connection", "Joining"]
+__all__ = ["HANDSHAKE_S", "Connection", "Joining", "discard"]
 
-_HANDSHAKE_S = 2.0
+#: How long a handshake may take.
+HANDSHAKE_S = 2.0
 # Two chunks: enough that both processes keep busy (measured: 2.8 GB/s in both directions at 0.4 MB, 4.1 GB/s at 4 MB),
 # and little for an urgent frame to stand behind. TCP sizes its buffers itself, but may be told how much to hold unsent.
 _UNIX_BUFFER_BYTES = 2 * CHUNK_BYTES
@@ -57,6 +58,7 @@ class Joining:
         silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
         report: Takes a line about strangers.
+        refused: Why connections were refused; told at the end.
     """
 
     member: int
@@ -82,9 +84,12 @@ class Joining:
         self._joined: dict[tuple[int, int], Connection] = {}  # by (member, rail)
         self._reserved: set[tuple[int, int]] = set()
         self._complete = trio.Event()
-        self._refused: list[str] = []
+        self.refused: list[str] = []
         self._failure: TransportError | None = None
         self._unix = ""  # the name of its Unix socket, once there is one
+        self._ports: tuple[int, ...] = ()
+        self._kept: list[socket.socket] = []  # by which the ports stay this process's own while nobody listens
+        self._others: dict[int, PeerAddress] = {}
 
     @property
     def rail_count(self) -> int:
@@ -102,30 +107,50 @@ class Joining:
             ArgumentError: A rail has no address here.
         """
         self._addresses = await rail_addresses(self._names)
-        listeners = self._listen()
+        self._ports = (0,) * len(self._addresses)
+        self._unix = f"overlap-{secrets.token_hex(16)}" if self.unix and host_identity() else ""
+        listeners = self.listen()
         try:
             return await self._meet(exchange, listeners)
         except BaseException:
+            self.close()
             for connection in self._joined.values():
-                await _discard(connection)
+                await discard(connection)
             raise
         finally:
             for listener in listeners:
                 listener.close()
-            if self._refused:
-                self.report(f"refused {len(self._refused)} connections; the last: {self._refused[-1]}")
+            self.tell_refused()
 
-    def _listen(self) -> list[socket.socket]:
+    def tell_refused(self) -> None:
+        """Tell the user of connections that were refused, if any were."""
+        if self.refused:
+            self.report(f"refused {len(self.refused)} connections; the last: {self.refused[-1]}")
+        self.refused.clear()
+
+    def close(self) -> None:
+        """Give the ports back."""
+        for kept in self._kept:
+            kept.close()
+        self._kept.clear()
+
+    def listen(self) -> list[socket.socket]:
+        """Listen, at first or once more, where the others know this process to be.
+
+        Raises:
+            TransportError: That cannot be.
+        """
         listeners: list[socket.socket] = []
         try:
-            for address in self._addresses:
-                listeners.append(socket.socket(_family(address), socket.SOCK_STREAM))
-                listeners[-1].bind((address, 0))
-            if self.unix and host_identity():
-                self._unix = f"overlap-{secrets.token_hex(16)}"
+            for address, port in zip(self._addresses, self._ports, strict=True):
+                listeners.append(_bound(address, port))
+            if self._unix:
                 listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 # an abstract name: it needs no file, so nothing is left whatever ends this process
                 listeners[-1].bind("\0" + self._unix)
+            self._ports = tuple(listener.getsockname()[1] for listener in listeners[: len(self._addresses)])
+            if not self._kept and self.rail_count > 1:
+                self._kept += map(_bound, self._addresses, self._ports)
             for listener in listeners:
                 listener.setblocking(False)
                 listener.listen(2 * self.members * len(self._addresses))
@@ -136,21 +161,19 @@ class Joining:
         return listeners
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
-        ports = [listener.getsockname()[1] for listener in listeners[: len(self._addresses)]]
-        mine = PeerAddress(host=host_identity(), unix=self._unix, tcp=tuple(zip(self._addresses, ports, strict=True)))
+        tcp = tuple(zip(self._addresses, self._ports, strict=True))
+        mine = PeerAddress(host=host_identity(), unix=self._unix, tcp=tcp)
         addresses = await exchange("efa", mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check(others)
-        # bounds what strangers can make this process do at once; members that come meanwhile wait in the system's queue
-        pending = trio.CapacityLimiter(2 * self.members * len(self._addresses))
+        self._others = others
         with trio.move_on_after(self.join_s):
             async with trio.open_nursery() as nursery:
-                for listener in listeners:
-                    nursery.start_soon(self._accept, listener, nursery, pending)
-                for member, address in others.items():
+                nursery.start_soon(self.serve, listeners, self._welcome)
+                for member in others:
                     if member > self.member:
                         for index in range(len(self._addresses)):
-                            nursery.start_soon(self._dial, mine, member, address, index)
+                            nursery.start_soon(self._dial_first, member, index)
                 await self._complete.wait()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
@@ -184,19 +207,35 @@ class Joining:
         self._failure = self._failure or error
         self._complete.set()
 
-    def _add(self, member: int, index: int, connection: socket.socket, stream: trio.abc.Stream) -> None:
-        _unpaced_if_local(connection)
-        encrypted = stream if isinstance(stream, trio.SSLStream) else None
-        self._joined[member, index] = Connection(socket=connection, encrypted=encrypted)
+    def _add(self, member: int, index: int, connection: Connection) -> None:
+        self._joined[member, index] = connection
         if len(self._joined) == (self.members - 1) * len(self._addresses):
             self._complete.set()
 
     # -- the side that dials ------------------------------------------------------------------------------------------
 
-    async def _dial(self, mine: PeerAddress, member: int, address: PeerAddress, index: int) -> None:
-        near = bool(mine.unix and address.unix and mine.host and mine.host == address.host)
+    async def _dial_first(self, member: int, index: int) -> None:
+        try:
+            self._add(member, index, await self.dial(member, index, str(index), deadline_s=self.join_s))
+        except TransportError as error:
+            self._fail(error)
+
+    async def dial(self, member: int, index: int, detail: str, *, deadline_s: float) -> Connection:
+        """Connect with another process by one of the rails.
+
+        Args:
+            member: Its index; it listens.
+            index: Of the rail.
+            detail: Which connection this is to be.
+            deadline_s: For the handshake.
+
+        Raises:
+            HandshakeError: It does not want that.
+            LinkLostError: It cannot be reached.
+        """
+        address = self._others[member]
+        near = bool(self._unix and address.unix and host_identity() == address.host)
         connection = socket.socket(socket.AF_UNIX if near else _family(address.tcp[index][0]), socket.SOCK_STREAM)
-        kept = False
         try:
             self._prepare(connection)
             if not near and not isinstance(self.rails, int):
@@ -204,56 +243,86 @@ class Joining:
             where = "\0" + address.unix if near else address.tcp[index]
             await trio.socket.from_stdlib_socket(connection).connect(where)
             stream = self._stream(connection, serving=False)
-            await greet(stream, self._hello(index), self.secret, deadline_s=self.join_s)
-            self._add(member, index, connection, stream)
-            kept = True
-        except HandshakeError as error:
-            self._fail(error)
-        except OSError as error:
-            self._fail(LinkLostError(f"process {member} cannot be reached: {error.strerror}"))
-        finally:
-            if not kept:
-                connection.close()
+            await greet(stream, self.hello(detail), self.secret, deadline_s=deadline_s)
+            return _connection(connection, stream)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                raise LinkLostError(f"process {member} cannot be reached: {error.strerror}") from error
+            raise
 
-    def _hello(self, index: int) -> Hello:
+    def hello(self, detail: str) -> Hello:
+        """Return what this process says of itself on a connection."""
         return Hello(
-            role="rail", job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=str(index)
+            role="rail", job=self.job, epoch=self.epoch, member=self.member, members=self.members, detail=detail
         )
 
     # -- the side that listens ----------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: socket.socket, nursery: trio.Nursery, pending: trio.CapacityLimiter) -> None:
-        while True:
-            await pending.acquire_on_behalf_of(token := object())
-            try:
-                connection = await _accepted(listener)
-            except BaseException:
-                pending.release_on_behalf_of(token)
-                raise
-            nursery.start_soon(self._welcome, connection, partial(pending.release_on_behalf_of, token))
+    async def serve(
+        self, listeners: Sequence[socket.socket], take: Callable[[socket.socket], Awaitable[object]]
+    ) -> None:
+        """Let a task of its own take every connection that comes."""
+        # bounds what strangers can make this process do at once; members that come meanwhile wait in the system's queue
+        pending = trio.CapacityLimiter(2 * self.members * len(self._addresses))
 
-    async def _welcome(self, connection: socket.socket, release: Callable[[], None]) -> None:
+        async def take_one(connection: socket.socket, token: object) -> None:
+            try:
+                await take(connection)
+            finally:
+                pending.release_on_behalf_of(token)
+
+        async def accept(listener: socket.socket) -> None:
+            while True:
+                await pending.acquire_on_behalf_of(token := object())
+                try:
+                    connection = await _accepted(listener)
+                except BaseException:
+                    pending.release_on_behalf_of(token)
+                    raise
+                nursery.start_soon(take_one, connection, token)
+
+        async with trio.open_nursery() as nursery:
+            for listener in listeners:
+                nursery.start_soon(accept, listener)
+
+    async def _welcome(self, connection: socket.socket) -> None:
         place: list[tuple[int, int]] = []
+        welcomed = await self.welcome(connection, partial(self._judge, place))
+        if welcomed is not None:
+            self._add(*place[0], welcomed)
+        else:
+            self._reserved.difference_update(place)
+
+    async def welcome(self, connection: socket.socket, judge: Callable[[Hello], Hello | str]) -> Connection | None:
+        """Shake hands with who has called; None if that came to nothing, and the connection is closed."""
         kept = False
         try:
             self._prepare(connection)
             stream = self._stream(connection, serving=True)
-            await welcome(stream, self.secret, partial(self._judge, place), deadline_s=_HANDSHAKE_S)
-            self._add(*place[0], connection, stream)
+            await welcome(stream, self.secret, judge, deadline_s=HANDSHAKE_S)
+            made = _connection(connection, stream)
             kept = True
+            return made
         except (HandshakeError, OSError) as error:
-            self._refused.append(str(error))
+            self.refused.append(str(error))
+            return None
         finally:
-            release()
             if not kept:
-                self._reserved.difference_update(place)
                 connection.close()
 
-    def _judge(self, place: list[tuple[int, int]], hello: Hello) -> Hello | str:
+    def stranger(self, hello: Hello) -> str:
+        """Return why a process is of no use here, whatever it wants; empty if it is a member of this world."""
         expected = (("rail", "role"), (self.job, "job"), (self.epoch, "epoch"), (self.members, "members"))
         for value, name in expected:
             if getattr(hello, name) != value:
                 return f"{name} {getattr(hello, name)!r} refused; here it is {value!r}"
+        return ""
+
+    def _judge(self, place: list[tuple[int, int]], hello: Hello) -> Hello | str:
+        reason = self.stranger(hello)
+        if reason:
+            return reason
         if not 0 <= hello.member < self.member or hello.detail not in map(str, range(len(self._addresses))):
             return f"process {hello.member}, rail {hello.detail!r} is not expected to call process {self.member}"
         key = (hello.member, int(hello.detail))
@@ -261,7 +330,7 @@ class Joining:
             return f"rail {hello.detail} of process {hello.member} has already joined"
         self._reserved.add(key)
         place.append(key)
-        return self._hello(key[1])
+        return self.hello(hello.detail)
 
     def _stream(
         self, connection: socket.socket, *, serving: bool
@@ -302,11 +371,29 @@ async def _accepted(listener: socket.socket) -> socket.socket:
             return listener.accept()[0]
 
 
-async def _discard(connection: Connection) -> None:
+async def discard(connection: Connection) -> None:
+    """Close a connection that nobody wants."""
     trio.lowlevel.notify_closing(connection.socket)
     connection.socket.close()
     if connection.encrypted is not None:
         await trio.aclose_forcefully(connection.encrypted)
+
+
+def _connection(connection: socket.socket, stream: trio.abc.Stream) -> Connection:
+    _unpaced_if_local(connection)
+    return Connection(socket=connection, encrypted=stream if isinstance(stream, trio.SSLStream) else None)
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    """Return a socket of a port, which others may share as long as none of them listens."""
+    made = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def _family(address: str) -> socket.AddressFamily:

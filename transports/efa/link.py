@@ -8,6 +8,7 @@ import trio
 
 from transports.bounce import BounceBuffers
 from transports.efa.acknowledged import LOST_S
+from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail, message_of
 from transports.frame import FrameError, FrameKind, pack
@@ -26,6 +27,9 @@ _PROGRESS_BYTES = 4096
 class EfaLink(Link):
     """Another process of the world.
 
+    Its rails have numbers: the first ones from 0, and one that takes the place of another a number that is higher by
+    `RAILS_LIMIT` or a multiple of it.
+
     Args:
         member: Its index.
         ranks: Its ranks.
@@ -37,6 +41,8 @@ class EfaLink(Link):
         rails: The living connections to it.
         departures: What leaves for it.
         silent_ticks: How often the keeper has looked since it was last heard.
+        on_loss: Called with the place of a rail that has died, if others live.
+        note: Takes what the timeline shall show of rails.
     """
 
     def __init__(
@@ -52,7 +58,10 @@ class EfaLink(Link):
         self.departures = Departures(self.engine.outgoing)
         self.silent_ticks = 0
         self._report = report
+        self.on_loss: Callable[[int], None] = _nothing
+        self.note: Callable[[str], None] = _nothing
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
+        self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._changed: trio.Event | None = None
 
@@ -152,21 +161,77 @@ class EfaLink(Link):
         # sides: then each would wait for the other's. So every death brings all of them up again.
         for index, count in self._arrived.items():
             self.departures.add(pack(FrameKind.LOST, index, count))
+        self.note(f"{self.name_of(rail.index)} was lost: {reason}")
+        self.on_loss(rail.index % RAILS_LIMIT)
         self.settle()
 
     def _lost_there(self, index: int, count: int) -> None:
         """The other side has lost a rail after `count` of our frames: repeat those after them."""
-        for rail in self.rails:
+        for rail in tuple(self.rails):
             if rail.index == index:
                 rail.die("the other side has lost it")
         if index not in self._arrived:
-            raise FrameError(f"rail {index} is said to be lost, but is not known")
+            self._never_was(index)
         if index not in self._dead:
             return  # it has been said before
         dead, reason = self._dead.pop(index)
         nbytes = self.departures.repeat(dead.unarrived(count))
         again = f"{nbytes} bytes are sent again over the other {len(self.rails)}"
-        self._report(f"rail {index} to {self.name} was lost: {reason}; {again}")
+        self._report(f"{self.name_of(index)} was lost: {reason}; {again}")
+
+    def _never_was(self, index: int) -> None:
+        """Answer the news of a rail's death that has come too late, or of one that this side has never had."""
+        tried = self._tried.get(index % RAILS_LIMIT)
+        if tried is None or index > tried:
+            raise FrameError(f"rail {index} is said to be lost, but is not known")
+        if index > max(self._had(index), default=-1):
+            self._arrived[index] = 0
+            self.departures.add(pack(FrameKind.LOST, index, 0))
+
+    def _had(self, index: int) -> list[int]:
+        """Return the numbers of the rails that this side has, or is settling the death of, at the place of one."""
+        return [
+            one
+            for one in (*self._arrived, *(rail.index for rail in self.rails))
+            if one % RAILS_LIMIT == index % RAILS_LIMIT
+        ]
+
+    def name_of(self, index: int) -> str:
+        """Say which rail is meant, for people."""
+        return f"rail {index % RAILS_LIMIT} to {self.name}"
+
+    # -- rails that come ----------------------------------------------------------------------------------------------
+
+    def add(self, rail: Rail) -> None:
+        """Use a connection, the first one at its place or one that takes the place of another."""
+        place = rail.index % RAILS_LIMIT
+        self._tried[place] = max(rail.index, self._tried.get(place, 0))
+        for index in [index for index in self._arrived if index % RAILS_LIMIT == place]:
+            del self._arrived[index]  # both sides have settled it, or they would not have come together again
+        self.rails.append(rail)
+        self.rails.sort(key=lambda one: one.index % RAILS_LIMIT)
+        if rail.index >= RAILS_LIMIT:
+            rail.acknowledge = True  # by which the other side learns that it is in use here
+            self.settle()
+
+    def lacks(self, place: int) -> bool:
+        """Whether the rail at a place is dead, and both sides know all about that."""
+        return not any(index % RAILS_LIMIT == place for index in (*self._dead, *(rail.index for rail in self.rails)))
+
+    def next_number(self, place: int) -> int:
+        """Return the number of the next connection that is tried at a place."""
+        self._tried[place] += RAILS_LIMIT
+        return self._tried[place]
+
+    def why_not(self, index: int) -> str:
+        """Return why the other process may not connect under a number; empty if it may, and under higher ones later."""
+        tried = self._tried.get(index % RAILS_LIMIT)
+        if self.engine.gone is not None:
+            return self.engine.gone
+        if tried is None or index <= tried or not self.lacks(index % RAILS_LIMIT):
+            return f"{self.name_of(index)} is not lost, or was a moment ago"
+        self._tried[index % RAILS_LIMIT] = index
+        return ""
 
     def lose(self, reason: str) -> None:
         """Give the process up: every operation with its ranks fails."""
@@ -180,7 +245,9 @@ class EfaLink(Link):
 
     def _bye(self, rail: Rail) -> None:
         rail.farewell = True
-        if self.engine.gone is None and all(rail.farewell for rail in self.rails):
+        # A rail that has come back counts once it was heard: until then the other side may not know that it has one.
+        sure = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.arrived]
+        if self.engine.gone is None and all(rail.farewell for rail in sure):
             self._end(f"{self.name} has left", keep_arrived=True)
 
     def _end(self, reason: str, *, keep_arrived: bool = False) -> None:
@@ -207,7 +274,8 @@ class EfaLink(Link):
         self._end(self.engine.gone)
 
     def _quiet(self) -> bool:
-        return self.engine.quiet and not self.departures.due and all(rail.idle for rail in self.rails)
+        settled = not self._dead and not self.departures.due
+        return self.engine.quiet and settled and all(rail.idle for rail in self.rails)
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Wait for `done`, as long as something moves."""
@@ -225,3 +293,7 @@ class EfaLink(Link):
         progress = [count - seen_bytes.get(rail, -_PROGRESS_BYTES) for rail, count in moved_bytes.items()]
         seen_bytes.update(moved_bytes)
         return max(progress, default=0) >= _PROGRESS_BYTES
+
+
+def _nothing(about: object) -> None:
+    pass

@@ -16,6 +16,7 @@ from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
+from transports.efa.returning import Returning
 from transports.factory import Bootstrap, Exchange
 from transports.matched import MatchedTransport
 from transports.tls import Tls
@@ -34,7 +35,7 @@ class Efa(MatchedTransport):
     `Limits.budget_bytes` for each pair of processes). Longer ones wait for their receive, and then travel in chunks
     over all rails, from the sender's memory into the receiver's. A send of these returns when all has arrived; one that
     is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail
-    that dies is survived as long as another one lives.
+    that dies is survived as long as another one lives; it is dialled again until it is back.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.
 
@@ -57,7 +58,8 @@ class Efa(MatchedTransport):
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
             nothing here, and a connection is lost when its kernel no longer hears of the other one.
         join_s: How long to wait for all processes when opening.
-        report: Takes a line about rails and processes that are lost, and about strangers.
+        report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
+        note: Takes what a timeline should show, the moment at which it happens.
 
     Attributes:
         exchange: As passed.
@@ -86,6 +88,7 @@ class Efa(MatchedTransport):
         watched: bool = False,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(member, placement)
         if not 0 < silence_s < math.inf:
@@ -113,6 +116,9 @@ class Efa(MatchedTransport):
         self.links: dict[int, EfaLink] = self.make_links(
             lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say)
         )
+        for link in self.links.values():
+            link.note = note or (lambda _: None)
+        self._returning = Returning(self._joining, self.links, self._rail, say)
         self._opened = False
 
     def open(self) -> AbstractAsyncContextManager[Self]:
@@ -132,7 +138,7 @@ class Efa(MatchedTransport):
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
             link.departures.checksums = self._checks(connection)
-            link.rails.append(self._rail(link, index, connection))
+            link.add(self._rail(link, index, connection))
         self.state = None
         async with trio.open_nursery() as nursery:
             # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
@@ -143,10 +149,14 @@ class Efa(MatchedTransport):
             finally:
                 await self.aclose()
                 background.cancel()
+                self._joining.close()
+                self._joining.tell_refused()
 
     async def _run(self, scope: trio.CancelScope) -> None:
         with scope:
             async with trio.open_nursery() as nursery:
+                if self._joining.rail_count > 1:
+                    nursery.start_soon(self._returning.run)
                 for link in self.links.values():
                     for rail in tuple(link.rails):
                         nursery.start_soon(rail.run)

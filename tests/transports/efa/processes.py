@@ -52,6 +52,25 @@ class Table:
         return [put[i] for i in range(self.members)]
 
 
+class Lines(list[str]):
+    """What a process has reported; a test can wait for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = trio.Event()
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self._more.set()
+        self._more = trio.Event()
+
+    async def holding(self, words: str, *, count: int = 1) -> list[str]:
+        """Wait for so many lines with these words in them, and return them."""
+        while len(found := [line for line in self if words in line]) < count:
+            await self._more.wait()
+        return found
+
+
 class World:
     """Efas that can find each other.
 
@@ -63,7 +82,7 @@ class World:
 
     def __init__(self, placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> None:
         self.tables = Table(len(placement))
-        self.reports: list[list[str]] = [[] for _ in placement]
+        self.reports = [Lines() for _ in placement]
         self.efas = [
             Efa(
                 member=member,

@@ -41,17 +41,19 @@ class Way:
     Attributes:
         address: Where it is entered.
         flips: By direction, 0 from the dialler and 1 to it.
-        down: Nothing gets through: new connections are refused, and `cut` has ended the others.
+        down: Nothing gets through any more; `cut` ends what does.
         entered: How many connections have got through.
+        turned_away: How many have not.
     """
 
     def __init__(self, listener: trio.SocketListener, beyond: tuple[str, int]) -> None:
         self.address: tuple[str, int] = listener.socket.getsockname()
         self.flips: dict[int, Flip] = {}
         self.down = False
-        self.entered = 0
+        self.entered = self.turned_away = 0
         self._listener, self._beyond = listener, beyond
         self._scopes: set[trio.CancelScope] = set()
+        self._more = trio.Event()
 
     async def serve(self) -> None:
         await trio.serve_listeners(self._carry, [self._listener])
@@ -59,6 +61,9 @@ class Way:
     async def _carry(self, near: trio.SocketStream) -> None:
         with trio.CancelScope() as scope, suppress(OSError, trio.BrokenResourceError):
             if self.down:
+                self.turned_away += 1
+                self._more.set()
+                await trio.aclose_forcefully(near)
                 return
             async with near, await trio.open_tcp_stream(*self._beyond) as far:
                 self.entered += 1
@@ -75,6 +80,12 @@ class Way:
                     self.flips[direction].work_on(data)
                 await sink.send_all(data)
             await sink.send_eof()
+
+    async def turning_away(self, count: int) -> None:
+        """Wait until so many connections have not got through."""
+        while self.turned_away < count:
+            self._more = trio.Event()
+            await self._more.wait()
 
     def cut(self) -> None:
         """End what goes through, as a cable does that is pulled."""

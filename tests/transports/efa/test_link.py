@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from transports.base import LinkLostError
 from transports.bounce import BounceBuffers
+from transports.efa.address import RAILS_LIMIT
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, FrameKind, pack, parse
+from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack, parse
 from transports.matching import Receive, Send
 
 LONG_BYTES = CHUNK_BYTES + 100
@@ -22,7 +24,7 @@ class Pipe(Rail):
         super().__init__(link, index, keep=True, staged=False)
         self.wire: list[bytes] = []
         self.incoming = b""
-        link.rails.append(self)
+        link.add(self)
 
     def put(self, frame: bytes) -> None:
         self.keep(frame)
@@ -136,3 +138,61 @@ def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:
     assert clock.current_time() < 10
     assert isinstance(stuck.error, LinkLostError)
     assert "this side has closed" in str(stuck.error)
+
+
+def news(link: EfaLink, index: int, count: int) -> list[tuple[int, list[int]]]:
+    """Tell a link that a rail is lost on the other side; return what it answers."""
+    link.take(link.rails[0], FrameKind.LOST, [index, count], memoryview(b""))
+    frames = []
+    while (packed := link.departures.next_frame()) is not None:
+        frame = parse(bytearray(packed), 0, len(packed))
+        assert frame is not None
+        frames.append((frame[0], frame[1]))
+    return frames
+
+
+def test_the_loss_of_a_connection_that_this_side_never_had_is_answered_once() -> None:
+    """The other side had let it in when this side gave it up; it waits to hear what has arrived here."""
+    link = a_link(1, (1,), (0,))
+    Pipe(link, 0).idle = False
+    second = Pipe(link, 1)
+    second.die("cut")
+    assert link.next_number(1) == RAILS_LIMIT + 1
+    answer = [(FrameKind.LOST, [RAILS_LIMIT + 1, 0])]
+    assert news(link, 1, 0) == [(FrameKind.LOST, [1, 0])]
+    assert news(link, RAILS_LIMIT + 1, 7) == answer
+    assert news(link, RAILS_LIMIT + 1, 7) == []
+
+
+def test_news_of_a_loss_that_was_settled_long_ago_means_nothing() -> None:
+    """Every death brings all of them up again, and rails overtake each other."""
+    link = a_link(1, (1,), (0,))
+    Pipe(link, 0).idle = False
+    Pipe(link, 1).die("cut")
+    news(link, 1, 0)
+    back = Pipe(link, link.next_number(1))
+    back.idle = False
+    assert news(link, 1, 0) == []
+    assert back in link.rails
+
+
+@pytest.mark.parametrize("index", [2, RAILS_LIMIT, RAILS_LIMIT + 1, 2**32 - 1])
+def test_nobody_can_lose_what_has_never_been_tried(index: int) -> None:
+    link = a_link(1, (1,), (0,))
+    Pipe(link, 0)
+    Pipe(link, 1)
+    with pytest.raises(FrameError, match=f"^rail {index} is said to be lost, but is not known$"):
+        news(link, index, 0)
+
+
+def test_a_rail_that_was_not_heard_since_its_return_does_not_hold_up_a_farewell() -> None:
+    """The other side has let it in and left, or has given it up and never heard of it."""
+    link = a_link(1, (1,), (0,))
+    first = Pipe(link, 0)
+    Pipe(link, 1).die("cut")
+    news(link, 1, 0)
+    back = Pipe(link, link.next_number(1))
+    link.take(first, FrameKind.BYE, [], memoryview(b""))
+    assert link.engine.gone == "process 1 (rank 1) has left"
+    back.die("the connection ended")
+    assert link.engine.gone == "process 1 (rank 1) has left"

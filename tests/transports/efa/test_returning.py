@@ -1,0 +1,334 @@
+"""Rails that come back: dialled again, let in by nobody else, and used, while messages stay exact."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from transports import Endpoint, LinkLostError
+from transports.efa import returning
+from transports.efa.address import RAILS_LIMIT, PeerAddress
+from transports.efa.connection import SocketRail
+from transports.efa.link import EfaLink
+from transports.frame import CHUNK_BYTES
+from transports.handshake import HandshakeError, greet
+
+from .impostor import dial, hello
+from .processes import SECRET, World, opened, run
+from .proxy import ProxiedWorld, Way
+
+LONG_BYTES = 6 * CHUNK_BYTES + 99
+
+
+def links(world: World) -> list[EfaLink]:
+    return [world.efas[0].links[1], world.efas[1].links[0]]
+
+
+def numbers(world: World) -> list[list[int]]:
+    """The numbers of the rails on both sides."""
+    return [[rail.index for rail in link.rails] for link in links(world)]
+
+
+async def both_back(world: World, *, count: int = 1) -> list[str]:
+    return [line for lines in world.reports for line in await lines.holding(" is back after ", count=count)]
+
+
+async def send_and_receive(ends: list[Endpoint], tag: int, nbytes: int) -> None:
+    """Send both ways, and compare."""
+    message = random.Random(tag).randbytes(nbytes)
+    outs = bytearray(nbytes), bytearray(nbytes)
+    async with trio.open_nursery() as nursery:
+        for here, there in ((0, 1), (1, 0)):
+            nursery.start_soon(ends[here].send, there, tag, message)
+            nursery.start_soon(ends[there].recv_into, here, tag, outs[here])
+    assert outs[0] == outs[1] == message
+
+
+async def uses_all(world: World) -> None:
+    """Send until every rail has carried something new, both ways."""
+    before = {rail: rail.read_bytes for link in links(world) for rail in link.rails}
+    tag = 1000
+    while any(rail.read_bytes - before[rail] < 100_000 for rail in before):
+        await send_and_receive(world.ends(), tag, LONG_BYTES)
+        tag += 1
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_rail_whose_connection_broke_is_back_and_used(kind: str) -> None:
+    async def main() -> None:
+        world = World(rails=3, unix=kind == "unix")
+        async with opened(world.efas):
+            rail = links(world)[0].rails[1]
+            assert isinstance(rail, SocketRail)
+            rail.die("pulled by the test")
+            lines = await both_back(world)
+            assert numbers(world) == [[0, RAILS_LIMIT + 1, 2]] * 2
+            await uses_all(world)
+        told = [re.sub(r"\d+\.\d s$", "N s", line) for line in lines]
+        assert told == [
+            "rail 1 to process 1 (rank 1) is back after N s",
+            "rail 1 to process 0 (rank 0) is back after N s",
+        ]
+        assert world.reports[0][0] == (
+            "rail 1 to process 1 (rank 1) was lost: pulled by the test; 0 bytes are sent again over the other 2"
+        )
+        assert [len(lines) for lines in world.reports] == [2, 2]
+
+    run(main)
+
+
+def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is dialled until it gets through; meanwhile the other rail carries everything."""
+    monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.2)
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=2)
+        async with world.open():
+            way = world.ways[1]
+            way.down = True
+            way.cut()
+            await way.turning_away(4)
+            await send_and_receive(world.ends(), 5, LONG_BYTES)
+            assert numbers(world) == [[0], [0]]
+            way.down = False
+            await both_back(world)
+            assert numbers(world)[0] == numbers(world)[1]
+            assert numbers(world)[0][1] >= 4 * RAILS_LIMIT + 1
+            assert way.entered == 2
+            await uses_all(world)
+
+    run(main)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_are_exact_while_rails_come_and_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returning, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.01)
+    chance = random.Random(seed)
+    sizes = [chance.choice((0, 8, 1000, 40_000, 700_000, 3_000_000)) for _ in range(60)]
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=3)
+        async with world.open():
+
+            async def come_and_go() -> None:
+                while True:
+                    for _ in range(chance.randrange(40)):
+                        await trio.lowlevel.checkpoint()
+                    chance.choice(world.ways[1:]).cut()  # the first one stays: the last is not waited for
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(come_and_go)
+                for tag, nbytes in enumerate(sizes):
+                    await send_and_receive(world.ends(), tag, nbytes)
+                while min(way.entered for way in world.ways[1:]) < 5:
+                    await send_and_receive(world.ends(), tag, 8)
+                nursery.cancel_scope.cancel()
+            await send_and_receive(world.ends(), 7777, LONG_BYTES)
+        assert all(" is lost" not in line for lines in world.reports for line in lines)
+
+    run(main)
+
+
+def test_the_last_rail_is_not_waited_for() -> None:
+    """Nobody could say what had arrived; a process whose connections have all ended is gone."""
+
+    async def main(rails: int) -> None:
+        world = ProxiedWorld(rails=rails)
+        async with world.open():
+            for way in world.ways:
+                way.cut()
+            with pytest.raises(LinkLostError, match=r"process 0 .* is lost: the last connection to it was lost: "):
+                await world.efas[1].endpoint(1).recv_into(0, 5, bytearray(8))
+        assert [way.entered for way in world.ways] == [1] * rails
+
+    run(main, 1)
+    run(main, 2)
+
+
+def test_nobody_is_dialled_and_nobody_let_in_once_all_are_back_or_have_left() -> None:
+    async def main() -> None:
+        world = World(rails=2, unix=False)
+        card: list[PeerAddress] = []
+        spy(world, card)
+        async with opened(world.efas):
+            await nobody_listens(card[0])
+            links(world)[0].rails[1].die("pulled by the test")
+            await both_back(world)
+            await nobody_listens(card[0])
+        await nobody_listens(card[0])
+
+    run(main)
+
+
+def spy(world: World, card: list[PeerAddress]) -> None:
+    """Keep the address of the second process."""
+    real = world.efas[1].exchange
+
+    async def exchange(name: str, mine: bytes) -> object:
+        card.append(PeerAddress.unpack(mine, 1))
+        return await real(name, mine)
+
+    world.efas[1].exchange = exchange  # type: ignore[assignment]
+
+
+async def nobody_listens(card: PeerAddress) -> None:
+    """Wait for the door to close, which may take a turn of the loop."""
+    await wait_all_tasks_blocked()
+    with pytest.raises(OSError, match="all attempts to connect"):
+        await dial(card)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"detail": str(RAILS_LIMIT)}, "rail 0 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": "1"}, "rail 1 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": "2"}, "rail 2 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": str(2**32)}, "process 0, rail '4294967296' is not expected to call process 1"),
+        ({"detail": "9" * 200}, f"process 0, rail '{'9' * 200}' is not expected to call process 1"),
+        ({"detail": "-1"}, "process 0, rail '-1' is not expected to call process 1"),
+        ({"detail": "²"}, "process 0, rail '²' is not expected to call process 1"),
+        ({"member": 1, "detail": "65"}, "process 1, rail '65' is not expected to call process 1"),
+        ({"epoch": 1, "detail": "65"}, "epoch 1 refused; here it is 0"),
+        ({"job": "other", "detail": "65"}, "job 'other' refused; here it is ''"),
+        ({"role": "member", "detail": "65"}, "role 'member' refused; here it is 'rail'"),
+    ],
+)
+def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason: str) -> None:
+    """While a rail is away its process listens again; the same proof is asked for as at first."""
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=2)
+        card: list[PeerAddress] = []
+        spy(world, card)
+        async with world.open():
+            way = world.ways[1]
+            way.down = True
+            way.cut()
+            await way.turning_away(1)
+            await listening(card[0])
+            stream = await dial(card[0])
+            with pytest.raises(HandshakeError) as refusal:
+                await greet(stream, hello(**said), SECRET)
+            assert str(refusal.value) == reason
+            await stream.aclose()
+            stream = await dial(card[0])
+            with pytest.raises(HandshakeError, match="the secrets differ"):
+                await greet(stream, hello(detail="65"), b"of another world")
+            await stream.aclose()
+            way.down = False
+            await both_back(world)
+        refused = [line for line in world.reports[1] if line.startswith("refused ")]
+        assert len(refused) == 1
+        assert "the secrets differ" in refused[0]
+
+    run(main)
+
+
+async def listening(card: PeerAddress) -> None:
+    """Wait until a process listens again."""
+    while True:
+        try:
+            await (await dial(card)).aclose()
+        except OSError:
+            await trio.lowlevel.checkpoint()
+        else:
+            return
+
+
+def test_an_attempt_that_its_dialler_gave_up_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener has let it in, and has even sent something; the dialler has never had that rail."""
+    given_up = 0
+
+    async def main() -> None:
+        nonlocal given_up
+        world = World(rails=2, unix=False)
+        async with opened(world.efas):
+            joining = world.efas[0]._joining
+            real: Callable[..., Awaitable[object]] = joining.dial
+
+            async def dial_in_vain(*args: object, **settings: object) -> object:
+                nonlocal given_up
+                connection = await real(*args, **settings)
+                if given_up < 2:
+                    await world.reports[1].holding(" is back after ", count=given_up + 1)
+                    given_up += 1
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(send_and_receive, world.ends(), given_up, LONG_BYTES)
+                        await wait_all_tasks_blocked()
+                        connection.socket.close()  # type: ignore[attr-defined]
+                    raise LinkLostError("given up by the test")
+                return connection
+
+            monkeypatch.setattr(joining, "dial", dial_in_vain)
+            links(world)[0].rails[1].die("pulled by the test")
+            await world.reports[0].holding(" is back after ")
+            await uses_all(world)
+            assert numbers(world) == [[0, 3 * RAILS_LIMIT + 1]] * 2
+        assert given_up == 2
+
+    run(main)
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_leaving_while_a_rail_is_away_or_has_just_come_back(leaver: int) -> None:
+    async def main(*, away: bool) -> None:
+        world = ProxiedWorld(rails=2)
+        async with world.open():
+            way: Way = world.ways[1]
+            way.down = away
+            way.cut()
+            await (way.turning_away(1) if away else world.reports[1 - leaver].holding(" is back after "))
+            await world.efas[leaver].aclose()
+            with pytest.raises(LinkLostError, match=r"process \d \(rank \d\) has left"):
+                await world.ends()[1 - leaver].recv_into(leaver, 5, bytearray(8))
+        assert not [line for lines in world.reports for line in lines if "is lost" in line]
+
+    run(partial(main, away=True))
+    run(partial(main, away=False))
+
+
+def test_pauses_grow_and_a_rail_that_keeps_dying_does_not_start_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    real = trio.sleep
+
+    async def sleep(pause_s: float) -> None:
+        if pause_s != returning._LOOK_S:
+            pauses.append(pause_s)
+        await real(pause_s if pause_s == returning._LOOK_S else 0)
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=2)
+        async with world.open():
+            monkeypatch.setattr(returning.trio, "sleep", sleep)
+            way = world.ways[1]
+            for count in (1, 2, 3):
+                way.cut()
+                await both_back(world, count=count)
+        monkeypatch.undo()
+
+    run(main)
+    distinct = sorted(set(pauses))
+    assert distinct[:3] == [0.1, 0.2, 0.4]
+    assert pauses == sorted(pauses)
+
+
+def test_the_timeline_is_told_of_both_at_once() -> None:
+    async def main() -> None:
+        noted: list[str] = []
+        world = World(rails=2, note=noted.append)
+        async with opened(world.efas):
+            links(world)[0].rails[1].die("pulled by the test")
+            assert noted == ["rail 1 to process 1 (rank 1) was lost: pulled by the test"]
+            await both_back(world)
+        back = [re.sub(r"\d+\.\d s$", "N s", line) for line in noted if "back" in line]
+        assert sorted(back) == [f"rail 1 to process {i} (rank {i}) is back after N s" for i in (0, 1)]
+
+    run(main)
