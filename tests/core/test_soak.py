@@ -1,0 +1,113 @@
+"""A million small collectives, an hour of training in virtual time: nothing grows. `python -m pytest -m soak -s`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from transports import Endpoint, NeuronLink
+from transports.wrappers import Wrapper
+
+pytestmark = pytest.mark.soak
+
+COLLECTIVES = int(os.environ.get("SOAK", "1000000"))
+LOOKS = 20
+# What may come and go between two looks: a hundredth of what a million collectives would leave of one word each.
+NOISE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What this process holds."""
+
+    memory_bytes: int
+    descriptors: int
+    tasks: int
+    threads: int
+    objects: int
+
+    @classmethod
+    def now(cls) -> Held:
+        gc.collect()
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        descriptors, tasks = len(os.listdir("/proc/self/fd")), trio.lowlevel.current_statistics().tasks_living
+        return cls(resident, descriptors, tasks, threading.active_count(), len(gc.get_objects()))
+
+
+def check(looks: list[Held]) -> None:
+    """The second half must not hold more than the first did at its most."""
+    for each in looks[:: len(looks) // 4]:
+        print(each)
+    early, late = looks[2 : len(looks) // 2], looks[len(looks) // 2 :]
+    assert max(each.memory_bytes for each in late) <= max(each.memory_bytes for each in early) + NOISE_BYTES
+    for early_most, late_most in list(zip(_most(early), _most(late), strict=True))[1:4]:
+        assert late_most <= early_most
+    assert late[-1].objects <= max(each.objects for each in early) + 1000
+
+
+def _most(looks: list[Held]) -> Iterator[int]:
+    return (max(values) for values in zip(*map(astuple, looks), strict=True))
+
+
+class Wire(Wrapper):
+    """Shares no memory, so that bytes travel."""
+
+    def wrap(self, endpoint: Endpoint) -> Endpoint:
+        return endpoint
+
+
+@pytest.mark.parametrize("wire", [False, True], ids=["memory", "wire"])
+def test_a_million_small_collectives(wire: bool) -> None:
+    rounds = COLLECTIVES // 4 // (10 if wire else 1)
+    looks: list[Held] = []
+
+    async def main(rank: overlap.Rank) -> None:
+        pair = rank.group([0, 1])
+        out, x = np.empty(8), np.ones(8)
+        for number in range(rounds):
+            first = rank.all_reduce(x)
+            second = pair.all_gather(x[:2])
+            third = rank.all_reduce(x, out=out, stream=None)
+            if rank.rank:
+                await rank.recv(((2,), float), 0, tag=number % 7)
+            else:
+                await rank.send(x[:2], 1, tag=number % 7)
+            await first
+            await second
+            assert (await third)[0] == 2.0
+            if rank.rank == 0 and number % (rounds // LOOKS) == 0:
+                looks.append(Held.now())
+
+    overlap.run(main, ranks=2, transport=Wire(NeuronLink(2)) if wire else NeuronLink(2))
+    check(looks)
+
+
+def test_an_hour_of_virtual_training() -> None:
+    looks: list[Held] = []
+    step_s = 0.05
+
+    async def main(rank: overlap.Rank) -> int:
+        weights = [np.zeros(16) for _ in range(3)]
+        for step in range(round(3600 / step_s)):
+            with rank.step(step):
+                pending = []
+                for layer in range(3):
+                    grad = rank.compute(np.full, 16, 1e-3, seconds=step_s / 3, name=f"backward {layer}")
+                    pending.append(rank.all_reduce(grad, op="mean"))
+                for layer, reduced in enumerate(pending):
+                    weights[layer] -= await reduced
+            if rank.rank == 0 and step % round(3600 / step_s / LOOKS) == 0:
+                looks.append(Held.now())
+        return rank.now_ns()
+
+    assert min(overlap.run(main, ranks=2, cluster="trn1.2xlarge", clock="virtual")) >= 3600 * 10**9
+    check(looks)
