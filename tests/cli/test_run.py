@@ -436,7 +436,6 @@ def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, scr
         "[node 0]   rank 1: keeps its event loop busy at train.py:7",
         "[node 0]   the run waits on; Ctrl-C ends it, as --give-up SECONDS would",
     ]
-    assert re.fullmatch(r"\[node 0\] overlap: goes on, after \d+ s without progress", stall[4])
 
 
 COMPUTING = """
