@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 
 import trio
 
-from .errors import PeerError, PeerFailedError, RemoteError
+from .errors import CollectiveMismatchError, PeerError, PeerFailedError, RemoteError
 
 __all__ = [
     "all_notes",
@@ -73,6 +73,8 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
     """Follow an error to the rank that caused it."""
     if isinstance(error, PeerError) and error.culprit >= 0:
         return error.culprit, error.__cause__ if isinstance(error, PeerFailedError) and error.__cause__ else error
+    if isinstance(error, CollectiveMismatchError):
+        return error.ranks[0], error  # the odd one out, whoever has noticed
     return rank, error
 
 

@@ -246,7 +246,10 @@ class RankFailedError(OverlapError):
         rest = f"; also failed: {_ranks(sorted(self.others))}" if self.others else ""
         ended = world_size - 1 - len(self.others)
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
-        super().__init__(f"rank {rank} failed{where}: {in_one_line(cause)}{busy}{rest}{stopped}")
+        who = f"rank {rank} failed{where}"
+        if CollectiveMismatchError.__name__ in (type(cause).__name__, getattr(cause, "type_name", "")):
+            who, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
+        super().__init__(f"{who}: {in_one_line(cause)}{busy}{rest}{stopped}")
 
 
 class StallError(OverlapError):

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Communicator, Communicators
+from ..runtime.communicator import Communicator, Communicators, Voice
 from ..runtime.future import Failure
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
@@ -85,7 +85,7 @@ class SpanningMatch(Match):
         super().__init__(members)
         self.ended = 0
         self.told = False  # whether the other processes know that ranks wait here
-        self.heard_of: set[int] = set()  # ranks elsewhere that are known to be in it
+        self.heard_of: dict[int, Said] = {}  # what ranks elsewhere are known to have called
 
     @property
     def started_ns(self) -> int:
@@ -203,15 +203,25 @@ class SpanningCommunicator(Communicator):
             if mine is not None and not mine[1].agrees(said.call):
                 self._differ(seq, Said(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
-        match.heard_of.add(said.rank)
+        match.heard_of[said.rank] = said
         assert match.pattern is not None
         if not match.pattern.agrees(said.call):
-            self._differ(seq, self._said(match.first), said)
+            self._dispute(match, match.first)
         elif match.pattern.dtype is None and said.call.dtype is not None:
             match.pattern = said.call
             self._check_results(match)
             self._engine.start(self, match)
         return True
+
+    def _voices(self, match: Match) -> list[Voice]:
+        """Return what each rank has called that is known to have come, here or elsewhere."""
+        assert isinstance(match, SpanningMatch)
+        there = [Voice(said.rank, said.call, said.call_site) for said in match.heard_of.values()]
+        return [*super()._voices(match), *there]
+
+    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
+        self._others.tell_difference(self.id, seq, error())
+        super()._fail_dispute(match, seq, error)
 
     def _differ(self, seq: int, mine: Said, theirs: Said) -> None:
         error = difference(self.name, seq, mine, theirs)

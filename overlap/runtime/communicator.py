@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import trio
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
@@ -20,7 +23,25 @@ from .match import Key, Match, Unfit
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
-__all__ = ["BaseEngine", "Communicator", "Communicators"]
+__all__ = ["BaseEngine", "Communicator", "Communicators", "Voice"]
+
+
+# How long two that differ wait for a third to tell which of them is the odd one out.
+_DISPUTE_S = 0.05
+
+
+class Voice(NamedTuple):
+    """What one rank has called.
+
+    Attributes:
+        rank: World rank.
+        call: What it asked for.
+        call_site: Where.
+    """
+
+    rank: int
+    call: Call
+    call_site: str
 
 
 class BaseEngine(ABC):
@@ -216,14 +237,15 @@ class Communicator:
 
     def _compare(self, match: Match, operation: Operation) -> None:
         pattern, asked = match.pattern, operation.call
-        if pattern is None or (pattern.dtype is None and pattern.agrees(asked)):
+        if match.disputed:
+            self._dispute(match, operation)
+        elif pattern is None or (pattern.dtype is None and pattern.agrees(asked)):
             match.pattern, match.first = asked, operation
             self._check_results(match)
         elif match.error is None and asked.dtype is None and pattern.agrees(asked):
             self._check_results(match)
         elif match.error is None and not pattern.agrees(asked):
-            assert match.first is not None
-            self._fail(match, self._mismatch(match.first, operation))
+            self._dispute(match, operation)
 
     def _check_results(self, match: Match) -> None:
         """Compare the arrays given by ranks that only receive, now that somebody has said what travels."""
@@ -235,14 +257,52 @@ class Communicator:
                 except UsageError as error:
                     self.fail_one(match, end, Failure(error))
 
-    def _mismatch(self, first: Operation, second: Operation) -> Callable[[], CollectiveMismatchError]:
+    def _dispute(self, match: Match, operation: Operation, *, final: bool = False) -> None:
+        """Fail a match whose ends differ, once it is clear who are the few: as many of each may only be the first.
+
+        Only where nothing moves before all have come can more be waited for; else some would end well meanwhile.
+
+        Args:
+            match: The match.
+            operation: Any of its ends here.
+            final: Whether no more are waited for.
+        """
+        if match.error is not None:
+            return
+        voices = self._voices(match)
+        sides: list[list[Voice]] = []
+        for voice in voices:
+            side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
+            if side is None:
+                sides.insert(0, [voice])
+            else:
+                side.append(voice)
+        few, many = min(sides, key=len), max(reversed(sides), key=len)
+        if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
+            self._fail_dispute(match, operation.seq, self._mismatch(operation.seq, few[0], many[0]))
+        elif not match.disputed:
+            match.disputed, match.pattern = True, None  # so that whoever comes is compared
+            operation.context.spawn(self._dispute_later, match, operation)
+
+    async def _dispute_later(self, match: Match, operation: Operation) -> None:
+        await trio.sleep(_DISPUTE_S)
+        self._dispute(match, operation, final=True)
+
+    def _voices(self, match: Match) -> list[Voice]:
+        """Return what each rank has called that is known to have come."""
+        return [Voice(self.members[end.port.place], end.call, end.call_site) for end in match.ends]
+
+    def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
+        self._fail(match, error)
+
+    def _mismatch(self, seq: int, one: Voice, other: Voice) -> Callable[[], CollectiveMismatchError]:
         return partial(
             CollectiveMismatchError,
             group=self.name,
-            seq=second.seq,
-            ranks=(self.members[second.port.place], self.members[first.port.place]),
-            calls=(str(second.call), str(first.call)),
-            call_sites=(second.call_site, first.call_site),
+            seq=seq,
+            ranks=(one.rank, other.rank),
+            calls=(str(one.call), str(other.call)),
+            call_sites=(one.call_site, other.call_site),
         )
 
     def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:

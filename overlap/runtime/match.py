@@ -54,7 +54,7 @@ class Key(NamedTuple):
 class Match:
     """The members' ends of one operation, as they arrive."""
 
-    __slots__ = ("arrived", "count", "error", "first", "pattern")
+    __slots__ = ("arrived", "count", "disputed", "error", "first", "pattern")
 
     def __init__(self, members: int) -> None:
         self.arrived: list[Operation | None] = [None] * members
@@ -62,6 +62,7 @@ class Match:
         self.pattern: Call | None = None  # of the first arrival, or of the first that says dtype and shape
         self.first: Operation | None = None  # whose call that is
         self.error: Callable[[], BaseException] | None = None
+        self.disputed = False  # ends differ, and more must come before it is clear which are the few
 
     @property
     def ends(self) -> list[Operation]:

@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap import CollectiveMismatchError
 
-from .worlds import PATHS, failing, run
+from .worlds import PATHS, Turns, failing, run
 
 Issue = Callable[[overlap.Rank], "overlap.CollectiveFuture"]
 
@@ -78,6 +78,42 @@ def test_every_rank_learns_who_disagrees_with_whom(
         assert where in sites_of(odd if rank == odd_one else usual)
         assert f"rank {rank} called {call} at {where}" in str(error)
     assert error.ranks[0] != error.ranks[1]
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1, 3), (0, 2, 1, 3), (1, 0, 3, 2)])
+def test_the_odd_one_out_is_told_first_whoever_comes_first(order: tuple[int, ...]) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        async with turns.of(rank.rank):
+            future = rank.all_reduce(np.ones(3), "max" if rank.rank == 2 else "sum")
+        await future
+
+    turns = Turns(order)
+    with failing() as errors:
+        run(main, 4)
+    line = main.__code__.co_firstlineno + 2
+    last = "every rank of a group must issue the same operations in the same order; the other 3 ranks were stopped"
+    at = f"float64 (3,), op='{{}}') at {HERE}:{line}"
+    other = errors[0].cause.ranks[1]  # type: ignore[attr-defined]
+    assert errors[0].rank == 2
+    assert str(errors[0]) == (
+        "ranks disagree: CollectiveMismatchError: operation #0 on group 'world' differs between ranks: "
+        f"rank 2 called all_reduce({at.format('max')}, rank {other} called all_reduce({at.format('sum')}; {last}"
+    )
+
+
+def test_two_that_differ_do_not_wait_for_ever_for_a_third() -> None:
+    """It may wait for one of them, in something else."""
+
+    async def main(rank: overlap.Rank) -> None:
+        if rank.rank == 2:
+            await rank.recv(((1,), float), 0)
+        await rank.all_reduce(np.ones(3), "max" if rank.rank else "sum")
+        await rank.send(np.ones(1), 2)
+
+    with failing() as errors:
+        run(main, 3)
+    assert isinstance(errors[0].cause, CollectiveMismatchError)
+    assert sorted(errors[0].cause.ranks) == [0, 1]
 
 
 def test_the_message() -> None:
