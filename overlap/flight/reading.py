@@ -29,7 +29,7 @@ from .layout import (
     read_text,
 )
 
-__all__ = ["Ending", "Flight", "Operation", "RankRecord", "read_flight"]
+__all__ = ["Flight", "Operation", "RankRecord", "WorldEnd", "read_flight"]
 
 MOST_RANKS = 1 << 16  # of one process: more is damage
 
@@ -91,8 +91,9 @@ class RankRecord:
 
     @property
     def unfinished(self) -> list[Operation]:
-        """Those that have not ended, oldest first."""
-        return [operation for operation in self.operations if operation.ended_ns is None]
+        """Those that have not ended, oldest first; also those with whose failure the rank's program ended."""
+        last_ns = max((operation.issued_ns for operation in self.operations), default=0)
+        return [op for op in self.operations if op.ended_ns is None or (op.failed and op.ended_ns > last_ns)]
 
     @property
     def last_ns(self) -> int:
@@ -101,7 +102,7 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class WorldEnd:
     """How a world ended, as one process saw it.
 
     Attributes:
@@ -151,7 +152,7 @@ class Flight:
     born: str
     started_ns: int
     ranks: tuple[RankRecord, ...]
-    ending: Ending | None
+    ending: WorldEnd | None
 
 
 def read_flight(path: str | os.PathLike[str]) -> Flight:
@@ -199,12 +200,12 @@ def _flight(path: str | os.PathLike[str], data: bytes, ranks: int) -> Flight:
     )
 
 
-def _ending(text: str, since_ns: int) -> Ending | None:
+def _ending(text: str, since_ns: int) -> WorldEnd | None:
     if not text:
         return None
     told = json.loads(text)
     rank = told["rank"]
-    return Ending(
+    return WorldEnd(
         how=str(told["how"]),
         rank=None if rank is None else int(rank),
         line=str(told["line"]),

@@ -25,7 +25,7 @@ def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:
 
     A rank without a record is not known to have come.
     """
-    if operation.ended_ns is not None:
+    if operation.ended_ns is not None and not operation.failed:
         return []
     return [rank for rank in sorted(operation.members) if not _has_come(ranks.get(rank), operation)]
 
@@ -36,7 +36,7 @@ def _has_come(record: RankRecord | None, operation: Operation) -> bool:
     there = [own for own in record.operations if own.key == operation.key and own.number >= operation.number]
     same = [own for own in there if own.number == operation.number]
     if same:  # issued, but without its input nothing can begin
-        return bool(same[0].what) or same[0].ended_ns is not None
+        return bool(same[0].what) or (same[0].ended_ns is not None and not same[0].failed)
     return bool(there)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from overlap.flight.autopsy import World, newest_world, table, verdict
-from overlap.flight.reading import Ending, Flight, Operation, RankRecord
+from overlap.flight.reading import Flight, Operation, RankRecord, WorldEnd
 
 S = 1_000_000_000
 STEP = 12
@@ -40,7 +40,7 @@ def flight(process, *records, ending=None, processes=2, **changes):
 
 
 def ending(how="failed", rank=None, line="ValueError: no at train.py:8", *, here=False, at=10):
-    return Ending(how=how, rank=rank, line=line, here=here, at_ns=at * S)
+    return WorldEnd(how=how, rank=rank, line=line, here=here, at_ns=at * S)
 
 
 def judged(*flights, runs=lambda flight: False):
@@ -76,6 +76,16 @@ def test_a_process_that_was_killed_is_named_with_what_it_was_doing():
         "where:      running compute 'think' (train.py:30) in step 12, for 6.0 s",
         "waited for: nobody; ranks 0-2 waited for it in all_reduce #41 on group 'world' (train.py:33)",
     ]
+
+
+def test_an_operation_that_failed_last_was_what_a_rank_waited_in():
+    """As where a rank hears of the lost process before its world ends; what failed and was survived is no matter."""
+    survived = operation(40, members=(0, 1), since=1, ended=2, failed=True)
+    told = judged(
+        flight(0, record(0, survived, operation(since=3, ended=9, failed=True)), ending=ending(rank=1, line=LOST)),
+        flight(1, record(1, operation(39, ended=1))),
+    )
+    assert told[2] == "waited for: nobody; rank 0 waited for it in all_reduce #41 on group 'world' (train.py:33)"
 
 
 def test_a_process_whose_file_is_not_here_is_accused_by_the_others():

@@ -1,6 +1,11 @@
 """Reading flight records: what is none is refused in one line, and damage is never more than that."""
 
+import os
+import re
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +81,45 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
     file.write_bytes(data[: len(sample)])
     with suppress(UsageError):
         assert len(read_flight(file).ranks) == 1
+
+
+KILLED = """
+import os, signal
+import numpy as np
+import overlap
+
+async def main(rank):
+    for step in range(5):
+        with rank.step(step):
+            if (rank.rank, step) == (1, 3):
+                await rank.recv(np.ones(1), 0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            reduced = rank.all_reduce(np.ones(8))
+            if step == 3:
+                await rank.send(np.ones(1), 1)
+            await reduced
+
+overlap.run(main)
+"""
+
+
+def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(KILLED)
+    command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
+    subprocess.run(
+        [sys.executable, "-m", "overlap", *command_line], cwd=tmp_path, capture_output=True, check=False, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert command(["autopsy", str(tmp_path / "records")]) == 0
+    head, who, where, waited, _, _, first, second = capsys.readouterr().out.splitlines()
+    assert head == "job j: 2 ranks, 2 nodes"
+    told = r"who:        node 1 \(rank 1, pid \d+ on .+\) ended without a word: killed, or by os._exit"
+    assert re.fullmatch(told, who)
+    program = r"where:      in its program in step 3, with nothing unfinished; recv #0 from rank 0 on group 'world' "
+    assert re.fullmatch(program + r"had ended [\d.]+ m?s before", where)
+    assert waited == "waited for: nobody; rank 0 waited for it in all_reduce #3 on group 'world' (train.py:12)"
+    assert re.fullmatch(r" +0 +0 +3 +[\d.]+ m?s +all_reduce #3 on group 'world' \(train.py:12\) +1", first)
+    assert re.fullmatch(r" +1 +1 +3 +[\d.]+ m?s +in its program", second)
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
