@@ -179,6 +179,8 @@ async def _live_on(
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
         life.world = world
+        if joined is not None:
+            joined.notices.show = world.show
         results: list[T] = []
         try:
             results = await world.live(main, args, wanted.timeout_s)

@@ -48,6 +48,7 @@ class TransportError(Exception):
         src: Sending rank, if known.
         dst: Receiving rank, if known.
         tag: Tag of the message, if known.
+        operation: What the message is a part of, where somebody above knows that and has said so; for the text.
     """
 
     def __init__(self, reason: str, *, src: int | None = None, dst: int | None = None, tag: int | None = None) -> None:
@@ -56,13 +57,14 @@ class TransportError(Exception):
         self.src = src
         self.dst = dst
         self.tag = tag
+        self.operation = ""
 
     def __str__(self) -> str:
         """Put the envelope before the reason."""
         if self.src is None and self.dst is None:
             return self.reason
-        tag = "" if self.tag is None else f", tag {self.tag}"
-        return f"message from rank {self.src} to rank {self.dst}{tag}: {self.reason}"
+        part = f" of {self.operation}" if self.operation else "" if self.tag is None else f", tag {self.tag}"
+        return f"message from rank {self.src} to rank {self.dst}{part}: {self.reason}"
 
 
 class ArgumentError(TransportError, ValueError):
@@ -87,7 +89,14 @@ class LengthMismatchError(TransportError):
 
 
 class LinkLostError(TransportError):
-    """The wire between two ranks is cut, or the peer is gone."""
+    """The wire between two ranks is cut, or the peer is gone.
+
+    Attributes:
+        evident: This side has seen for itself what is wrong, such as damaged bytes; otherwise all it knows is that the
+            other side is gone, which may be the consequence of something else.
+    """
+
+    evident = False
 
 
 class TransportClosedError(TransportError):

@@ -37,6 +37,7 @@ class Bootstrap:
         options: What the user has chosen, by name, such as ``rails``, ``peer_direct``, ``unix``; a transport takes
             those that it has and leaves the rest alone.
         report: Takes a line for the user, about processes that are lost and the like.
+        note: Takes what a timeline should show, the moment it happens, such as the loss of a connection.
         watched: Whether somebody else notices which processes are lost and which are only busy. A transport need not
             judge their silence then, and must not: a program may keep its event loop busy for as long as it wants.
     """
@@ -51,6 +52,7 @@ class Bootstrap:
     tls: Tls | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     report: Callable[[str], None] = _say_nothing
+    note: Callable[[str], None] = _say_nothing
     watched: bool = False
 
     @property

@@ -16,7 +16,7 @@ from ..timeline.merge import merged, merged_header
 from ..timeline.metrics import Breakdown, breakdowns, median_step
 from ..timeline.parts import Part, pack_part
 from ..timeline.ranklist import listed, unlisted
-from ..timeline.spans import Timeline
+from ..timeline.spans import Span, Timeline
 from ..timeline.tracefile import read_trace, write_merged
 from .failure import EXIT_FAILED
 from .outputs import kept, written
@@ -105,8 +105,14 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) ->
         "steps": timeline.steps(),
         "world_size": timeline.world_size,
         "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
+        "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in _wires(timeline, ranks)],
         "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
     }
+
+
+def _wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
+    """Return what has happened to connections: rails that were lost, and those that came back."""
+    return [span for span in timeline.spans if span.kind == "wires" and (ranks is None or span.rank in ranks)]
 
 
 def _figures(row: Breakdown) -> dict[str, int | float | None]:
@@ -137,6 +143,9 @@ def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks:
     if args.step is None and step is not None:
         console.print(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
     console.print(view)
+    for span in _wires(timeline, ranks):
+        at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
+        console.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", markup=False, soft_wrap=True)
     return args.html is None or _write_html(view, args.html, console.width)
 
 

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
-from transports import TransportError
+from transports import LinkLostError, TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 
@@ -113,6 +113,7 @@ def status_of(error: BaseException, *, local: Container[int], text: str = "") ->
     if isinstance(error, RankFailedError):
         # A lost connection is how the end of another process is first seen, whoever notices.
         remote = isinstance(error.cause, (RemoteError, PeerError, TransportError))
+        remote = remote and not (isinstance(error.cause, LinkLostError) and error.cause.evident)
         return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text)
     if isinstance(error, PeerError):
         return Status(cause=False, rank=error.culprit if error.culprit >= 0 else None, line=line, text=text)

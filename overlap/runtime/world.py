@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
-from transports import Transport, TransportError
+from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import calling, is_interrupt, only, origin, parted, task_tree, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
@@ -310,7 +310,8 @@ class World:
     def _is_consequence(self, rank: int, error: BaseException) -> bool:
         """Whether the error looks like the consequence of one in another process, which is about to be told."""
         culprit, cause = origin(rank, error)
-        return culprit not in self.local or isinstance(cause, TransportError)
+        evident = isinstance(cause, LinkLostError) and cause.evident
+        return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
     def deadlock(self) -> None:
         """End the world because every rank is blocked and nothing is due; only virtual time can know."""
@@ -436,6 +437,11 @@ class World:
         record(("program", "program", busy.place, busy.since_ns, now_ns, None))
         if self._others:
             self._others.tell_busy(busy.rank, "")
+
+    def show(self, line: str) -> None:
+        """Show in the timeline, on the first rank of this process, what has happened to its connections."""
+        now_ns = self.backend.now_ns()
+        self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
     # -- what ranks ask of it ------------------------------------------------------------------------------------
 

@@ -53,12 +53,14 @@ class Joined:
         transport: Reaches every rank of the world.
         control_plane: Speaks for the ranks of this process, and listens.
         membership: The control connection itself.
+        notices: What the transport has to say.
         restart: How often the world has been started before.
     """
 
     transport: Transport
     control_plane: ControlPlane
     membership: ThreadedMembership
+    notices: Notices
     restart: int
 
     async def leave(self) -> None:
@@ -91,7 +93,7 @@ async def joined(
             async with join_apart(config, report=notify) as membership:
                 tell_launcher(Entering(world=world + 1, joined=True))
                 config = await _agreed(config, membership)
-                notices = _Notices()
+                notices = Notices()
                 between = await _between(place, placement, config, membership, run, notices)
                 transport = wires(Router([NeuronLink(list(place.ranks)), between]))
                 async with _opened(transport):
@@ -99,6 +101,7 @@ async def joined(
                         transport=transport,
                         control_plane=ControlPlane(_Connection(membership), placement, stopping=notices.cease),
                         membership=membership,
+                        notices=notices,
                         restart=config.epoch // WORLDS,
                     )
 
@@ -153,7 +156,7 @@ async def _between(
     config: RendezvousConfig,
     membership: ThreadedMembership,
     run: RunConfig,
-    notices: _Notices,
+    notices: Notices,
 ) -> Transport:
     """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
     standard = "mpi" if place.endpoint is None else "efa"
@@ -168,6 +171,7 @@ async def _between(
         tls=config.tls,
         options=run.transport_options(),
         report=notices,
+        note=notices.note,
         watched=True,
     )
     with _as_the_users():
@@ -200,15 +204,25 @@ async def _local_address(endpoint: tuple[str, int]) -> str:
         return str(probe.getsockname()[0])
 
 
-class _Notices:
-    """Passes on what a transport has to say, until the world is stopped: then wires end because processes do."""
+class Notices:
+    """Passes on what a transport has to say, until the world is stopped: then wires end because processes do.
+
+    Attributes:
+        show: Puts a line into the timeline, once there is one.
+    """
 
     def __init__(self) -> None:
+        self.show: Callable[[str], None] = lambda line: None
         self._ceased = False
 
     def __call__(self, line: str) -> None:
         if not self._ceased:
             notify(line)
+
+    def note(self, line: str) -> None:
+        """Let the timeline show a line."""
+        if not self._ceased:
+            self.show(line)
 
     def cease(self) -> None:
         """Pass nothing on any more."""

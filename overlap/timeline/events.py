@@ -72,7 +72,7 @@ def _rank_events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
 def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
     """Name and spans of each tid from 1 on: compute, communication streams, steps."""
     lanes: dict[tuple[int, str, str], list[Span]] = {(0, "compute", "compute"): []}
-    order = {"compute": 0, "comm": 1, "program": 2, "step": 3}
+    order = {"compute": 0, "comm": 1, "program": 2, "wires": 3, "step": 4}
     for span in spans:
         lanes.setdefault((order[span.kind], span.kind, span.lane), []).append(span)
     rows: list[tuple[str, list[Span]]] = []

@@ -26,7 +26,7 @@ VERSION = 1
 BLOCK_BYTES = 256 << 20
 """Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
 
-_KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program")
+_KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
 _NONE = np.iinfo(np.int64).min  # no step
 _TIMES = ("start_ns", "end_ns", "issued_ns", "met_ns")
 _WHOLES, _INDEXES = 8, 8  # columns of each width

@@ -10,7 +10,7 @@ from itertools import count
 from types import CodeType
 from typing import Literal, TypeAlias, cast
 
-Kind: TypeAlias = Literal["compute", "comm", "step", "program"]
+Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires"]
 Clock: TypeAlias = Literal["real", "virtual"]
 
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
@@ -71,7 +71,8 @@ class CollectiveInfo:
 class Span:
     """A named interval `[start_ns, end_ns)` of one rank on one lane.
 
-    `lane` is "compute", "step", "program" (which kept the event loop busy), or the name of a communication stream.
+    `lane` is "compute", "step", "program" (which kept the event loop busy), "wires" (instants at which something has
+    happened to the connections between processes), or the name of a communication stream.
     `info` is set on communication that is known in detail, `step` (the index) on spans of kind "step" only.
     """
 

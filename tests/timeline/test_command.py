@@ -57,6 +57,7 @@ def test_json_has_a_version_and_exact_figures(command):
         "step": 1,
         "steps": [0, 1, 2],
         "world_size": 3,
+        "wires": [],
     }
     assert told["ranks"][2] == {
         "rank": 2,

@@ -131,3 +131,13 @@ def test_leaving_open_closes() -> None:
             await end.send(1, 0, b"x")
 
     trio.run(main)
+
+
+def test_an_error_names_the_message_or_what_it_is_a_part_of() -> None:
+    error = LinkLostError("the wire is cut", src=0, dst=1, tag=5)
+    assert str(error) == "message from rank 0 to rank 1, tag 5: the wire is cut"
+    error.operation = "all_reduce #3 on group 'world' (train.py:41)"
+    assert str(error) == (
+        "message from rank 0 to rank 1 of all_reduce #3 on group 'world' (train.py:41): the wire is cut"
+    )
+    assert str(LinkLostError("the wire is cut")) == "the wire is cut"

@@ -145,7 +145,7 @@ class EfaLink(Link):
 
     # -- rails that die -----------------------------------------------------------------------------------------------
 
-    def rail_died(self, rail: Rail, reason: str) -> None:
+    def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
         """Go on without a rail."""
         self.rails.remove(rail)
         if self._changed is not None:
@@ -153,7 +153,7 @@ class EfaLink(Link):
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails:
-            self.lose(f"the last connection to it was lost: {reason}")
+            self.lose(f"the last connection to it was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
         self._arrived[rail.index] = rail.arrived
@@ -233,13 +233,13 @@ class EfaLink(Link):
         self._tried[index % RAILS_LIMIT] = index
         return ""
 
-    def lose(self, reason: str) -> None:
+    def lose(self, reason: str, *, evident: bool = False) -> None:
         """Give the process up: every operation with its ranks fails."""
         if self.engine.gone is not None:
             return
         reason_named = f"{self.name} is lost: {reason}"
         self._report(reason_named)
-        self._end(reason_named)
+        self._end(reason_named, evident=evident)
         for rail in tuple(self.rails):
             rail.die(reason)
 
@@ -250,9 +250,9 @@ class EfaLink(Link):
         if self.engine.gone is None and all(rail.farewell for rail in sure):
             self._end(f"{self.name} has left", keep_arrived=True)
 
-    def _end(self, reason: str, *, keep_arrived: bool = False) -> None:
+    def _end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False) -> None:
         self.departures.clear()
-        self.engine.end(reason, keep_arrived=keep_arrived)
+        self.engine.end(reason, evident=evident, keep_arrived=keep_arrived)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 

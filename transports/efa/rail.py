@@ -77,8 +77,8 @@ class Owner(Protocol):
     def settle(self) -> None:
         """Let idle rails take what is due."""
 
-    def rail_died(self, rail: Rail, reason: str) -> None:
-        """Go on without a rail."""
+    def rail_died(self, rail: Rail, reason: str, *, evident: bool = False) -> None:
+        """Go on without a rail; it is `evident` to this side what was wrong, see `LinkLostError`."""
 
 
 class Rail(ABC):
@@ -357,7 +357,7 @@ class Rail(ABC):
         try:
             await self._read()
         except ProtocolError as error:
-            self.die(f"a bad frame: {error}")
+            self.die(f"a bad frame: {error}", evident=True)
         except EOFError:
             self.die("the connection ended within a frame")
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -372,7 +372,7 @@ class Rail(ABC):
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self.die(describe(error))
 
-    def die(self, reason: str) -> None:
+    def die(self, reason: str, *, evident: bool = False) -> None:
         """Close it at once; what has not arrived is the others' to repeat. Twice is harmless."""
         if self.dead:
             return
@@ -380,7 +380,7 @@ class Rail(ABC):
         self.idle = False
         self.cut()
         self._scope.cancel()
-        self.owner.rail_died(self, reason)
+        self.owner.rail_died(self, reason, evident=evident)
 
     @abstractmethod
     def cut(self) -> None:

@@ -221,5 +221,6 @@ def factory(bootstrap: Bootstrap) -> Efa:
         checksums=cast("bool | None", options.get("checksums")),
         tls=bootstrap.tls,
         report=bootstrap.report,
+        note=bootstrap.note,
         watched=bootstrap.watched,
     )

@@ -37,6 +37,7 @@ class Engine:
         self.outgoing = Outgoing(limits)
         self.incoming = Incoming(srcs, dsts, limits, memory, self.outgoing.answer)
         self.gone: str | None = None
+        self._evident = False
         self._hear: dict[int, Callable[..., None]] = {
             MessageKind.OFFER: self.incoming.offer,
             MessageKind.ACCEPT: self.outgoing.accepted,
@@ -70,7 +71,9 @@ class Engine:
         """Raise `LinkLostError` if the other process is not there any more."""
         if self.gone is not None:
             src, dst, tag = lane
-            raise LinkLostError(self.gone, src=src, dst=dst, tag=tag)
+            error = LinkLostError(self.gone, src=src, dst=dst, tag=tag)
+            error.evident = self._evident
+            raise error
 
     @property
     def quiet(self) -> bool:
@@ -100,16 +103,20 @@ class Engine:
             end.close()
         self.incoming.wake_watchers()
 
-    def end(self, reason: str, *, keep_arrived: bool = False, keep_moving: bool = False) -> None:
+    def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
         """Fail what waits: the other process is gone.
 
         Args:
             reason: Why.
+            evident: This side has seen that for itself, see `LinkLostError`.
             keep_arrived: Messages that are here can still be received.
             keep_moving: What has been accepted, on either side, is going to be finished nevertheless.
         """
-        self.gone = self.gone or reason
+        if self.gone is None:
+            self.gone, self._evident = reason, evident
         sends = self.outgoing.clear(keep_moving=keep_moving)
         for end in (*sends, *self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving)):
             end.lose(self.gone)
+            if isinstance(end.error, LinkLostError):
+                end.error.evident = self._evident
         self.incoming.wake_watchers()

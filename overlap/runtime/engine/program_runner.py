@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import trio
 
-from transports import Transport
+from transports import Transport, TransportError
 
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
@@ -70,6 +70,8 @@ class ProgramRunner:
         self._settle(communicator, match, operation, failure)
 
     def _settle(self, communicator: Communicator, match: Match, operation: Operation, failure: Failure | None) -> None:
+        if failure is not None and isinstance(failure.error, TransportError):
+            failure.error.operation = f"{operation.label} ({operation.call_site})"
         if failure is not None and not operation.done:
             communicator.fail_one(match, operation, failure)
         elif not operation.done:

@@ -1,0 +1,110 @@
+"""What happens on the wires between the processes of a run, as its user gets to know it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from overlap.timeline import read_trace
+
+from .test_worlds import clean, launched
+
+# Breaks one of three connections, and goes on until what has taken its place was used.
+RAILS = """
+import gc
+import numpy as np
+import overlap
+from transports.efa.connection import SocketRail
+
+async def main(rank):
+    x = np.ones(1_000_000, np.float32)
+    link = next(one for one in gc.get_objects() if isinstance(one, SocketRail)).owner
+    await rank.barrier()
+    if rank.rank == 0:
+        next(rail for rail in link.rails if rail.index == 1).die("pulled by the test")
+    used = 0
+    while not used:
+        assert (await rank.all_reduce(x)).tolist() == [2] * len(x)
+        mine = any(rail.index > 63 and rail.read_bytes > 100 for rail in link.rails)
+        used = await rank.all_reduce(np.array(int(mine)), op="min")
+
+if __name__ == "__main__":
+    overlap.run(main, timeout_s=60)
+"""
+
+# Flips a bit of whatever long comes from a socket of the second process.
+FLIPS = """
+import numpy as np
+import overlap
+from transports.efa.connection import SocketRail
+
+async def main(rank):
+    x = np.ones(200_000, np.float32)
+    await rank.all_reduce(x)
+    if rank.rank == 1:
+        read_some = SocketRail.read_some
+        async def flipped(self, into, **hint):
+            count = await read_some(self, into, **hint)
+            if count > 1000:
+                into[count // 2] ^= 4
+            return count
+        SocketRail.read_some = flipped
+    await rank.all_reduce(x, name="gradients")
+
+if __name__ == "__main__":
+    overlap.run(main, timeout_s=60)
+"""
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> None:
+    run = launched(tmp_path, script(tmp_path, RAILS), "--nnodes", "2", "--rails", "3", "--trace", "run.json")
+    assert run.returncode == 0, run.stderr
+    wires = [span for span in read_trace(tmp_path / "run.json").spans if span.kind == "wires"]
+    told = sorted((span.rank, re.sub(r"\d+\.\d s$", "N s", span.name)) for span in wires)
+    assert told == [
+        (0, "rail 1 to process 1 (rank 1) is back after N s"),
+        (0, "rail 1 to process 1 (rank 1) was lost: pulled by the test"),
+        (1, "rail 1 to process 0 (rank 0) is back after N s"),
+        (1, "rail 1 to process 0 (rank 0) was lost: the connection ended"),
+    ]
+    for rank in (0, 1):
+        lost, back = (span for span in wires if span.rank == rank)
+        assert lost.start_ns == lost.end_ns < back.start_ns
+        assert "lost" in lost.name
+    for span in wires:
+        assert f"[node {span.rank}] overlap: {span.name}" in run.stderr
+    drawn = timeline(tmp_path, "run.json")
+    first_ns = read_trace(tmp_path / "run.json").spans[0].start_ns
+    for span in wires:
+        assert f"wires at {(span.start_ns - first_ns) / 1e9:.3f} s, rank {span.rank}: {span.name}\n" in drawn
+    told_json = json.loads(timeline(tmp_path, "run.json", "--json", "--ranks", "1"))["wires"]
+    assert told_json == [{"rank": 1, "at_ns": s.start_ns, "what": s.name} for s in wires if s.rank == 1]
+
+
+def timeline(folder: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "overlap", "timeline", *options]
+    return subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, check=True).stdout
+
+
+def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path) -> None:
+    run = launched(tmp_path, script(tmp_path, FLIPS), "--nnodes", "2", "--no-unix")
+    assert run.returncode == 1
+    what = (
+        r"process 0 \(rank 0\) is lost: the last connection to it was lost: a bad frame: bytes 0 to 400000 of the "
+        r"message from rank 0 to rank 1, tag \d+, came damaged: what was received does not match its checksum"
+    )
+    assert re.search(rf"^\[node 1\] overlap: {what}$", run.stderr, re.MULTILINE)
+    assert re.fullmatch(
+        r"overlap: rank 1 failed at train.py:17: LinkLostError: message from rank 0 to rank 1 of gradients #1 on group "
+        rf"'world' \(train.py:17\): {what}",
+        run.stderr.splitlines()[-1],
+    )
