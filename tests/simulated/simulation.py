@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -13,6 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from overlap.runtime import world
 from overlap.virtual.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process
@@ -73,6 +75,16 @@ class Simulation:
         return set(self.blows)
 
 
+def seeds(everyday: int, slow: int, *, at_once: int) -> list[object]:
+    """Return ranges of seeds to go through: few every day, more of them with the slow ones, or those of `SEEDS=A:B`."""
+    told = os.environ.get("SEEDS")
+    if told:
+        first, _, last = told.partition(":")
+        return [range(at, min(at + at_once, int(last))) for at in range(int(first), int(last), at_once)]
+    more = [range(at, min(at + at_once, slow)) for at in range(everyday, slow, at_once)]
+    return [range(everyday), *(pytest.param(each, marks=pytest.mark.slow) for each in more)]
+
+
 Main = Callable[[Simulation, int], Awaitable[object]]
 
 
@@ -107,7 +119,7 @@ def simulate(
     if cancel is not None:
         instruments.append(CancelAt(found, *cancel))
         blows[cancel[0]] = Blow(kind="cancel", at_s=0.0)
-    with Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time(), raw_sockets(net):
+    with _naming(seed), Fates(Faults(seed=seed)).ordering_tasks(), _in_virtual_time(), raw_sockets(net):
         trio.run(_run, found, members, main, around, clock=MockClock(autojump_threshold=0), instruments=instruments)
     return found
 
@@ -134,6 +146,15 @@ class CancelAt(trio.abc.Instrument):
 
 
 @contextmanager
+def _naming(seed: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"the seed was {seed}")
+        raise
+
+
+@contextmanager
 def _in_virtual_time() -> Iterator[None]:
     """Let everybody who asks for the time in nanoseconds have that of Trio."""
 
@@ -144,6 +165,7 @@ def _in_virtual_time() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
                 patched.setattr(module, "perf_counter_ns", now_ns)
+        patched.setattr(world, "LoopWatch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
         yield
 
 

@@ -22,7 +22,7 @@ from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
 
-from .simulation import HANG_S, Simulation, simulate
+from .simulation import HANG_S, Simulation, seeds, simulate
 from .test_membership import config
 
 EACH = 2  # ranks of a process
@@ -168,24 +168,24 @@ def check(found: Simulation, processes: int) -> str:
     return "/".join(sorted(kinds))
 
 
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.slow)], ids=str)
-def test_whatever_happens_results_are_exact_or_the_culprit_was_hit(seeds: range) -> None:
-    kinds = {check(live(seed, 2 + seed % 3, train), 2 + seed % 3) for seed in seeds}
+@pytest.mark.parametrize("some", seeds(25, 325, at_once=75), ids=str)
+def test_whatever_happens_results_are_exact_or_the_culprit_was_hit(some: range) -> None:
+    kinds = {check(live(seed, 2 + seed % 3, train), 2 + seed % 3) for seed in some}
     assert any("RankFailedError" in each for each in kinds)
     assert "list" in kinds
 
 
-@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)], ids=str)
-def test_the_same_over_sockets(seeds: range) -> None:
-    kinds = {check(live(seed, 2 + seed % 2, train, rails=1 + seed % 3), 2 + seed % 2) for seed in seeds}
+@pytest.mark.parametrize("some", seeds(15, 165, at_once=50), ids=str)
+def test_the_same_over_sockets(some: range) -> None:
+    kinds = {check(live(seed, 2 + seed % 2, train, rails=1 + seed % 3), 2 + seed % 2) for seed in some}
     assert any("RankFailedError" in each for each in kinds)
     assert "list" in kinds
 
 
-@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.slow)], ids=str)
-def test_rails_may_die_as_long_as_one_lives(seeds: range) -> None:
+@pytest.mark.parametrize("some", seeds(15, 165, at_once=50), ids=str)
+def test_rails_may_die_as_long_as_one_lives(some: range) -> None:
     lost = 0
-    for seed in seeds:
+    for seed in some:
         found = live(seed, 2, train, rails=2 + seed % 3, kinds=("rails",), most=1)
         results = [result for member in (0, 1) for result in found.ends[member]]  # type: ignore[attr-defined]
         assert results == expected(2), f"seed {seed}: {found.blows}, {found.ends}"
