@@ -268,6 +268,34 @@ def test_who_does_not_start_the_processes_cannot_start_them_again(job, options, 
     assert (code, lines) == (2, [f"overlap: --max-restarts: {message}"])
 
 
+FURTHER = """
+import os, signal
+import overlap
+
+async def main(rank):
+    for step in range(5):
+        with rank.step(step):
+            await rank.barrier()
+            if step == rank.restart < 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+overlap.run(main)
+"""
+
+
+def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
+    (tmp_path / "further.py").write_text(FURTHER)
+    ended = subprocess.run(
+        [sys.executable, "-m", "overlap", "run", "--max-restarts", "4", "--flight-dir", "records", "further.py"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+        timeout=LIMIT_S,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    told = [line.partition(": the process (pid ")[0] for line in ended.stderr.splitlines()]
+    assert told == [f"overlap: restart {n} of 4, from the beginning (no --state-dir)" for n in range(1, 5)]
+    assert not (tmp_path / "records").exists()
+
+
 ELASTIC = """
 import os, signal
 import numpy as np
