@@ -22,7 +22,8 @@ from .recorder import Writer
 __all__ = ["ENDING", "FlightFile", "default_folder", "open_flight", "open_records"]
 
 ENDING = ".flight"
-MOST_FILES = 128  # in the default folder: 40 MB, where each has two ranks
+# In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
+MOST_FILES, KEPT_FILES = 128, 96
 
 _open: dict[Path, FlightFile] = {}
 _unwritable: set[str] = set()  # of which the user has been told
@@ -114,12 +115,12 @@ def _check_own(folder: Path) -> None:
 
 def _clear_away(folder: Path) -> None:
     """Remove the oldest records of processes that have ended, if there are many."""
-    files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
-    if len(files) < MOST_FILES:
+    if len(os.listdir(folder)) < MOST_FILES:
         return
+    files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
     with suppress(FileNotFoundError):  # another process clears away as well
         ages = sorted((entry.stat().st_mtime, entry.path) for entry in files)
-        for _, path in ages[: len(files) - MOST_FILES + 1]:
+        for _, path in ages[: max(0, len(files) - KEPT_FILES)]:
             if not _lives(path):
                 os.unlink(path)
 

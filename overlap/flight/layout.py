@@ -7,7 +7,8 @@ bytes                   what
 512                     a text: JSON of what is known at the start (`Flight` in `reading`)
 4096                    a text: JSON of how the world ended; empty as long as it has not
 8192                    calls: `CALLS` of `CALL_BYTES`, each a number and a text; new ones replace the oldest
-then, for each rank     `RANK`: rank, step, whether it has finished; then `RECORDS` of `RECORD`
+then, for each rank     `RANK`, together: they are set at the start, and a page that is touched costs 15 us
+then, for each rank     `RECORDS` of `RECORD`
 ======================  ========================================================================
 
 A text is its length in 4 bytes, written last, and UTF-8. Instants are nanoseconds of the process's `perf_counter_ns`.
@@ -28,9 +29,9 @@ __all__ = [
     "ISSUE",
     "MAGIC",
     "RANK",
-    "RANK_BYTES",
     "RECORD",
     "RECORDS",
+    "RECORDS_BYTES",
     "START_AT",
     "TEXT_LIMIT_BYTES",
     "VERSION",
@@ -38,6 +39,7 @@ __all__ = [
     "file_bytes",
     "rank_at",
     "read_text",
+    "records_at",
     "write_text",
 ]
 
@@ -63,7 +65,7 @@ CALL_HEAD = Struct("=q")  # its number; then a text
 
 RANK = Struct("=qqqq")
 """rank, step (-1: none), whether its program has finished, operations that found no free record."""
-RANK_BYTES = 64 + RECORDS * RECORD.size
+RECORDS_BYTES = RECORDS * RECORD.size  # of one rank
 
 _LENGTH = Struct("=I")
 
@@ -74,13 +76,18 @@ def call_at(number: int) -> int:
 
 
 def rank_at(index: int) -> int:
-    """Return where the part of a rank begins, by its index in the file; its records begin 64 bytes later."""
-    return CALLS_AT + CALLS * CALL_BYTES + index * RANK_BYTES
+    """Return where the head of a rank lies, by its index in the file."""
+    return CALLS_AT + CALLS * CALL_BYTES + index * RANK.size
+
+
+def records_at(index: int, ranks: int) -> int:
+    """Return where the records of a rank begin, by its index in a file of so many."""
+    return rank_at(ranks) + index * RECORDS_BYTES
 
 
 def file_bytes(ranks: int) -> int:
     """Return the size of a file of so many ranks."""
-    return rank_at(ranks)
+    return records_at(ranks, ranks)
 
 
 def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:

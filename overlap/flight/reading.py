@@ -20,6 +20,7 @@ from .layout import (
     RANK,
     RECORD,
     RECORDS,
+    RECORDS_BYTES,
     START_AT,
     TEXT_LIMIT_BYTES,
     VERSION,
@@ -27,6 +28,7 @@ from .layout import (
     file_bytes,
     rank_at,
     read_text,
+    records_at,
 )
 
 __all__ = ["Flight", "Operation", "RankRecord", "WorldEnd", "read_flight"]
@@ -195,7 +197,7 @@ def _flight(path: str | os.PathLike[str], data: bytes, ranks: int) -> Flight:
         pid=int(start["pid"]),
         born=str(start["born"]),
         started_ns=int(start["unix_ns"]),
-        ranks=tuple(_rank(data, rank_at(index), calls, since_ns) for index in range(ranks)),
+        ranks=tuple(_rank(data, rank_at(index), records_at(index, ranks), calls, since_ns) for index in range(ranks)),
         ending=_ending(read_text(data, ENDING_AT, TEXT_LIMIT_BYTES), since_ns),
     )
 
@@ -224,9 +226,9 @@ def _calls(data: bytes) -> list[tuple[int, Mapping[str, str]]]:
     return found
 
 
-def _rank(data: bytes, at: int, calls: Mapping[int, Mapping[str, str]], since_ns: int) -> RankRecord:
+def _rank(data: bytes, at: int, begin: int, calls: Mapping[int, Mapping[str, str]], since_ns: int) -> RankRecord:
     rank, step, left, lost = RANK.unpack_from(data, at)
-    records = RECORD.iter_unpack(data[at + 64 : at + 64 + RECORDS * RECORD.size])
+    records = RECORD.iter_unpack(data[begin : begin + RECORDS_BYTES])
     operations = [_operation(record, calls, since_ns) for record in records if record[0] > 0]
     operations.sort(key=lambda operation: (operation.issued_ns, operation.key, operation.number))
     return RankRecord(

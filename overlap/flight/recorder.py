@@ -31,6 +31,7 @@ from .layout import (
     VERSION,
     call_at,
     rank_at,
+    records_at,
     write_text,
 )
 
@@ -109,19 +110,19 @@ class Writer:
     def __init__(self, memory: mmap, ranks: Sequence[int], start: Mapping[str, object]) -> None:
         self._memory = cast("bytearray", memory)
         self._calls = _Calls(self._memory)
-        self._places = {rank: rank_at(index) for index, rank in enumerate(ranks)}
-        self._close: list[Callable[[], None]] = []
+        self._places = {rank: (rank_at(i), records_at(i, len(ranks))) for i, rank in enumerate(ranks)}
+        self._turn: list[Callable[[bytearray], None]] = []  # each rank to other memory
         self.ended = False
         clocks = {"unix_ns": time_ns(), "clock_ns": perf_counter_ns()}
         write_text(self._memory, START_AT, _json({**start, **clocks}), TEXT_LIMIT_BYTES)
-        for rank, at in self._places.items():
+        for rank, (at, _) in self._places.items():
             RANK.pack_into(self._memory, at, rank, -1, 0, 0)
         HEAD.pack_into(self._memory, 0, MAGIC, VERSION, len(ranks), RECORDS, CALLS)
 
     def rank(self, rank: int) -> RankFlight:
         """Return what a rank of this process does to be recorded."""
-        flight, close = _recording(self._memory, self._places[rank], self._calls)
-        self._close.append(close)
+        flight, turn = _recording(self._memory, *self._places[rank], self._calls)
+        self._turn.append(turn)
         return flight
 
     def end(self, how: str, *, rank: int | None, line: str, here: bool) -> None:
@@ -140,10 +141,11 @@ class Writer:
         write_text(self._memory, ENDING_AT, _json({**told, "clock_ns": perf_counter_ns()}), TEXT_LIMIT_BYTES)
 
     def close(self) -> None:
-        """Write nothing any more, whoever still asks for it."""
-        self._calls.close()
-        for close in self._close:
-            close()
+        """Write nothing any more into the file: what is still told goes to memory that nobody reads."""
+        nowhere = bytearray(len(self._memory))
+        self._calls.turn(nowhere)
+        for turn in self._turn:
+            turn(nowhere)
 
 
 class _Calls:
@@ -155,9 +157,9 @@ class _Calls:
         self._by_text: dict[str, int] = {}
         self._kept: dict[int, list[tuple[dict[object, tuple[tuple[CodeType, int], int]], object]]] = {}
 
-    def close(self) -> None:
-        """Write nothing any more."""
-        self._memory = bytearray(len(self._memory))
+    def turn(self, memory: bytearray) -> None:
+        """Write to other memory from now on."""
+        self._memory = memory
 
     def find(self, operation: Recordable, known: Known, call: object) -> int:
         """Return the number of a call at a place, the slow way; it is known from then on."""
@@ -212,13 +214,13 @@ def _cut(text: str, limit_bytes: int) -> str:
     return plain.encode(errors="replace")[:limit_bytes].decode(errors="ignore")
 
 
-def _recording(memory: bytearray, at: int, calls: _Calls) -> tuple[RankFlight, Callable[[], None]]:
-    """Return what a rank does, and what makes it do nothing; functions, because attributes would cost as much again.
+def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[RankFlight, Callable[[bytearray], None]]:
+    """Return what a rank does, and what turns it to other memory; functions, for attributes would cost as much again.
 
     A record is told by the index of its first word: to set one, an item of a memoryview is cheaper than `pack_into`.
     """
     words = memoryview(memory).cast("q")
-    first = (at + 64) // _WORD
+    first = begin // _WORD
     free = deque(range(first, first + RECORDS * _RECORD_WORDS, _RECORD_WORDS))
     take, give, pack = free.popleft, free.append, ISSUE.pack_into
     step_at, left_at, lost_at = (at // _WORD + index for index in (1, 2, 3))
@@ -256,11 +258,10 @@ def _recording(memory: bytearray, at: int, calls: _Calls) -> tuple[RankFlight, C
     def left() -> None:
         words[left_at] = 1
 
-    def close() -> None:
+    def turn(other: bytearray) -> None:
         nonlocal memory, words
         words.release()
-        memory = bytearray(len(memory))  # what is still told goes nowhere; pages that nobody touches cost nothing
-        words = memoryview(memory).cast("q")
+        memory, words = other, memoryview(other).cast("q")
 
     flight = RankFlight(issued=issued, ended=ended, started=started, described=described, step=step, left=left)
-    return flight, close
+    return flight, turn

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.flight.folder import MOST_FILES, default_folder, open_records
+from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_records
 from overlap.flight.layout import CALLS, RECORDS
 from overlap.flight.reading import Flight, read_flight
 
@@ -282,7 +282,8 @@ def test_the_default_folder_keeps_the_newest(temporary):
     os.utime(alive, (0, 0))
     (temporary / "not ours").touch()
     overlap.run(nothing, ranks=1)
-    assert sorted(temporary.iterdir()) == sorted([*files[6:], alive, temporary / "not ours"])
+    kept = files[-KEPT_FILES:]
+    assert sorted(temporary.iterdir()) == sorted([*kept, alive, temporary / "not ours"])
 
 
 def test_only_its_owner_reads_it(temporary):
