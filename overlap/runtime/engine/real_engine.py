@@ -84,7 +84,8 @@ class RealEngine(BaseEngine):
 
     def _run_direct(self, communicator: Communicator, match: Match, last: Operation) -> None:
         met_ns = last.started_ns
-        operations, pattern = cast("list[Operation]", match.arrived), cast("Call", match.pattern)
+        operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
+        pattern: Call = match.pattern  # type: ignore[assignment]
         if pattern.work_bytes * len(operations) <= INLINE_BYTES:
             self._quiet.run(run_here, operations, pattern)
             _complete(operations, met_ns, pattern)

@@ -72,11 +72,14 @@ class BufferLocks:
         """Take one user off an array, and make it writable again after the last."""
         key = id(array)
         with self._lock:
-            users = self._users.pop(key)
-            self._written.discard(key)
-            if users > 1:
-                self._users[key] = users - 1
-            elif self._waiting or array.base is not None:
+            users = self._users
+            if self._written:
+                self._written.discard(key)
+            if users[key] > 1:
+                users[key] -= 1
+                return
+            del users[key]
+            if self._waiting or array.base is not None:
                 self._give_back(array)
             else:  # what `_give_back` comes to where nothing waits for it, and it waits for nothing
                 array.setflags(write=True)
