@@ -70,12 +70,13 @@ def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> 
     assert run.returncode == 0, run.stderr
     wires = [span for span in read_trace(tmp_path / "run.json").spans if span.kind == "wires"]
     told = sorted((span.rank, re.sub(r"\d+\.\d s$", "N s", span.name)) for span in wires)
-    assert told == [
+    assert told[:3] == [
         (0, "rail 1 to process 1 (rank 1) is back after N s"),
         (0, "rail 1 to process 1 (rank 1) was lost: pulled by the test"),
         (1, "rail 1 to process 0 (rank 0) is back after N s"),
-        (1, "rail 1 to process 0 (rank 0) was lost: the connection ended"),
     ]
+    lost_there = "rail 1 to process 0 (rank 0) was lost: "  # the end of it, or the news by another rail, come first
+    assert told[3:] in [[(1, lost_there + why)] for why in ("the connection ended", "the other side has lost it")]
     for rank in (0, 1):
         lost, back = (span for span in wires if span.rank == rank)
         assert lost.start_ns == lost.end_ns < back.start_ns
