@@ -348,6 +348,18 @@ class Transport(ABC):
             ArgumentError: The rank does not live here.
         """
 
+    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+        """Give up ranks of other processes that are known to be gone: whatever waits for them fails now.
+
+        Args:
+            ranks: All ranks of the processes that are gone.
+            reason: How that is known, for messages.
+
+        Returns:
+            Whether anything is given up; not where wires notice by themselves.
+        """
+        return False
+
     @abstractmethod
     def statistics(self) -> Statistics:
         """Return what waits here now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..errors import OverlapError
@@ -62,9 +62,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """From the coordinator: these have not joined."""
+    """From the coordinator: these have not joined; of them `went` had, and went away again."""
 
     missing: Members
+    went: Members = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

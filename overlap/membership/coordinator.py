@@ -78,6 +78,7 @@ class Coordinator:
         process: Names the process in which it lives.
         joined: Members that have, those that left or were lost afterwards included.
         gone: Of these, members that left or were lost.
+        went: Members that had joined and went away before all had; they may come again.
         changed: Set, and made anew, whenever somebody comes or goes.
     """
 
@@ -85,6 +86,7 @@ class Coordinator:
         self.members, self.detail, self.process = members, detail, process
         self.joined: set[int] = set()
         self.gone: set[int] = set()
+        self.went: set[int] = set()
         self.changed = trio.Event()
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
@@ -121,6 +123,7 @@ class Coordinator:
             self._check_last()
         elif member in self.joined:
             self.joined.discard(member)
+            self.went.add(member)
             self._report(f"process {member} went away before all had joined: {reason}")
             self._tell_if_few()
             self._wake()
@@ -131,7 +134,10 @@ class Coordinator:
 
     def tell_who_is_missing(self) -> None:
         """Let those who wait know for whom."""
-        self._send_others(0, Waiting(missing=self.missing))
+        self._send_others(0, self._waiting())
+
+    def _waiting(self) -> Waiting:
+        return Waiting(missing=self.missing, went=sorted(self.went))
 
     def handle(self, member: int, message: Message) -> None:
         """Do what a message asks for.
@@ -169,10 +175,11 @@ class Coordinator:
         if detail != self.detail:
             raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
         self.joined.add(member)
+        self.went.discard(member)
         if self.complete:
             self._send_all(Ready(process=self.process))
         else:
-            self._send(member, Waiting(missing=self.missing))
+            self._send(member, self._waiting())
             self._tell_if_few()
         self._wake()
 

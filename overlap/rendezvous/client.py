@@ -14,7 +14,7 @@ from ..membership.clock_offset import CoordinatorClock
 from ..membership.control_link import ControlLink, OutboxFullError, watch
 from ..membership.control_messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
 from ..membership.handle import Membership
-from .configuration import JoinError, RendezvousConfig, name_epoch, name_processes
+from .configuration import JoinError, RendezvousConfig, name_absent, name_epoch
 from .sockets import dial, format_endpoint
 
 __all__ = ["join_as_client"]
@@ -52,6 +52,7 @@ class _Client:
         self._where = format_endpoint(config.endpoint)
         self._trouble = "no attempt came to an end"
         self._missing: list[int] = []
+        self._went: list[int] = []
         self._reached, self._inside = False, False
         self._refusal: str | None = None
         self._settled = trio.Event()  # inside or refused
@@ -84,7 +85,8 @@ class _Client:
         if self._reached and not self._missing:
             return JoinError(f"process 0 at {self._where} did not let this process in {within}", missing=[0])
         if self._reached:
-            return JoinError(f"{name_processes(self._missing)} did not join {within}", missing=self._missing)
+            reason = name_absent(self._missing, self._went, self._config.timeout_s)
+            return JoinError(reason, missing=self._missing)
         return JoinError(f"process 0 could not be reached at {self._where} {within}: {self._trouble}", missing=[0])
 
     async def _reach(self) -> trio.abc.Stream:
@@ -146,7 +148,7 @@ class _Client:
                 self._inside, self._link.process = True, message.process
                 self._settled.set()
             case Waiting():
-                self._missing = message.missing
+                self._missing, self._went = message.missing, message.went
             case _:
                 self._membership.receive(message)
                 if isinstance(message, Pong) and not self._inside:

@@ -13,7 +13,7 @@ from ..errors import OverlapError, UsageError
 from ..membership.control_link import Patience
 from .sockets import Endpoint
 
-__all__ = ["FRESH", "WORLDS", "JoinError", "RendezvousConfig", "name_epoch", "name_processes"]
+__all__ = ["FRESH", "WORLDS", "JoinError", "RendezvousConfig", "name_absent", "name_epoch"]
 
 #: What the hello of a process says that has been in no world yet.
 FRESH = "fresh"
@@ -105,6 +105,18 @@ def name_epoch(epoch: int) -> str:
     """
     restart, world = divmod(epoch, WORLDS)
     return f"{world} of restart {restart}" if restart else str(world)
+
+
+def name_absent(missing: Sequence[int], went: Sequence[int], timeout_s: float) -> str:
+    """Say which processes did not join; whoever was there, and gave up waiting, is not to blame.
+
+    >>> name_absent([1, 3], [1], 60)
+    'process 3 did not join within 60 s; process 1 had joined, and went away before all were there'
+    """
+    never = [member for member in missing if member not in went]
+    absent = f"{name_processes(never)} did not join within {timeout_s:g} s"
+    left = f"{name_processes(went)} had joined, and went away before all were there"
+    return "; ".join([*([absent] if never else []), *([left] if went else [])])
 
 
 def name_processes(members: Sequence[int]) -> str:

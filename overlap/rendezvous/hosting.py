@@ -12,7 +12,7 @@ from ..membership.control_messages import Join
 from ..membership.coordinator import Coordinator
 from ..membership.handle import Membership
 from .acceptor import Acceptor
-from .configuration import JoinError, RendezvousConfig, name_processes
+from .configuration import JoinError, RendezvousConfig, name_absent
 from .sockets import listen
 
 __all__ = ["join_as_host"]
@@ -55,7 +55,7 @@ async def join_as_host(config: RendezvousConfig, nursery: trio.Nursery, report: 
     if not coordinator.complete:
         missing = coordinator.missing  # before those who came have heard it, and go
         reason = "; ".join(
-            [f"{name_processes(missing)} did not join within {config.timeout_s:g} s"]
+            [name_absent(missing, sorted(coordinator.went), config.timeout_s)]
             + [f"process 0 {line}" for line in acceptor.told[-_TOLD_LIMIT:]]
         )
         coordinator.refuse_all(reason)

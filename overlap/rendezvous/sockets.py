@@ -20,7 +20,7 @@ Endpoint = tuple[str, int]
 #: dead host ends after 4.1 s.
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 1, 1, 3
 #: The same for a connection on which something is under way, where keepalive is silent.
-_UNACKNOWLEDGED_LIMIT_MS = 5000
+_UNACKNOWLEDGED_LIMIT_MS = 4000
 #: A full world of 256 processes may dial at once.
 _BACKLOG = 512
 

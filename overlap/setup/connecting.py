@@ -99,7 +99,9 @@ async def joined(
                 async with _opened(transport):
                     yield Joined(
                         transport=transport,
-                        control_plane=ControlPlane(_Connection(membership), placement, stopping=notices.cease),
+                        control_plane=ControlPlane(
+                            _Connection(membership, placement, between), placement, stopping=notices.cease
+                        ),
                         membership=membership,
                         notices=notices,
                         restart=config.epoch // WORLDS,
@@ -232,16 +234,18 @@ class Notices:
 class _Connection:
     """A membership as `ControlPlane` sees it."""
 
-    def __init__(self, membership: ThreadedMembership) -> None:
+    def __init__(self, membership: ThreadedMembership, placement: Sequence[Sequence[int]], between: Transport) -> None:
         self.member, self.members = membership.member, membership.members
         self.tell = membership.tell
-        self._membership = membership
+        self._membership, self._placement, self._between = membership, placement, between
 
     async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
         async for news in self._membership.messages():
             if isinstance(news, Lost):
                 tell_launcher(Losing(lost=news.member))
                 yield news.member, None, news.reason
+                # afterwards: the operations that it fails are to be told as those that waited
+                self._between.lose(self._placement[news.member], news.reason)
             else:
                 yield *news, ""
 

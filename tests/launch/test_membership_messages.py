@@ -84,7 +84,7 @@ def test_it_does_not_matter_how_the_wire_cuts(cuts: list[int]) -> None:
         (["Give", "a", 0, "text"], "a Give whose blob is not bytes$"),
         (["Given", "a", 0, [[1]]], "a Given whose parts is not Parts$"),
         (["Given", "a", 0, [[b"", 1]]], "a Given whose parts is not Parts$"),
-        (["Waiting", [1, "2"]], "a Waiting whose missing is not Members$"),
+        (["Waiting", [1, "2"], []], "a Waiting whose missing is not Members$"),
         (["Tell", []], "a Tell whose body is not Body$"),
         (["Tell", {"x": msgpack.ExtType(5, b"")}], "a Tell whose body is not Body$"),
         (["Tell", {"x": msgpack.Timestamp(1)}], "a Tell whose body is not Body$"),

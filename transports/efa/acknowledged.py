@@ -7,8 +7,9 @@ import struct
 
 __all__ = ["LOST_S", "unacknowledged_s"]
 
-#: A kernel answers within a round trip, also for a process that is busy; a link that was down for so long is lost.
-LOST_S = 5.0
+#: A kernel answers within a round trip, also for a process that is busy; a link that was down for so long is lost. What
+#: was under way is sent again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
+LOST_S = 4.0
 
 # In Linux's `struct tcp_info` (linux/tcp.h, appended to and never changed): segments under way, and milliseconds since
 # anything was acknowledged.

@@ -235,11 +235,15 @@ class EfaLink(Link):
 
     def lose(self, reason: str, *, evident: bool = False) -> None:
         """Give the process up: every operation with its ranks fails."""
+        if self.engine.gone is None:
+            self._report(f"{self.name} is lost: {reason}")
+            self.give_up(reason, evident=evident)
+
+    def give_up(self, reason: str, *, evident: bool = False) -> None:
+        """Do so, without a word to the user: whoever knows it has told."""
         if self.engine.gone is not None:
             return
-        reason_named = f"{self.name} is lost: {reason}"
-        self._report(reason_named)
-        self._end(reason_named, evident=evident)
+        self._end(f"{self.name} is lost: {reason}", evident=evident)
         for rail in tuple(self.rails):
             rail.die(reason)
 

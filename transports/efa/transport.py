@@ -185,6 +185,13 @@ class Efa(MatchedTransport):
                     link.check_acknowledged()
                 link.tick(limit, self._silence_s)
 
+    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+        """Give up ranks of other processes: a wire that is down and has nothing under way does not show it for long."""
+        lost = [link for member, link in self.links.items() if not set(ranks).isdisjoint(self.placement[member])]
+        for link in lost:
+            link.give_up(reason)
+        return bool(lost)
+
     async def aclose(self) -> None:
         """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
         opened = self.state is None

@@ -190,17 +190,36 @@ def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.Monke
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
                 await wait_all_tasks_blocked()
-                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 4.9)
+                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 3.9)
                 link.check_acknowledged()
                 await wait_all_tasks_blocked()
                 assert not errors
-                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 5.0)
+                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 4.0)
                 link.check_acknowledged()
             assert str(errors[0]).endswith(
                 "process 0 (rank 0) is lost: the last connection to it was lost: "
-                "nothing sent over it was acknowledged for 5 s"
+                "nothing sent over it was acknowledged for 4 s"
             )
             assert await impostor.is_hung_up_on()
+
+    run(main)
+
+
+def test_a_process_that_others_know_to_be_gone_is_given_up() -> None:
+    """Its receiver never comes: nothing is under way, so the wire does not show whether it is down."""
+
+    async def main() -> None:
+        world = World()
+        errors: list[BaseException] = []
+        async with opened(world.efas):
+            a, _ = world.ends()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(quietly, partial(a.send, 1, 5, bytes(1 << 20)), errors)
+                await wait_all_tasks_blocked()
+                assert not world.efas[0].lose([0], "it is this one")
+                assert world.efas[0].lose([1], "its connection broke")
+        assert str(errors[0]).endswith("process 1 (rank 1) is lost: its connection broke")
+        assert world.reports[0] == []
 
     run(main)
 
