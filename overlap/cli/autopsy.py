@@ -14,6 +14,8 @@ from ..flight.reading import Flight, read_flight
 from ..flight.start import runs
 from ..notice import notify
 
+_TOLD = 8  # files that cannot be read, by name
+
 _DESCRIPTION = """\
 Say who ended a run, where it was, and what it waited for; then show every rank.
 
@@ -78,8 +80,9 @@ def _readable(files: Sequence[str]) -> list[Flight]:
             flights.append(read_flight(file))
         except UsageError as error:
             refusals.append(f"autopsy: {error}")
+    more = [f"autopsy: and {len(refusals) - _TOLD} files more that cannot be read"] if len(refusals) > _TOLD else []
     if not flights:
-        raise UsageError("\n".join(refusals))
-    for line in refusals:
+        raise UsageError("\n".join([*refusals[:_TOLD], *more]))
+    for line in [*refusals[:_TOLD], *more]:
         notify(line)
     return flights

@@ -126,6 +126,8 @@ def _clear_away(folder: Path) -> None:
 
 
 def _lives(path: str) -> bool:
-    """Whether the process lives whose number is at the end of the file's name."""
+    """Whether the world of a file may still live: in this process, or in that with the number in the file's name."""
     pid = path.removesuffix(ENDING).rpartition("-")[2]
+    if pid == str(os.getpid()):
+        return Path(path) in _open
     return pid.isdecimal() and os.path.exists(f"/proc/{pid}")

@@ -172,9 +172,11 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
     _, version, ranks, records, calls = HEAD.unpack_from(data)
     if version != VERSION or (records, calls) != (RECORDS, CALLS):
         raise UsageError(f"{path}: was written by another version of overlap (format {version}, this reads {VERSION})")
-    if ranks > MOST_RANKS or len(data) != file_bytes(ranks):
-        expected = file_bytes(min(ranks, MOST_RANKS))
+    expected = file_bytes(min(ranks, MOST_RANKS))
+    if len(data) < expected:
         raise UsageError(f"{path}: is cut off: it has {len(data)} of {expected} bytes")
+    if len(data) > expected:
+        raise UsageError(f"{path}: is damaged: it has {len(data)} bytes, and should have {expected}")
     try:
         return _flight(path, data, ranks)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -53,6 +53,12 @@ def test_what_is_cut_off_is_refused(tmp_path, sample):
     assert refusal(file, sample[:5000]) == f"{file}: is cut off: it has 5000 of {len(sample)} bytes"
 
 
+def test_what_is_too_long_is_refused(tmp_path, sample):
+    file = tmp_path / "x.flight"
+    told = f"{file}: is damaged: it has {len(sample) + 1} bytes, and should have {len(sample)}"
+    assert refusal(file, sample + b"x") == told
+
+
 def test_what_another_version_has_written_is_refused(tmp_path, sample):
     file = tmp_path / "x.flight"
     other = sample[:8] + b"\x07" + sample[9:]
@@ -150,6 +156,18 @@ def test_files_that_cannot_be_read_cost_one_line_each(folder, sample, capsys):
     assert capsys.readouterr().err.splitlines() == [
         f"overlap: autopsy: {folder / 'b.flight'}: is cut off: it has 100 of {len(sample)} bytes",
         f"overlap: autopsy: {folder / 'c.flight'}: is no flight record",
+    ]
+
+
+def test_many_files_that_cannot_be_read_are_counted(folder, sample, capsys):
+    (folder / "a.flight").write_bytes(sample)
+    for index in range(10):
+        (folder / f"b{index}.flight").write_text("hello")
+    assert command(["autopsy"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[7:] == [
+        f"overlap: autopsy: {folder / 'b7.flight'}: is no flight record",
+        "overlap: autopsy: and 2 files more that cannot be read",
     ]
 
 

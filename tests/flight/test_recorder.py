@@ -277,9 +277,11 @@ def test_the_default_folder_keeps_the_newest(temporary):
     for age, file in enumerate(files):
         file.touch()
         os.utime(file, (age, age))
-    alive = temporary / f"old-{os.getpid()}.flight"
-    alive.touch()
-    os.utime(alive, (0, 0))
+    own = temporary / f"own-{os.getpid()}.flight"  # of a world of this process that has ended
+    alive = temporary / f"alive-{os.getppid()}.flight"
+    for file in (own, alive):
+        file.touch()
+        os.utime(file, (0, 0))
     (temporary / "not ours").touch()
     overlap.run(nothing, ranks=1)
     kept = files[-KEPT_FILES:]
