@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ import trio
 
 from transports.base import ArgumentError, LinkLostError, TransportError
 from transports.efa.address import PeerAddress, host_identity, rail_addresses, rail_names
+from transports.efa.door import Door, family
 from transports.factory import Exchange
 from transports.frame import CHUNK_BYTES
 from transports.handshake import HandshakeError, Hello, greet, welcome
@@ -58,6 +58,7 @@ class Joining:
         silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
         report: Takes a line about strangers.
+        door: Where the others knock.
         refused: Why connections were refused; told at the end.
     """
 
@@ -86,9 +87,7 @@ class Joining:
         self._complete = trio.Event()
         self.refused: list[str] = []
         self._failure: TransportError | None = None
-        self._unix = ""  # the name of its Unix socket, once there is one
-        self._ports: tuple[int, ...] = ()
-        self._kept: list[socket.socket] = []  # by which the ports stay this process's own while nobody listens
+        self.door = Door((), unix=False, pending=0, stays=False)
         self._others: dict[int, PeerAddress] = {}
 
     @property
@@ -107,13 +106,14 @@ class Joining:
             ArgumentError: A rail has no address here.
         """
         self._addresses = await rail_addresses(self._names)
-        self._ports = (0,) * len(self._addresses)
-        self._unix = f"overlap-{secrets.token_hex(16)}" if self.unix and host_identity() else ""
-        listeners = self.listen()
+        pending = 2 * self.members * len(self._addresses)
+        unix = self.unix and bool(host_identity())
+        self.door = Door(self._addresses, unix=unix, pending=pending, stays=self.rail_count > 1)
+        listeners = self.door.open()
         try:
             return await self._meet(exchange, listeners)
         except BaseException:
-            self.close()
+            self.door.close()
             for connection in self._joined.values():
                 await discard(connection)
             raise
@@ -128,48 +128,16 @@ class Joining:
             self.report(f"refused {len(self.refused)} connections; the last: {self.refused[-1]}")
         self.refused.clear()
 
-    def close(self) -> None:
-        """Give the ports back."""
-        for kept in self._kept:
-            kept.close()
-        self._kept.clear()
-
-    def listen(self) -> list[socket.socket]:
-        """Listen, at first or once more, where the others know this process to be.
-
-        Raises:
-            TransportError: That cannot be.
-        """
-        listeners: list[socket.socket] = []
-        try:
-            for address, port in zip(self._addresses, self._ports, strict=True):
-                listeners.append(_bound(address, port))
-            if self._unix:
-                listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                # an abstract name: it needs no file, so nothing is left whatever ends this process
-                listeners[-1].bind("\0" + self._unix)
-            self._ports = tuple(listener.getsockname()[1] for listener in listeners[: len(self._addresses)])
-            if not self._kept and self.rail_count > 1:
-                self._kept += map(_bound, self._addresses, self._ports)
-            for listener in listeners:
-                listener.setblocking(False)
-                listener.listen(2 * self.members * len(self._addresses))
-        except OSError as error:
-            for listener in listeners:
-                listener.close()
-            raise TransportError(f"cannot listen at {', '.join(self._addresses)}: {error.strerror}") from error
-        return listeners
-
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
-        tcp = tuple(zip(self._addresses, self._ports, strict=True))
-        mine = PeerAddress(host=host_identity(), unix=self._unix, tcp=tcp)
+        tcp = tuple(zip(self._addresses, self.door.ports, strict=True))
+        mine = PeerAddress(host=host_identity(), unix=self.door.unix, tcp=tcp)
         addresses = await exchange("efa", mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check(others)
         self._others = others
         with trio.move_on_after(self.join_s):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.serve, listeners, self._welcome)
+                nursery.start_soon(self.door.serve, listeners, self._welcome)
                 for member in others:
                     if member > self.member:
                         for index in range(len(self._addresses)):
@@ -234,8 +202,8 @@ class Joining:
             LinkLostError: It cannot be reached.
         """
         address = self._others[member]
-        near = bool(self._unix and address.unix and host_identity() == address.host)
-        connection = socket.socket(socket.AF_UNIX if near else _family(address.tcp[index][0]), socket.SOCK_STREAM)
+        near = bool(self.door.unix and address.unix and host_identity() == address.host)
+        connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
             self._prepare(connection)
             if not near and not isinstance(self.rails, int):
@@ -258,33 +226,6 @@ class Joining:
         )
 
     # -- the side that listens ----------------------------------------------------------------------------------------
-
-    async def serve(
-        self, listeners: Sequence[socket.socket], take: Callable[[socket.socket], Awaitable[object]]
-    ) -> None:
-        """Let a task of its own take every connection that comes."""
-        # bounds what strangers can make this process do at once; members that come meanwhile wait in the system's queue
-        pending = trio.CapacityLimiter(2 * self.members * len(self._addresses))
-
-        async def take_one(connection: socket.socket, token: object) -> None:
-            try:
-                await take(connection)
-            finally:
-                pending.release_on_behalf_of(token)
-
-        async def accept(listener: socket.socket) -> None:
-            while True:
-                await pending.acquire_on_behalf_of(token := object())
-                try:
-                    connection = await _accepted(listener)
-                except BaseException:
-                    pending.release_on_behalf_of(token)
-                    raise
-                nursery.start_soon(take_one, connection, token)
-
-        async with trio.open_nursery() as nursery:
-            for listener in listeners:
-                nursery.start_soon(accept, listener)
 
     async def _welcome(self, connection: socket.socket) -> None:
         place: list[tuple[int, int]] = []
@@ -364,13 +305,6 @@ def _unpaced_if_local(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
 
 
-async def _accepted(listener: socket.socket) -> socket.socket:
-    while True:
-        await trio.lowlevel.wait_readable(listener)
-        with suppress(BlockingIOError, ConnectionAbortedError):  # who knocked has left again
-            return listener.accept()[0]
-
-
 async def discard(connection: Connection) -> None:
     """Close a connection that nobody wants."""
     trio.lowlevel.notify_closing(connection.socket)
@@ -382,19 +316,3 @@ async def discard(connection: Connection) -> None:
 def _connection(connection: socket.socket, stream: trio.abc.Stream) -> Connection:
     _unpaced_if_local(connection)
     return Connection(socket=connection, encrypted=stream if isinstance(stream, trio.SSLStream) else None)
-
-
-def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket of a port, which others may share as long as none of them listens."""
-    made = socket.socket(_family(address), socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((address, port))
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -133,7 +133,7 @@ class Returning:
             await self._asked.wait()
             self._asked = trio.Event()
             try:
-                listeners = self._joining.listen()
+                listeners = self._joining.door.open()
             except TransportError:  # somebody else has taken a port meanwhile
                 await trio.sleep(_LOOK_S)
                 self._asked.set()
@@ -141,7 +141,7 @@ class Returning:
             try:
                 with trio.CancelScope() as self._door:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._joining.serve, listeners, self._welcome)
+                        nursery.start_soon(self._joining.door.serve, listeners, self._welcome)
                         await self._expect()
                         nursery.cancel_scope.cancel()
             finally:

@@ -149,7 +149,7 @@ class Efa(MatchedTransport):
             finally:
                 await self.aclose()
                 background.cancel()
-                self._joining.close()
+                self._joining.door.close()
                 self._joining.tell_refused()
 
     async def _run(self, scope: trio.CancelScope) -> None:
