@@ -14,6 +14,7 @@ from mmap import mmap
 from time import perf_counter_ns, time_ns
 from types import CodeType
 from typing import Protocol, TypeAlias, cast
+from weakref import ref
 
 from .layout import (
     CALL_BYTES,
@@ -37,8 +38,14 @@ from .layout import (
 
 __all__ = ["NOT_RECORDED", "Known", "RankFlight", "Recordable", "Writer"]
 
-Known: TypeAlias = "dict[object, tuple[tuple[CodeType, int], int]]"
-"""The calls that have a number already, of those who ask with the same dict: a port, or a rank's computes."""
+_Found: TypeAlias = "tuple[tuple[CodeType, int], int]"  # a place, and the number of the call there
+
+
+class Known(dict[object, _Found]):
+    """The calls that have a number already, of those who ask with the same one: a port, or a rank's computes."""
+
+    __slots__ = ("__weakref__",)  # ports of messages come and go
+
 
 _MOST_STEPS = 1 << 62  # a larger one is not kept: it may not fit
 _WORD = 8  # bytes
@@ -155,7 +162,7 @@ class _Calls:
         self._memory = memory
         self._next = 1
         self._by_text: dict[str, int] = {}
-        self._kept: dict[int, list[tuple[dict[object, tuple[tuple[CodeType, int], int]], object]]] = {}
+        self._kept: dict[int, dict[int, tuple[ref[Known], list[object]]]] = {}  # by number, and id of who knows it
 
     def turn(self, memory: bytearray) -> None:
         """Write to other memory from now on."""
@@ -172,9 +179,12 @@ class _Calls:
         self._keep(known, call, found)
         return found[1]
 
-    def _keep(self, known: Known, key: object, found: tuple[tuple[CodeType, int], int]) -> None:
+    def _keep(self, known: Known, key: object, found: _Found) -> None:
         known[key] = found  # and with it the code, whose id is in some keys
-        self._kept.setdefault(found[1], []).append((known, key))
+        kept, own = self._kept.setdefault(found[1], {}), id(known)
+        if own not in kept:
+            kept[own] = ref(known, lambda _: kept.pop(own, None)), []
+        kept[own][1].append(key)
 
     def _number(self, text: str) -> int:
         number = self._by_text.get(text)
@@ -190,9 +200,11 @@ class _Calls:
 
     def _forget(self, number: int) -> None:
         """Let a call have a new number when it comes again: its words are about to be written over."""
-        for known, key in self._kept.pop(number, ()):
-            if known.get(key, (None, 0))[1] == number:
-                del known[key]
+        for known_by, keys in self._kept.pop(number, {}).values():
+            known = known_by()
+            for key in keys if known is not None else ():
+                if known is not None and known.get(key, (None, 0))[1] == number:
+                    del known[key]
         for text in [text for text, own in self._by_text.items() if own == number][:1]:
             del self._by_text[text]
 

@@ -12,6 +12,7 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import RankLeftError
+from ..flight.recorder import Known
 from .communicator import Communicators
 from .context import RankContext
 from .future import Failure, call_when_done, outcome, settle, tell
@@ -90,7 +91,7 @@ class AnyReceive(Issued[Array]):
         """Look for a message, and go on looking; the loop's thread only."""
         context = self._context
         context.outstanding.operations[self] = None
-        self.record = context.flight.issued(self, {}, None, 0, context.now_ns())
+        self.record = context.flight.issued(self, Known(), None, 0, context.now_ns())
         self._leave = self._communicators.queue(self._keys[0], self._look_soon)
         self._communicators.announce(self._keys[0])
 

@@ -125,7 +125,7 @@ class Port:
     def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards = 0, towards
-        self.known: Known = {}
+        self.known = Known()
 
 
 class CollectiveFuture(Issued[T_co]):

@@ -80,7 +80,7 @@ class Rank(Calls):
         self._state_dir = state_dir
         self._state: RankState | None = None
         self._context, self._backend, self._compute = context, backend, compute
-        self._computes: Known = {}
+        self._computes = Known()
         self._streams = Streams(context)
         self.world = Group(context, around, self._streams, {}, everybody, "world")
         self._issuer = self.world._issuer  # what is called on a rank is called on the group of all

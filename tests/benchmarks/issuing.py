@@ -156,7 +156,7 @@ def measure_flight(sampling: Sampling) -> Times:
     memory = mmap(-1, file_bytes(1))
     flight = Writer(memory, [0], {}).rank(0)
     issued, ended, operation = flight.issued, flight.ended, _Recorded()
-    known: Known = {}
+    known = Known()
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         begun_ns = perf_counter_ns()

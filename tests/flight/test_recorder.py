@@ -1,6 +1,7 @@
 """The flight record of a world: what is in it after each way to end, what stays, and that no run suffers from it."""
 
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import overlap
 from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_records
 from overlap.flight.layout import CALLS, RECORDS
 from overlap.flight.reading import Flight, read_flight
+from overlap.flight.recorder import Known
 
 
 @pytest.fixture
@@ -304,3 +306,16 @@ def test_virtual_time_needs_none(folder):
     with pytest.raises(overlap.RankFailedError):
         overlap.run(main, ranks=2, clock="virtual")
     assert not folder.exists()
+
+
+def test_nothing_is_kept_of_messages_that_are_over(folder):
+    """Their ends are forgotten at rest, and made anew for the next."""
+
+    async def main(rank):
+        for _ in range(200):
+            await (rank.recv(np.empty(2), 0) if rank.rank else rank.send(np.ones(2), 1))
+        await rank.barrier()
+        gc.collect()
+        return sum(type(each) is Known for each in gc.get_objects())
+
+    assert max(overlap.run(main, ranks=2)) < 20
