@@ -50,7 +50,7 @@ class ControlConnection(Protocol):
     members: int
 
     def tell(self, message: Mapping[str, object]) -> None:
-        """Queue a message to every other process."""
+        """Queue a message to every other process; any thread."""
 
     def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
         """Yield (member, message, ""), or (member, None, reason) once for a member that is lost."""

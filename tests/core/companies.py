@@ -51,6 +51,7 @@ class Company:
         self.member, self._everybody = member, everybody
         self._send, self._receive = trio.open_memory_channel[tuple[int, bytes | None, str]](float("inf"))
         self._parted = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
         self._handing: str | None = None  # what the message is about that its world is acting on
         self._heard: dict[str, trio.Event] = {}
         self._given: dict[str, bytes] = {}
@@ -63,9 +64,16 @@ class Company:
 
     def tell(self, message: Mapping[str, object]) -> None:
         check_body(dict(message))
+        packed = msgpack.packb(message)
+        if trio.lowlevel.in_trio_run():
+            self._pass_on(packed)
+        else:  # from the thread that watches the loop
+            self._token.run_sync_soon(self._pass_on, packed)
+
+    def _pass_on(self, packed: bytes) -> None:
         for other in self._everybody:
             if other is not self:
-                other._send.send_nowait((self.member, msgpack.packb(message), ""))
+                other._send.send_nowait((self.member, packed, ""))
 
     def lose(self, member: int, reason: str) -> None:
         self._send.send_nowait((member, None, reason))
