@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from transports.efa import joining
+from transports.efa import door, joining
 
 from .net import PROCESS, FakeSocket, Net
 
@@ -120,7 +120,8 @@ def raw_sockets(net: Net) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RawSocket, "net", net, raising=False)
-        patched.setattr(joining, "socket", _Module())
+        for module in (door, joining):
+            patched.setattr(module, "socket", _Module())
         patched.setattr(trio.lowlevel, "wait_readable", wait_readable)
         patched.setattr(trio.lowlevel, "wait_writable", wait_writable)
         patched.setattr(trio.lowlevel, "notify_closing", notify_closing)
