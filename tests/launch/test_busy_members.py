@@ -103,7 +103,7 @@ async def manager(events: list[str], fails: str = "") -> AsyncIterator[int]:
                 nursery.start_soon(_fail)
             yield 7
             nursery.cancel_scope.cancel()
-    except* ValueError:
+    except ExceptionGroup:
         raise ValueError(fails) from None
     finally:
         events.append("left")
