@@ -154,6 +154,11 @@ class NodeProcess:
         """Close the pipes, the lifeline among them."""
         self._ours.close()
 
+    @property
+    def name(self) -> str:
+        """The node and its ranks, for messages."""
+        return self.ending().name
+
     def ending(self) -> Ending:
         """Say how it ended."""
         return Ending(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ PEACE_S = 2.0
 SEARCH_S = 5.0
 # Before the user is told that the launcher waits.
 PATIENCE_S = 1.0
+# How long a process may be stopped while others of other machines wait for it: as long as it may be silent to those
+# that can see it (`membership.Patience`). Looked at so often, and counted in looks: a launcher may be stopped as well.
+STOPPED_S, LOOK_S = 15.0, 1.0
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
@@ -92,6 +96,8 @@ class _Watch:
         """Stay until all have ended."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._obey, signals)
+            if len(self._what.here) < self._what.nodes:
+                self._nursery.start_soon(self._watch_the_stopped)
             async with trio.open_nursery() as lives:
                 for member in self.members:
                     lives.start_soon(self._live, member)
@@ -129,8 +135,23 @@ class _Watch:
         """End a process that the others have given up, if nothing but SIGKILL can."""
         for member in self._running():
             if member.node == node and member.is_stopped():
-                member.stopped = member.status is None
-                member.send(signal.SIGKILL)
+                self._end_stopped(member)
+
+    def _end_stopped(self, member: NodeProcess) -> None:
+        member.stopped = member.status is None
+        member.send(signal.SIGKILL)
+
+    async def _watch_the_stopped(self) -> None:
+        """End who stays stopped: those that wait for it on other machines see only that it is silent."""
+        looks = Counter[int]()
+        while True:
+            await trio.sleep(LOOK_S)
+            for member in self._running():
+                looks[member.node] = looks[member.node] + 1 if member.is_stopped() else 0
+                if looks[member.node] * LOOK_S >= STOPPED_S and not self._ending and self.asked is None:
+                    looks[member.node] = 0
+                    self._what.report(f"{member.name} {_STAYED_STOPPED}")
+                    self._end_stopped(member)
 
     def _failed(self, member: NodeProcess) -> None:
         if member.status is None or member.status.cause:
@@ -182,3 +203,9 @@ class _Watch:
         for member in self._running():
             member.stopped = member.stopped or member.status is None
             member.send(number)
+
+
+_STAYED_STOPPED = (
+    f"has been stopped for {STOPPED_S:g} s, as SIGSTOP does, and is killed: processes on other machines wait for it; "
+    "SIGCONT lets one go on in time, and who looks at one for longer attaches a debugger"
+)

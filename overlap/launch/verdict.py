@@ -116,6 +116,8 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> li
 def _how(ending: Ending, oom_kills: int) -> str:
     if ending.accuser is not None:
         return "hung, and had to be stopped"
+    if ending.stopped and ending.returncode == -signal.SIGKILL:
+        return "was stopped, as SIGSTOP does, and had to be killed"
     if ending.missed:
         return "exited with code 0 without joining"
     if ending.vanished:

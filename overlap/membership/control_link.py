@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,6 +23,11 @@ __all__ = ["ControlLink", "OutboxFullError", "Patience", "watch"]
 _BITE_BYTES = 64 * 1024
 #: Bulk waits while more than this is queued, so that a short message never queues behind more than that.
 _ROOM_BYTES = 256 * 1024
+#: A kernel has acknowledged something within this, as it is asked every second, or the connection breaks: after about
+#: 4 s (`rendezvous.sockets`), and what was on its way then is not to be taken for an answer now.
+_ANSWERED_LIMIT_MS = 5000
+#: Where Linux tells how long ago that was, a number of 32 bits in milliseconds: `tcpi_last_ack_recv` of tcp_info.
+_LAST_ACKNOWLEDGED = struct.Struct("@56xI")
 
 
 class OutboxFullError(OverlapError):
@@ -34,11 +42,13 @@ class Patience:
         beat_s: Every member gives a sign of life this often.
         suspect_s: A silence this long is reported, once.
         silence_s: A silence this long is a loss.
+        answering_s: The same of a process on another host that answers; as long as a deadlock may last.
     """
 
     beat_s: float = 0.5
     suspect_s: float = 5.0
     silence_s: float = 15.0
+    answering_s: float = 300.0
 
 
 class ControlLink:
@@ -152,6 +162,16 @@ class ControlLink:
         assert self._over is not None, "reading ends only by a cut, or by the caller's cancellation"
         return self._over
 
+    def answering(self) -> str:
+        """Return the address of the host at the other end if its kernel acknowledges what it gets; else nothing."""
+        stream = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        if sys.platform == "linux" and isinstance(stream, trio.SocketStream):
+            with suppress(OSError, struct.error):  # it is closed by now
+                told = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACKNOWLEDGED.size)
+                if _LAST_ACKNOWLEDGED.unpack(told)[0] <= _ANSWERED_LIMIT_MS:
+                    return str(stream.socket.getpeername()[0])
+        return ""
+
     def _break(self, error: Exception) -> None:
         self._mute = True
         self._outbox.clear()
@@ -174,8 +194,11 @@ async def watch(
     *,
     report: Callable[[str], None],
     lose: Callable[[int, str], None],
+    name: Callable[[int], str] = "process {}".format,
 ) -> None:
     """Report members that are silent, and lose those that stay so, unless their kernel says that they run.
+
+    Of another host's processes it cannot be asked; one whose host answers, while it is silent itself, has longer.
 
     Time in which this process itself did not run (stopped, swapped out, its loop blocked) is not counted as a silence
     of others: what they said then waits in the sockets.
@@ -185,6 +208,7 @@ async def watch(
         patience: How long is too long.
         report: Gets one line for each silence that is suspect.
         lose: Gets the member, and what to call the reason.
+        name: Names a member to the user.
     """
     while True:
         due_s = trio.current_time() + patience.beat_s
@@ -196,19 +220,26 @@ async def watch(
             if silent_s < patience.suspect_s:
                 continue
             state = state_of(link.process)
+            host = link.answering() if state is ProcessState.ELSEWHERE else ""
             if not link.suspected:
                 link.suspected = True
-                report(f"process {member} has been silent for {patience.suspect_s:g} s: {_suspicion(state, patience)}")
-            if silent_s >= patience.silence_s and state is not ProcessState.RUNS:
-                lose(member, f"no sign of life for {patience.silence_s:g} s{_KNOWN.get(state, '')}")
+                suspicion = _suspicion(state, host, patience)
+                report(f"{name(member)} has been silent for {patience.suspect_s:g} s: {suspicion}")
+            limit_s = patience.answering_s if host else patience.silence_s
+            if silent_s >= limit_s and state is not ProcessState.RUNS:
+                known = f"; its host {host} answers" if host else _KNOWN.get(state, "")
+                lose(member, f"no sign of life for {limit_s:g} s{known}")
 
 
 _KNOWN = {ProcessState.STOPPED: "; it is stopped", ProcessState.GONE: "; it has ended"}
 
 
-def _suspicion(state: ProcessState, patience: Patience) -> str:
+def _suspicion(state: ProcessState, host: str, patience: Patience) -> str:
     if state is ProcessState.RUNS:
         return "it runs, but a call in it keeps the GIL; it is waited for"
+    if host:
+        why = f"its host {host} answers: it is stopped, or a call in it keeps the GIL"
+        return f"{why}; it is waited for, and counts as lost after {patience.answering_s:g} s"
     lost = f"it counts as lost after {patience.silence_s:g} s"
     return f"{_SUSPECTED[state]}; {lost}"
 
@@ -216,5 +247,6 @@ def _suspicion(state: ProcessState, patience: Patience) -> str:
 _SUSPECTED = {
     ProcessState.STOPPED: "it is stopped",
     ProcessState.GONE: "it has ended, and something else keeps its connection",
+    ProcessState.ELSEWHERE: "it may be stopped, or in a call that keeps the GIL, or its host is gone",
     ProcessState.UNKNOWN: "it may be stopped, or in a call that keeps the GIL",
 }

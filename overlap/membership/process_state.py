@@ -23,6 +23,7 @@ class ProcessState(Enum):
     RUNS = "runs"
     STOPPED = "stopped"
     GONE = "gone"
+    ELSEWHERE = "elsewhere"  # another kernel has it
     UNKNOWN = "unknown"
 
 
@@ -36,10 +37,12 @@ def identity(pid: int | None = None) -> str:
 
 
 def state_of(name: str) -> ProcessState:
-    """Return what the kernel says of a process that was named by `identity`; of another host's nothing is known."""
+    """Return what the kernel says of a process that was named by `identity`; of another host's it says nothing."""
     host, pid, began = name.split(" ") if name.count(" ") == 2 else ("", "", "")
-    if host != _host() or not pid.isdecimal():
+    if not pid.isdecimal():
         return ProcessState.UNKNOWN
+    if host != _host():
+        return ProcessState.ELSEWHERE
     try:
         letter, started = _stat(int(pid))
     except FileNotFoundError:

@@ -178,7 +178,8 @@ class _Client:
         def lose(_: int, reason: str) -> None:
             self._link.cut(reason)
 
-        await watch({0: self._link}, self._config.patience, report=self._report, lose=lose)
+        config = self._config
+        await watch({0: self._link}, config.patience, report=self._report, lose=lose, name=config.name)
 
     async def _report_trouble(self) -> None:
         while True:

@@ -59,6 +59,7 @@ class RendezvousConfig:
         patience: How long a member may be silent.
         process: Names this process to others of this host, as `membership.process_state.identity` does; empty: they
             cannot ask the kernel whether it runs while it is silent.
+        ranks_each: How many ranks each process has, for messages; 0: it is not known.
     """
 
     job: str
@@ -75,6 +76,7 @@ class RendezvousConfig:
     progress_s: float = 5.0
     patience: Patience = field(default_factory=Patience)
     process: str = ""
+    ranks_each: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:
@@ -95,6 +97,12 @@ class RendezvousConfig:
             role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members,
             detail=FRESH if self.fresh else "",
         )  # fmt: skip
+
+    def name(self, member: int) -> str:
+        """Name a process, and its ranks if they are known."""
+        first, last = member * self.ranks_each, (member + 1) * self.ranks_each - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        return f"process {member} ({ranks})" if self.ranks_each else f"process {member}"
 
 
 def name_epoch(epoch: int) -> str:

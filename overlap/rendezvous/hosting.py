@@ -47,7 +47,8 @@ async def join_as_host(config: RendezvousConfig, nursery: trio.Nursery, report: 
         hang_up=acceptor.hang_up,
     )
     nursery.start_soon(acceptor.attend)
-    nursery.start_soon(partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose))
+    watching = partial(watch, acceptor.links, config.patience, report=report, lose=acceptor.lose, name=config.name)
+    nursery.start_soon(watching)
     coordinator.attach(0, membership.receive)
     coordinator.handle(0, Join(detail=config.detail, process=config.process))
     with trio.move_on_after(config.timeout_s):

@@ -148,6 +148,7 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
         process=identity(),
+        ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
     )
 

@@ -127,12 +127,12 @@ class Puppet:
         self._heard: list[Message] = []
 
     @classmethod
-    async def enter(cls, company: Company, member: int) -> Puppet:
+    async def enter(cls, company: Company, member: int, *, process: str = "") -> Puppet:
         """Shake hands and join; the world may not be complete yet."""
         stream = await trio.open_tcp_stream(*company.endpoint)
         await greet(stream, Hello(role="member", job="digits", epoch=0, member=member, members=company.members), SECRET)
         puppet = cls(stream)
-        await puppet.say(encode(Join(detail="overlap 0.1.0, local", process="")))
+        await puppet.say(encode(Join(detail="overlap 0.1.0, local", process=process)))
         return puppet
 
     @classmethod

@@ -6,27 +6,33 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from overlap.errors import UsageError
-from overlap.membership import Lost, MemberLostError, Patience
+from overlap.membership import Lost, MemberLostError, Membership, Patience
 from overlap.membership.control_link import ControlLink, watch
+from overlap.membership.control_messages import Refused
 from overlap.membership.own_loop import OwnLoop, own_loop
 from overlap.membership.process_state import ProcessState, identity, state_of
 from overlap.membership.threaded import ThreadedMembership
 from overlap.rendezvous import JoinError
 from overlap.rendezvous.apart import join_apart
 
-from .company import Company, listening, run
+from .company import Company, Puppet, listening, run, with_company
 
 # -- a loop of its own -----------------------------------------------------------------------------------------------
 
@@ -291,12 +297,14 @@ def test_the_kernel_tells_who_runs_and_who_is_stopped_or_gone() -> None:
 
 def test_of_others_it_knows_nothing() -> None:
     host, pid, began = identity().split(" ")
-    for name in ("", "x", f"other {pid} {began}", f"{host} me {began}", f"{host} {pid}", f"{host} {pid} {began} more"):
+    for name in ("", "x", f"{host} me {began}", f"{host} {pid}", f"{host} {pid} {began} more"):
         assert state_of(name) is ProcessState.UNKNOWN
+    assert state_of(f"other {pid} {began}") is ProcessState.ELSEWHERE
     assert state_of(f"{host} {pid} {int(began) + 1}") is ProcessState.GONE  # its number was given to another
     assert identity(2**22 + 1) == ""
 
 
+Loss: TypeAlias = tuple[int, str, float]
 WATCHED = {
     ProcessState.RUNS: ("it runs, but a call in it keeps the GIL; it is waited for", None),
     ProcessState.STOPPED: (
@@ -307,6 +315,10 @@ WATCHED = {
         "it has ended, and something else keeps its connection; it counts as lost after 15 s",
         "no sign of life for 15 s; it has ended",
     ),
+    ProcessState.ELSEWHERE: (
+        "it may be stopped, or in a call that keeps the GIL, or its host is gone; it counts as lost after 15 s",
+        "no sign of life for 15 s",
+    ),
     ProcessState.UNKNOWN: (
         "it may be stopped, or in a call that keeps the GIL; it counts as lost after 15 s",
         "no sign of life for 15 s",
@@ -314,43 +326,136 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("state", ProcessState)
-def test_a_silent_member_is_lost_unless_it_runs(state: ProcessState, monkeypatch: pytest.MonkeyPatch) -> None:
+def watched(state: ProcessState, monkeypatch: pytest.MonkeyPatch, *, answers_s: float) -> tuple[list[str], list[Loss]]:
+    """Watch a member that says nothing, for up to 400 s, whose host answers for so long; return the lines and losses,
+    with when they were.
+    """
     lines: list[str] = []
-    lost: list[tuple[int, str]] = []
+    lost: list[Loss] = []
 
     def lose(member: int, reason: str) -> None:
-        lost.append((member, reason))
+        lost.append((member, reason, trio.current_time() - begun_s))
         nursery.cancel_scope.cancel()
 
     async def main() -> None:
-        nonlocal nursery
+        nonlocal nursery, begun_s
+        begun_s = trio.current_time()
         ours, theirs = memory_stream_pair()
         link = ControlLink(ours, limit_bytes=1000)
         link.process = "of the test"
         async with trio.open_nursery() as nursery:
 
             async def watching() -> None:
-                await watch({3: link}, Patience(), report=lines.append, lose=lose)
+                name = company.config(3, ranks_each=2).name
+                await watch({3: link}, Patience(), report=lines.append, lose=lose, name=name)
 
             nursery.start_soon(watching)
-            for _ in range(200):
+            for _ in range(800):
                 await trio.testing.wait_all_tasks_blocked()
                 clock.jump(0.5)
             nursery.cancel_scope.cancel()
         await theirs.aclose()
 
+    def answering(_: ControlLink) -> str:
+        return "10.0.0.3" if trio.current_time() - begun_s < answers_s else ""
+
     nursery: trio.Nursery
+    begun_s = 0.0
     monkeypatch.setattr("overlap.membership.control_link.state_of", {"of the test": state}.__getitem__)
+    monkeypatch.setattr(ControlLink, "answering", answering)
     clock = MockClock()
-    trio.run(main, clock=clock)
+    with listening() as listener:
+        company = Company(listener, 4)
+        trio.run(main, clock=clock)
+    return lines, lost
+
+
+@pytest.mark.parametrize("state", ProcessState)
+def test_a_silent_member_is_lost_unless_it_runs(state: ProcessState, monkeypatch: pytest.MonkeyPatch) -> None:
     suspicion, loss = WATCHED[state]
-    assert lines == [f"process 3 has been silent for 5 s: {suspicion}"]
-    assert lost == ([] if loss is None else [(3, loss)])
+    lines, lost = watched(state, monkeypatch, answers_s=inf if state is not ProcessState.ELSEWHERE else 0)
+    assert lines == [f"process 3 (ranks 6-7) has been silent for 5 s: {suspicion}"]
+    assert lost == ([] if loss is None else [(3, loss, 15)])
 
 
+@pytest.mark.parametrize(
+    ("answers_s", "loss"),
+    [
+        (inf, (3, "no sign of life for 300 s; its host 10.0.0.3 answers", 300)),
+        (100, (3, "no sign of life for 15 s", 100)),
+    ],
+)
+def test_a_silent_member_of_another_host_is_waited_for_while_that_answers(
+    answers_s: float, loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, lost = watched(ProcessState.ELSEWHERE, monkeypatch, answers_s=answers_s)
+    assert lines == [
+        "process 3 (ranks 6-7) has been silent for 5 s: its host 10.0.0.3 answers: it is stopped, or a call in it "
+        "keeps the GIL; it is waited for, and counts as lost after 300 s"
+    ]
+    assert lost == [loss]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
+def test_a_host_answers_though_its_process_reads_nothing() -> None:
+    async def main() -> None:
+        async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
+            link, theirs = ControlLink(stream, limit_bytes=1000), listener.accept()[0]
+            encrypted = ControlLink(trio.SSLStream(stream, ssl.create_default_context()), limit_bytes=1000)
+            await stream.send_all(bytes(1000))
+            assert link.answering() == encrypted.answering() == "127.0.0.1"
+            theirs.close()
+        assert link.answering() == ""  # closed
+        assert ControlLink(memory_stream_pair()[0], limit_bytes=1000).answering() == ""
+
+    with listening() as listener:
+        run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
+def test_what_was_acknowledged_long_ago_is_no_answer() -> None:
+    async def main() -> None:
+        async with await trio.open_tcp_stream(*listener.getsockname()) as stream:
+            link = ControlLink(stream, limit_bytes=1000)
+            told = [bytes(56) + ms.to_bytes(4, sys.byteorder) for ms in (5000, 5001)]
+            stream.getsockopt = lambda *_: told.pop(0)  # type: ignore[assignment, method-assign]
+            assert link.answering() == "127.0.0.1"
+            assert link.answering() == ""
+
+    with listening() as listener:
+        run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what another kernel has acknowledged")
+@pytest.mark.parametrize("process", ["another-host 7 7", ""])
+def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> None:
+    """One that has no name may be anything that answers; nobody waits longer for it."""
+    patience = Patience(beat_s=0.05, suspect_s=0.2, silence_s=0.4, answering_s=0.8)
+    reason = "no sign of life for 0.8 s; its host 127.0.0.1 answers" if process else "no sign of life for 0.4 s"
+    seen: list[object] = []
+
+    async def hear(membership: Membership) -> None:
+        seen.append(await anext(membership.messages()))
+        await membership.leave()
+
+    async def main(company: Company) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(company.attend, 0, hear, patience=patience))
+            puppet = await Puppet.enter(company, 1, process=process)
+            assert await puppet.hear(Refused) == Refused(reason=reason)
+            await puppet.stream.aclose()
+
+    with_company(2, main)
+    assert seen == [Lost(member=1, reason=reason)]
+
+
+APART = """
+import os
+from overlap.membership import process_state
+process_state._host = lambda: f"host-{os.getpid()}"
+"""
 BUSY = """
-import ctypes, sys, time
+import ctypes, os, signal, sys, time
 import numpy as np
 import overlap
 
@@ -361,6 +466,8 @@ async def main(rank):
             end = time.monotonic() + 20
             while time.monotonic() < end:
                 pass
+        elif sys.argv[2] == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
         else:  # a call that keeps the GIL
             await rank.compute(ctypes.PyDLL(None).sleep, ctypes.c_uint(20))
     return float((await rank.all_reduce(np.ones(4_000_000)))[0])
@@ -375,22 +482,51 @@ print(*overlap.run(main))
 def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: str) -> None:
     """The other one has more to send than fits on the way."""
     (tmp_path / "busy.py").write_text(BUSY)
-    command = [
-        sys.executable,
-        "-m",
-        "overlap",
-        "run",
-        "--nnodes",
-        "2",
-        "--no-unix",
-        "--no-prefix",
-        "busy.py",
-        str(rank),
-        how,
-    ]
+    with running(tmp_path, "--no-unix", "busy.py", str(rank), how) as job:
+        out, err = job.communicate(timeout=120)
+    assert (job.returncode, out) == (0, "2.0\n2.0\n"), err
+
+
+@contextmanager
+def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Launch nodes of a world of two."""
+    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *arguments]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        command, cwd=tmp_path, env=plain | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (0, "2.0\n2.0\n"), done.stderr
+    ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"}
+    with subprocess.Popen(
+        command, cwd=folder, env=plain | ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+@pytest.mark.slow  # as above, of processes that take each other for those of other hosts
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_world_waits_for_a_busy_rank_of_another_host(tmp_path: Path, rank: int) -> None:
+    (tmp_path / "busy.py").write_text(APART + BUSY)
+    with running(tmp_path, "--no-unix", "busy.py", str(rank), "native") as job:
+        out, err = job.communicate(timeout=120)
+    assert (job.returncode, out) == (0, "2.0\n2.0\n"), err
+    said = f"process {rank} (rank {rank}) has been silent for 5 s: its host 127.0.0.1 answers: "
+    assert said in err
+
+
+@pytest.mark.slow  # a process may be stopped for long; test_launcher_patience.py shows it on a clock of its own
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_ended_by_the_launcher_of_its_own_host(tmp_path: Path, rank: int) -> None:
+    (tmp_path / "busy.py").write_text(APART + BUSY)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = ("--rdzv-endpoint", f"127.0.0.1:{free.getsockname()[1]}")
+    with (
+        running(tmp_path, *where, "--node-rank", str(rank), "busy.py", str(rank), "stopped") as there,
+        running(tmp_path, *where, "--node-rank", str(1 - rank), "busy.py", str(rank), "stopped") as here,
+    ):
+        told, err = there.communicate(timeout=120)[1], here.communicate(timeout=120)[1]
+    assert (there.returncode, here.returncode) == (128 + signal.SIGKILL, 1)
+    assert f"overlap: node {rank} (rank {rank}, pid " in told
+    assert "has been stopped for 15 s, as SIGSTOP does, and is killed" in told
+    assert ") was stopped, as SIGSTOP does, and had to be killed\n" in told
+    assert f"PeerLostError: process {rank} (rank {rank}) is lost: " in err

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import trio
 from trio.testing import MockClock
 
-from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, launch
+from overlap.launch.processes import PATIENCE_S, PEACE_S, SEARCH_S, STOPPED_S, launch
 from overlap.launch.spec import LaunchSpec
 
 GRACE_S = 30.0
@@ -21,12 +21,11 @@ class Node:
     From another instant on it waits for the others to come to its world.
     """
 
-    def __init__(
-        self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), is_stopped=False, **after
-    ):
+    def __init__(self, node, *, ends_s=inf, waits_s=inf, returncode=0, status=None, losses=(), stopped_s=(), **after):
         self._waits_s, self._waits = waits_s, None
         self.node, self.status, self.stopped = node, status, False
-        self._losses, self._is_stopped = losses, is_stopped
+        self._losses, self._stopped_s = losses, stopped_s
+        self.name = f"node {node}"
         self.process = SimpleNamespace(returncode=None)
         self.vanished = lambda: False
         self.got = []
@@ -46,7 +45,7 @@ class Node:
         await trio.lowlevel.checkpoint()
 
     def is_stopped(self):
-        return self._is_stopped
+        return any(begin <= trio.current_time() < end for begin, end in self._stopped_s)
 
     def waits_in(self):
         return None if self.process.returncode is not None else self._waits
@@ -74,13 +73,16 @@ class Node:
         pass
 
 
-def launched(*lives, ctrl_c_s=()):
-    """Launch nodes and press Ctrl-C at some instants; return (outcome, nodes, what was reported when, end)."""
+def launched(*lives, ctrl_c_s=(), elsewhere=0):
+    """Launch nodes of a world, which may have more elsewhere, and press Ctrl-C at some instants.
+
+    Returns (outcome, nodes, what was reported when, end).
+    """
     nodes, told = [], []
     what = LaunchSpec(
-        command=["none"], environ={}, nodes=len(lives), here=range(len(lives)), ranks_per_node=1, endpoint=("", 0),
-        listener=None, job="", secret=b"of this test", prefix=False, colour=False, log_dir=None, grace_s=GRACE_S,
-        report=lambda line: told.append((trio.current_time(), line)),
+        command=["none"], environ={}, nodes=len(lives) + elsewhere, here=range(len(lives)), ranks_per_node=1,
+        endpoint=("", 0), listener=None, job="", secret=b"of this test", prefix=False, colour=False, log_dir=None,
+        grace_s=GRACE_S, report=lambda line: told.append((trio.current_time(), line)),
     )  # fmt: skip
 
     def process(_, node, **settings):
@@ -173,11 +175,37 @@ def test_after_a_victim_the_one_at_fault_has_longer():
 def test_a_node_that_is_given_up_and_stopped_is_killed_at_once():
     _, nodes, told, end_s = launched(
         {"losses": [(15, 1), (15, 2)], "ends_s": 16, "returncode": 1, "status": SimpleNamespace(cause=False)},
-        {"is_stopped": True},
+        {"stopped_s": [(0, inf)]},
         {"ends_s": 16},
     )
     assert [node.got for node in nodes] == [[], [(15, SIGKILL)], []]
     assert (end_s, told, [node.stopped for node in nodes]) == (16, [], [False, True, False])
+
+
+def test_a_node_that_stays_stopped_is_killed_where_others_cannot_see_that():
+    again = [(2.5, 16.5), (20.5, inf)]  # the first time it goes on within 15 s
+    outcome, nodes, told, end_s = launched({}, {"stopped_s": again, "ends_s": 4000}, elsewhere=1)
+    killed_s = 20 + STOPPED_S
+    assert [node.got for node in nodes] == [[(end_s, SIGTERM)], [(killed_s, SIGKILL)]]
+    assert (end_s, outcome.endings, [node.stopped for node in nodes]) == (killed_s + PEACE_S, [1, 0], [True, True])
+    assert told == [
+        (
+            killed_s,
+            "node 1 has been stopped for 15 s, as SIGSTOP does, and is killed: processes on other machines wait for "
+            "it; SIGCONT lets one go on in time, and who looks at one for longer attaches a debugger",
+        )
+    ]
+
+
+def test_a_node_that_is_stopped_is_left_alone_where_all_others_can_see_that():
+    _, nodes, told, end_s = launched({"stopped_s": [(0, inf)], "ends_s": 4000}, {"ends_s": 4000})
+    assert ([node.got for node in nodes], told, end_s) == ([[], []], [], 4000)
+
+
+def test_a_node_that_is_stopped_and_told_to_end_has_its_grace():
+    _, nodes, told, end_s = launched({"stopped_s": [(0, inf)], "SIGINT": inf}, ctrl_c_s=[1], elsewhere=1)
+    assert nodes[0].got == [(1, SIGINT), (1 + GRACE_S, SIGKILL)]
+    assert (end_s, len(told)) == (1 + GRACE_S, 2)
 
 
 def test_a_node_that_ends_well_ends_nobody():

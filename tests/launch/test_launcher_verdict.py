@@ -86,6 +86,12 @@ def test_a_process_that_hung_is_at_fault_and_its_accuser_tells():
     ]
 
 
+def test_a_process_that_stayed_stopped_did_not_want_for_memory():
+    assert card(ended(1, -9, stopped=True)) == [
+        "overlap: node 1 (ranks 4-7, pid 77) was stopped, as SIGSTOP does, and had to be killed"
+    ]
+
+
 @pytest.mark.parametrize(
     "other", [ended(1, 1, VICTIM, stopped=True), ended(1, -15), ended(2, -15, stopped=True), ended(1, 0)]
 )
