@@ -36,8 +36,9 @@ __all__ = ["ControlConnection", "ControlPlane"]
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025
 _LONG_NS = 50_000_000
-# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
-_VERDICT_S = 0.5
+# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others: half a
+# second was too short now and then on crowded processors.
+_VERDICT_S = 1.0
 # What is told at most, in UTF-8: together less than half of what fits in a message.
 _LINE_BYTES, _LINES = 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
