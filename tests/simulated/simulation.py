@@ -55,6 +55,7 @@ class Simulation:
         over: All have ended.
         scopes: What each of them lives in.
         opened: All have their wires.
+        broken: How many of these were broken.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Simulation:
     over: trio.Event = field(default_factory=trio.Event)
     scopes: dict[int, trio.CancelScope] = field(default_factory=dict)
     opened: trio.Event = field(default_factory=trio.Event)
+    broken: int = 0
 
     def note(self, member: int, what: str) -> None:
         self.log.append((trio.current_time(), member, what))
@@ -211,18 +213,20 @@ async def _live(found: Simulation, process: Process, member: int, main: Main, sc
 
 
 async def _cut_rails(found: Simulation, process: Process, blow: Blow) -> None:
-    """Break one connection after the other, those to the coordinator not, and never the last one of two processes."""
+    """Break some connections, those to the coordinator not, and never all of two processes; again once all are back."""
     chance = Random(f"{found.seed}, rails")
     await found.opened.wait()
     while True:
-        rails = [each for each in process.sockets if not each.closed and each.out is not None and each.is_rail]
-        links: dict[str, list[FakeSocket]] = {}
-        for each in rails:
-            assert each.out is not None
-            links.setdefault(each.out.receiver.name, []).append(each)
-        spare = [each for _, link in sorted(links.items()) if len(link) > 1 for each in link]
-        if spare:
-            chance.choice(spare).reset()
+        told = [sum(word in what for _, _, what in found.log) for word in ("was lost", "is back")]
+        if told == [2 * found.broken] * 2:  # each is told at both ends
+            links: dict[str, list[FakeSocket]] = {}
+            for each in process.sockets:
+                if not each.closed and each.out is not None and each.is_rail:
+                    links.setdefault(each.out.receiver.name, []).append(each)
+            for _, link in sorted(links.items()):
+                for each in chance.sample(link, chance.randrange(len(link))):
+                    found.broken += 1
+                    each.reset()
         await trio.sleep(chance.uniform(0, blow.for_s))
 
 
