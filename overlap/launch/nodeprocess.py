@@ -34,7 +34,7 @@ class NodeProcess:
 
     Attributes:
         process: The process itself.
-        out: Shows what it writes to stdout; `err` the same of stderr.
+        relays: Show what it writes; `err` is that of stderr, and with a log of all.
         status: Why it ends, in its own words; None until it has said so.
         entering: The last world that it has come to; None: it has not.
         left: The last world that it has said to be done with.
@@ -53,8 +53,9 @@ class NodeProcess:
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
             self._said, says = _pipe(ours, theirs)
-            from_stdout, stdout = _pipe(ours, theirs)
             from_stderr, stderr = _pipe(ours, theirs)
+            # What goes to one file goes through one pipe: two would lose the order in which it was printed.
+            from_stdout, stdout = _pipe(ours, theirs) if log is None else (None, stderr)
             descriptors = {"secret": secret, "lifeline": lifeline, "status": says}
             if node == 0 and what.listener is not None:
                 descriptors["listener"] = what.listener
@@ -71,8 +72,10 @@ class NodeProcess:
             tie(lifeline, self.process.pid)
             self._ours = ours.pop_all()
         prefix = prefix_of(node, colour=what.colour) if what.prefix else b""
-        self.out = Relay(from_stdout, STDOUT, screen=screen, prefix=prefix, log=log)
         self.err = Relay(from_stderr, STDERR, screen=screen, prefix=prefix, log=log)
+        self.relays = [self.err]
+        if from_stdout is not None:
+            self.relays.append(Relay(from_stdout, STDOUT, screen=screen, prefix=prefix))
 
     async def listen(self, news: Callable[[], object], lost: Callable[[int], object]) -> None:
         """Read the records, and put the text of the last where the rest of the output is if that is a file.

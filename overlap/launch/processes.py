@@ -105,14 +105,14 @@ class _Watch:
 
     async def _live(self, member: NodeProcess) -> None:
         async with trio.open_nursery() as nursery:
-            for task in (member.out.run, member.err.run):
-                nursery.start_soon(task)
+            for relay in member.relays:
+                nursery.start_soon(relay.run)
             nursery.start_soon(member.listen, self._hear, self._end_if_stopped)
             returncode = await member.reaped()
             self.ended.append(member)
             await member.said_all()
-            member.out.hurry()
-            member.err.hurry()
+            for relay in member.relays:
+                relay.hurry()
             if returncode != 0 or member.vanished():
                 self._failed(member)
             self._look_for_the_missing()

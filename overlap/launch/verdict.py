@@ -35,7 +35,7 @@ class Ending:
         stopped: Whether the launcher had told it to end before it had said anything.
         missed: Whether it ended well and without coming to a world where another process waited for it.
         vanished: Whether it ended as if all were well, in the middle of a world.
-        tail: The last lines that it wrote to stderr.
+        tail: The last lines that it wrote to stderr; to its log, if there is one.
         log: Where its output is.
         accuser: The process that ended because of this one, if this one hung and was stopped without a word.
     """
