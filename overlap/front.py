@@ -235,7 +235,7 @@ def _simulate(
 def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:
     """Begin the flight record of this process."""
     name, start = began(
-        job=place.job if place else None,
+        job=place.label if place else None,
         restart=restart,
         process=place.process if place else 0,
         processes=place.processes if place else 1,

@@ -111,6 +111,13 @@ class Place:
         """Ranks in the world."""
         return self.processes * self.ranks_per_process
 
+    @property
+    def label(self) -> str:
+        """What tells this job from others on this machine, the same in all of its processes."""
+        if self.job != DEFAULT_JOB or self.endpoint is None:
+            return self.job
+        return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
+
 
 def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> Place | None:
     """Return where this process stands, or None if it is a world of its own.

@@ -79,6 +79,12 @@ def test_variables_set_by_hand():
     assert (together.node, together.nodes) == (0, 1)
 
 
+def test_jobs_without_a_name_are_told_apart_by_their_ports():
+    by_hand = {"RANK": "1", "WORLD_SIZE": "2", **MASTER, **SECRET}
+    assert find_place(by_hand).label == "overlap-port29500"
+    assert find_place(by_hand | {"OVERLAP_JOB": "mine"}).label == "mine"
+
+
 @pytest.mark.parametrize(
     ("environ", "source", "job"), [(OPEN_MPI, "Open MPI", "prterun-a@1"), (MPICH, "MPICH", "overlap")]
 )
