@@ -7,7 +7,7 @@ field by field before it is believed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,9 +36,8 @@ __all__ = ["ControlConnection", "ControlPlane"]
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025
 _LONG_NS = 50_000_000
-# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others: half a
-# second was too short now and then on crowded processors.
-_VERDICT_S = 1.0
+# How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
+_VERDICT_S = 0.5
 # What is told at most, in UTF-8: together less than half of what fits in a message.
 _LINE_BYTES, _LINES = 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
@@ -89,6 +88,7 @@ class ControlPlane:
         self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
         self._busy: dict[int, tuple[int, str]] = {}  # by process: the rank that keeps its loop, and where
         self._stood: dict[int, list[Standing]] = {}  # by process: where its ranks stood when it was stopped
+        self._broken_ends: deque[tuple[float, Callable[[], None]]] = deque()  # what is told at an instant, to come
         self._news = trio.Event()
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> SpanningCommunicators:
@@ -197,6 +197,11 @@ class ControlPlane:
         """Say that a rank here cannot take part in an operation."""
         self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error)))
 
+    def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Say so because a wire broke, unless somebody says meanwhile who broke it: that ends the world."""
+        due_s = trio.current_time() + _VERDICT_S
+        self._broken_ends.append((due_s, partial(self.tell_failed_end, communicator_id, seq, rank, error)))
+
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""
         self._tell("quiet", standings=standing_codec.pack(standings))
@@ -229,6 +234,8 @@ class ControlPlane:
     async def _watch(self) -> None:
         while True:
             await trio.sleep(_WATCH_S)
+            while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
+                self._broken_ends.popleft()[1]()
             before_ns = perf_counter_ns() - _LONG_NS
             for communicator in self._communicators.spanning.values():
                 for seq, said in communicator.waiting(before_ns):

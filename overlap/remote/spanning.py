@@ -15,6 +15,8 @@ from functools import partial
 from types import CodeType
 from typing import Protocol, TypeAlias
 
+from transports import LinkLostError
+
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
@@ -65,6 +67,9 @@ class Telling(Protocol):
 
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
+
+    def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
+        """Say so because a wire broke, unless somebody says meanwhile who broke it."""
 
     def said_before(self, communicator_id: int, seq: int) -> list[Said]:
         """Return, once, what the others called in an operation before any rank here came to it."""
@@ -173,7 +178,9 @@ class SpanningCommunicator(Communicator):
         """Fail one rank's end with its own error, and all other ends because of it."""
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        self._others.tell_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+        broken = isinstance(failure.error, LinkLostError) and not failure.error.evident
+        tell = self._others.tell_broken_end if broken else self._others.tell_failed_end
+        tell(self.id, operation.seq, self.members[operation.port.position], match.error())
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that are not known to have come to operation `seq`, if some rank has."""

@@ -104,8 +104,8 @@ def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path
         r"message from rank 0 to rank 1, tag \d+, came damaged: what was received does not match its checksum"
     )
     assert re.search(rf"^\[node 1\] overlap: {what}$", run.stderr, re.MULTILINE)
-    # Who of the two is told last depends on which of them hears first of the other's broken connection.
-    last = run.stderr.splitlines()[-1]
-    assert re.match(
-        r"overlap: rank [01] failed at train.py:17: .*gradients #1 on group 'world' \(train.py:17\): ", last
+    assert re.fullmatch(
+        r"overlap: rank 1 failed at train.py:17: LinkLostError: message from rank 0 to rank 1 of gradients #1 on group "
+        rf"'world' \(train.py:17\): {what}",
+        run.stderr.splitlines()[-1],
     )
