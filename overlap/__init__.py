@@ -10,7 +10,7 @@
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls       the collectives as users call them: plain functions that return futures at once
 #     operation   CollectiveFuture: one collective on one rank, from the call to its end
-#     stream      FIFO lanes with a window;  compute: the lane of plain functions, in a thread
+#     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
 #     communicator  where the ranks of a group find each other's operations, and disagreement is noticed
 #     backend     what differs between real and simulated time

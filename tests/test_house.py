@@ -38,7 +38,7 @@ HOUSE = (
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments",),
     ("overlap.runtime.operation", "overlap.runtime.compute"),
-    ("overlap.runtime.stream",),
+    ("overlap.runtime.stream", "overlap.runtime.compute_streams"),
     ("overlap.runtime.match",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.engine",),

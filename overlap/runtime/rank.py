@@ -20,7 +20,8 @@ from ..state.store import RankState
 from ..timeline.spans import Recorder
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStream
+from .compute import ComputeFuture
+from .compute_streams import ComputeStreams, check_stream
 from .context import RankContext
 from .future import Future
 from .group import Group
@@ -65,7 +66,7 @@ class Rank(Calls):
         self,
         context: RankContext,
         backend: Backend,
-        compute: ComputeStream,
+        compute: ComputeStreams,
         around: Surroundings,
         *,
         everybody: tuple[int, ...],
@@ -114,11 +115,14 @@ class Rank(Calls):
         seconds: float | None = None,
         flops: float | None = None,
         bytes_moved: float | None = None,
+        stream: str | None = None,
     ) -> Future[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
-        thread). Futures among the arguments, also inside tuples, lists and dicts, are resolved first.
+        thread). Those of another `stream` have another thread and run beside them, as on the several engines of a
+        NeuronCore: what must not wait for all that is queued, such as a cast of what is to be sent. Futures among the
+        arguments, also inside tuples, lists and dicts, are resolved first.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function that has something new
@@ -133,21 +137,24 @@ class Rank(Calls):
             seconds: What it costs on the virtual clock, in seconds. Ignored on the real clock.
             flops: The same as floating-point operations.
             bytes_moved: The same as bytes of memory traffic.
+            stream: Name of the compute stream, which is made when it is first used; None for the default one.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function; on the virtual clock also if nothing says what
-                it costs, or a cost cannot be meant.
+            UsageError: At the call, if `fn` is not a plain function, or `stream` no name; on the virtual clock also if
+                nothing says what it costs, or a cost cannot be meant.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
+        check_stream(stream)
         context = self._context
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
         operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, _getframe(1))
-        operation.cost = self._compute.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        operation.stream = stream
         operation.lock_arguments()
         if get_ident() == context.thread:
             self._submit(operation)
@@ -162,7 +169,7 @@ class Rank(Calls):
             return
         context.outstanding.operations[operation] = None
         operation.record = context.flight.issued(operation, self._computes, operation.name, 0, context.now_ns())
-        self._compute.submit(operation)
+        self._compute.find(operation.stream).submit(operation)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.

@@ -24,6 +24,7 @@ from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
 from .communicator import BaseEngine, Communicator, Communicators
+from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
@@ -152,7 +153,7 @@ class World:
             flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
-        compute = self.backend.compute_stream(context)
+        compute = ComputeStreams(partial(self.backend.compute_stream, context))
         restart, state_dir = self._survival
         made = Rank(
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,

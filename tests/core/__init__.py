@@ -12,6 +12,7 @@ TESTS = {
     "runtime/checking": "core/test_not_finite",
     "runtime/communicator": "core/test_mismatch core/test_leaving core/test_culprits",
     "runtime/compute": "core/test_compute core/test_lent_arguments",
+    "runtime/compute_streams": "core/test_compute virtual/test_worlds",
     "runtime/context": "core/test_culprits core/test_failure",
     "runtime/ending": "core/test_failure core/test_leaving",
     "runtime/engine/cc_core": "core/test_streams core/test_cancellation collectives/test_program",
