@@ -2,7 +2,8 @@
 
 # The map of the building, in the order data flows:
 #
-#   front       the front doors: run();  config: the one description of a run, and who has said what of it
+#   front       the front doors: run();  config: the one description of a run, and who has said what of it;
+#               requested: what it is asked to be in the end, by program, environment and command
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit

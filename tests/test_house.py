@@ -53,7 +53,9 @@ HOUSE = (
     ("overlap.runtime",),
     # simulated time, and other processes
     ("overlap.virtual", "overlap.remote"),
+    ("overlap.config_checks",),
     ("overlap.config",),
+    ("overlap.requested",),
     ("overlap.membership",),
     ("overlap.rendezvous",),
     ("overlap.launch.status",),  # what a process tells its launcher, which reads it
