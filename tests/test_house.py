@@ -62,12 +62,22 @@ HOUSE = (
     ("overlap.launch", "overlap.setup"),
     # the doors
     ("overlap.front",),  # what `import overlap` gives, and run()
+    # what is built on it
+    ("overlap.parallel.schedules",),
+    ("overlap.parallel",),
     ("overlap.cli",),
     ("overlap.__main__",),
 )
 FLOORS = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 # Rooms without any waiting, and what they must therefore not know.
-PURE = ("topology", "overlap.errors", "overlap.units", "overlap.collectives", "overlap.timeline")
+PURE = (
+    "topology",
+    "overlap.errors",
+    "overlap.units",
+    "overlap.collectives",
+    "overlap.timeline",
+    "overlap.parallel.schedules",
+)
 WAITING = ("trio", "asyncio", "socket", "transports")
 
 
@@ -159,7 +169,7 @@ def load(name: str) -> ModuleType:
 
 EXPORTING = [name for name in PACKAGES if "__all__" in FILES[name].read_text(encoding="utf-8")]
 # What strangers import from; in other rooms an __init__ may hold code of its own, with names it needs for that.
-FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline"]
+FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline", "overlap.parallel.schedules"]
 
 
 @pytest.mark.parametrize("name", EXPORTING)
