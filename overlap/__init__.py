@@ -7,7 +7,7 @@
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     member      a rank as its world holds it;  standing, stall_watch: who waits for whom, and when that is told
+#     member      a rank as its world holds it;  standing, reports, stall_watch: who waits for whom, and when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls       the collectives as users call them: plain functions that return futures at once
 #     operation   CollectiveFuture: one collective on one rank, from the call to its end

@@ -49,6 +49,7 @@ HOUSE = (
     ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),
     ("overlap.runtime.member",),
+    ("overlap.runtime.reports",),
     ("overlap.runtime.world",),
     ("overlap.runtime",),
     # simulated time, and other processes

@@ -37,6 +37,7 @@ TESTS = {
     "runtime/outstanding": "core/test_failure core/test_futures",
     "runtime/program_places": "core/test_stall",
     "runtime/rank": "core/test_compute core/test_memory core/test_bad_input",
+    "runtime/reports": "core/test_stall",
     "runtime/shapes": "virtual/test_world_shapes",
     "runtime/stall_watch": "core/test_stall",
     "runtime/standing": "core/test_stall",
