@@ -33,12 +33,14 @@ class ComputeFuture(Issued[T_co]):
     Attributes:
         name: As given, or the function's name.
         stream: Name of the compute stream that it runs on; None: the default one.
+        step: In which it was issued, if in one.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
         started_ns: When the function was called; None before, and on the virtual clock.
     """
 
     __slots__ = (
-        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns", "stream"
+        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns", "step",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +52,7 @@ class ComputeFuture(Issued[T_co]):
         frame: FrameType,
     ) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.step = context, context.step
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
         self.locked: list[Array] = []  # for it
@@ -253,4 +255,4 @@ class ThreadedCompute(ComputeStream):
         try:
             return function(*args), None
         finally:
-            self.context.record(("compute", self.lane, operation.name, started_ns, perf_counter_ns(), None))
+            self.context.record(("compute", self.lane, operation.name, started_ns, perf_counter_ns(), operation.step))

@@ -155,7 +155,7 @@ class Issuer:
             raise context.ending.peer_failed()
         if not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
-        operation.group, operation.context = self._group, context
+        operation.group, operation.context, operation.step = self._group, context, context.step
         out = operation.out
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()

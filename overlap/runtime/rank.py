@@ -215,7 +215,9 @@ class Rank(Calls):
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
-        """Mark everything inside the `with` as step `index` of the timeline.
+        """Mark everything that is issued inside the `with` as step `index` of the timeline, however much later it runs.
+
+        A program may be far ahead of what it has issued: the step lasts until the last of its computes has ended.
 
         Raises:
             UsageError: If `index` is no integer.
@@ -225,9 +227,9 @@ class Rank(Calls):
         index = int(index)
         context = self._context
         started_ns = context.now_ns()
-        self._backend.step_begins(context)
         before, outer = context.flight.step(index), context.step
         context.step = index
+        self._backend.step_begins(context)
         try:
             yield
         finally:

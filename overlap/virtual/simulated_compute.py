@@ -175,7 +175,7 @@ class SimulatedCompute(ComputeStream):
         traffic.begin(transfer, lambda _: done())
 
     def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
-        self.context.record(("compute", self.lane, operation.name, started_ns, self._kernel.now_ns, None))
+        self.context.record(("compute", self.lane, operation.name, started_ns, self._kernel.now_ns, operation.step))
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:

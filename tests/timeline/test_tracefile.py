@@ -32,7 +32,7 @@ def raw_spans(draw):
         group = draw(texts)
         if draw(st.booleans()):
             group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
-        info = ((op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]), numbers[2], -1, draw(texts), 0)
+        info = ((op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]), numbers[2], -1, draw(texts), 0, None)
     return kind, draw(st.sampled_from(["compute", "comm", "tp"])), draw(texts), start, end, info
 
 
@@ -102,7 +102,7 @@ def test_the_events_of_a_run_are_viewable(training):
 def test_nothing_crosses_whatever_overlaps(comm, compute):
     recorder = Recorder(0)
     for seq, (start, end) in enumerate(comm):
-        info = (("all_reduce", "ring", "world", seq, 4, "int8", start), max(start - 3, 0), 0, "", 0)
+        info = (("all_reduce", "ring", "world", seq, 4, "int8", start), max(start - 3, 0), 0, "", 0, None)
         recorder.append(("comm", "comm", "all_reduce", start, end, info))
     for start, end in compute:
         recorder.append(("compute", "compute", "f", start, end, None))
