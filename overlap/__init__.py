@@ -27,6 +27,7 @@
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
+#   parallel/   training strategies, built on nothing but what is public
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces

@@ -37,7 +37,7 @@ HOUSE = (
     ("overlap.runtime.loop_watch",),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments",),
-    ("overlap.runtime.operation", "overlap.runtime.compute"),
+    ("overlap.runtime.operation", "overlap.runtime.compute", "overlap.runtime.task"),
     ("overlap.runtime.stream", "overlap.runtime.compute_streams"),
     ("overlap.runtime.match",),
     ("overlap.runtime.communicator",),

@@ -1,4 +1,35 @@
-"""Training strategies on the public API of ranks, streams and futures: each short enough to read and to copy.
+"""Training strategies with one interface, built on nothing but ranks, streams and futures.
 
-`schedules/` holds pipeline schedules as data.
+model = parallel.DataParallel(rank, params, optimizer=parallel.Adam(1e-3))
+... model[name] ...            # the newest weight, or a future of it
+model.reduce(name, grad)       # travels while the layers below compute
+model.step()                   # issues the update; nothing waits
+await model.finish()
 """
+
+# The map, in the order data flows:
+#
+#   tree           parameters by name;  parameters: where they live, flat
+#   optimizers     what changes them, on flat arrays
+#   buckets        which gradients travel together;  reduction: one bucket at work
+#   data_parallel  DataParallel: every rank has all weights
+#   schedules/     pipeline schedules as data
+
+from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
+from .data_parallel import DataParallel
+from .optimizers import SGD, Adam, AdamW, Optimizer
+from .tree import flatten, rebuild
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "BucketPlan",
+    "DataParallel",
+    "GradientBucket",
+    "Hook",
+    "Optimizer",
+    "flatten",
+    "plan_buckets",
+    "rebuild",
+]

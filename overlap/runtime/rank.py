@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import _getframe
@@ -30,6 +30,7 @@ from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream, Streams
+from .task import TaskFuture
 
 T = TypeVar("T")
 
@@ -170,6 +171,30 @@ class Rank(Calls):
         context.outstanding.operations[operation] = None
         operation.record = context.flight.issued(operation, self._computes, operation.name, 0, context.now_ns())
         self._compute.find(operation.stream).submit(operation)
+
+    def spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str | None = None) -> Future[T]:
+        """Run an async function beside the program, as a task of this rank, and return its future at once.
+
+        It ends with the rank: the rank waits for it, and an error that nobody awaits fails the rank.
+
+        Args:
+            fn: An async function; `fn(*args)` is awaited.
+            args: Its arguments.
+            name: For messages; by default the function's name.
+
+        Raises:
+            UsageError: At the call, if `fn` is no function, or not on the thread of the rank's event loop.
+        """
+        if not callable(fn):
+            raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; pass its arguments separately")
+        context = self._context
+        if get_ident() != context.thread:
+            raise UsageError("spawn: only the thread of the rank's event loop starts tasks")
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
+        task: TaskFuture[T] = TaskFuture(context, name or str(getattr(fn, "__name__", "task")), _getframe(1))
+        task.start(fn, args)
+        return task
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
