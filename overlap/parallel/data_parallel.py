@@ -11,7 +11,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Hook, plan_buckets
-from .costs import MemoryCosts
+from .memory_work import MemoryWork
 from .optimizers import Optimizer
 from .parameters import Parameters
 from .reduction import Reduction
@@ -106,14 +106,14 @@ class DataParallel:
         )
         places = {name: place for place, name in enumerate(leaves)}
         stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
-        costs = MemoryCosts(rank)
+        work = MemoryWork(rank)
         self._buckets = [
             Reduction(
                 rank,
                 self.group,
                 plan,
                 self._parameters,
-                costs,
+                work,
                 stream=stream,
                 hook=hook,
                 priority=min(places[name] for name in plan.names) if order == "forward" else 0,

@@ -13,7 +13,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .buckets import BucketPlan, GradientBucket, Hook
-from .costs import MemoryCosts
+from .memory_work import MemoryWork
 from .parameters import Parameters
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Reduction:
         group: Group,
         plan: BucketPlan,
         parameters: Parameters,
-        costs: MemoryCosts,
+        work: MemoryWork,
         *,
         stream: Stream,
         hook: Hook | None,
@@ -48,7 +48,7 @@ class Reduction:
     ) -> None:
         self.plan, self.handed = plan, dict[str, object]()
         self.reduced: Future[Array] | None = None
-        self._rank, self._parameters, self._costs, self._hook = rank, parameters, costs, hook
+        self._rank, self._parameters, self._work, self._hook = rank, parameters, work, hook
         self._runs = parameters.runs(plan)
         self._buffer = buffer = rank.empty(plan.size, plan.dtype)
         self._views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
@@ -73,7 +73,7 @@ class Reduction:
         index = self.plan.index
         buffer = self._buffer[:]  # a view for this step: the one of the step before may still be locked
         pack = partial(self._pack, buffer, step)
-        packed = self._rank.compute(pack, *gradients, name="pack", **self._costs.of(2 * self.plan.nbytes))
+        packed = self._work.compute(pack, *gradients, name="pack", moved_bytes=2 * self.plan.nbytes)
         if self._hook is not None:
             self.reduced = self._rank.spawn(self._run_hook, self._hook, packed, step, name=f"hook of bucket {index}")
         elif self._group.size == 1:
@@ -93,8 +93,10 @@ class Reduction:
         """Issue the update of the step that was sent last, unless it has been; return the weights after it."""
         if self._updated != self._step:
             self._updated = self._step
-            cost = self._costs.of(self._parameters.moved_bytes(self.plan))
-            self._newest = self._rank.compute(self._update, self._step, self.reduced, name="update", **cost)
+            moved_bytes = self._parameters.moved_bytes(self.plan)
+            self._newest = self._work.compute(
+                self._update, self._step, self.reduced, name="update", moved_bytes=moved_bytes
+            )
         return self._newest
 
     # -- on the compute stream, and in tasks -------------------------------------------------------------------
