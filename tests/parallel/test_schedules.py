@@ -182,7 +182,7 @@ def test_damage_anywhere_is_found() -> None:
 )
 def test_what_cannot_be_meant_is_told(wrong: dict[str, object], told: str) -> None:
     with pytest.raises(overlap.UsageError) as caught:
-        schedules.make(**{"name": "1f1b", "ranks": 4, "microbatches": 8, **wrong})  # type: ignore[arg-type]
+        schedules.make(**{"name": "1f1b", "ranks": 4, "microbatches": 8, **wrong})
     assert str(caught.value) == told
 
 
