@@ -13,11 +13,15 @@ await model.finish()
 #   optimizers     what changes them, on flat arrays
 #   buckets        which gradients travel together;  reduction: one bucket at work
 #   data_parallel  DataParallel: every rank has all weights
+#   sharded        Sharded: ZeRO; of its parts, names: what model[name] may name;  shards: what a rank keeps of a bucket
+#                  shared_bucket: its operations;  gathering: when whole parameters are there;  memory: what it takes
 #   schedules/     pipeline schedules as data
 
 from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
 from .data_parallel import DataParallel
+from .memory import ModelMemory, expected_memory
 from .optimizers import SGD, Adam, AdamW, Optimizer
+from .sharded import Sharded
 from .tree import flatten, rebuild
 
 __all__ = [
@@ -28,7 +32,10 @@ __all__ = [
     "DataParallel",
     "GradientBucket",
     "Hook",
+    "ModelMemory",
     "Optimizer",
+    "Sharded",
+    "expected_memory",
     "flatten",
     "plan_buckets",
     "rebuild",

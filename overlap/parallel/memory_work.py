@@ -27,11 +27,13 @@ class MemoryWork:
         except UsageError:
             self._known = False
 
-    def compute(self, fn: Callable[..., T], *args: object, name: str, moved_bytes: float) -> Future[T]:
+    def compute(
+        self, fn: Callable[..., T], *args: object, name: str, moved_bytes: float, stream: str | None = None
+    ) -> Future[T]:
         """Issue a compute that reads and writes so many bytes."""
         if self._known:
-            return self._rank.compute(fn, *args, name=name, bytes_moved=moved_bytes)
-        return self._rank.compute(fn, *args, name=name, seconds=0.0)
+            return self._rank.compute(fn, *args, name=name, bytes_moved=moved_bytes, stream=stream)
+        return self._rank.compute(fn, *args, name=name, seconds=0.0, stream=stream)
 
 
 def _nothing() -> None:
