@@ -340,6 +340,13 @@ class Transport(ABC):
         """
         return False
 
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        """Return whether some ranks live on different hosts, so that a wire joins them which a processor outruns.
+
+        All processes of the ranks say the same. This default says no.
+        """
+        return False
+
     @abstractmethod
     def endpoint(self, rank: int) -> Endpoint:
         """Return the endpoint of a local rank, the same one each time.

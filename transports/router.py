@@ -51,6 +51,10 @@ class Router(Transport):
             return False
         return all(self._part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
 
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        """Return whether any of the parts joins some of the ranks across hosts."""
+        return any(part.spans_hosts(ranks) for part in self.parts)
+
     def _part(self, rank: int, peer: int) -> Transport:
         for part in self.parts:
             if peer in part.peers:

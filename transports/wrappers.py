@@ -49,6 +49,10 @@ class Wrapper(Transport):
             self._endpoints[rank] = self.wrap(self.inner.endpoint(rank))
         return self._endpoints[rank]
 
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        """Return whether some ranks live on different hosts."""
+        return self.inner.spans_hosts(ranks)
+
     def statistics(self) -> Statistics:
         """Return what waits in the transport inside."""
         return self.inner.statistics()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from trio.lowlevel import Task
 
-from .compute import ComputeFuture
-from .compute_streams import ComputeStreams
+from .compute import ComputeFuture, ComputeStream
 from .context import RankContext
 from .program_places import program_places
 from .rank import Rank
@@ -30,7 +29,7 @@ class Member:
 
     rank: Rank
     context: RankContext
-    compute: ComputeStreams
+    compute: ComputeStream
     left: Container[int]
 
     @property

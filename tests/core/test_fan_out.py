@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
+from trio.testing import wait_all_tasks_blocked
 
 import overlap
-from transports import Buffer, Endpoint, NeuronLink, Router, Transport
+from transports import Buffer, Delivery, Endpoint, NeuronLink, Router, Transport
 from transports.wrappers import Wrapper, WrapperEndpoint
 
 from .companies import Company, in_memory, run_far
@@ -20,6 +21,9 @@ class Noting(Wrapper):
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
         self.events: list[str] = []
+
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        return True
 
     def wrap(self, endpoint: Endpoint) -> Endpoint:
         return _NotingEndpoint(endpoint, self.peers, self.events)
@@ -35,8 +39,15 @@ class _NotingEndpoint(WrapperEndpoint):
         await self.inner.send(dst, tag, data, priority=priority)
         self._events.append("acknowledged")
 
+    async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
+        self._events.append("posted")
+        delivery = await self.inner.recv(src, tag, nbytes)
+        self._events.append("came")
+        return delivery
 
-def test_all_sends_of_an_exchange_begin_before_the_first_is_acknowledged() -> None:
+
+def noting(main: Callable[[overlap.Rank], Awaitable[list[int]]], nodes: int) -> tuple[list[list[int]], list[list[str]]]:
+    """Run a program with a rank a node; return its results and what each node's messages did."""
     wires: list[Noting] = []
 
     @asynccontextmanager
@@ -46,9 +57,28 @@ def test_all_sends_of_an_exchange_begin_before_the_first_is_acknowledged() -> No
             memory = [NeuronLink(list(ranks)) for ranks in placement]
             yield [Router(parts) for parts in zip(memory, wires, strict=True)]
 
+    return run_far(main, nodes, 1, wires=noted), [wire.events for wire in wires]
+
+
+def test_all_sends_of_an_exchange_begin_before_the_first_is_acknowledged() -> None:
     async def main(rank: overlap.Rank) -> list[int]:
         received = await rank.all_to_all(np.full((4, 1 << 12), rank.rank))
         return received[:, 0].tolist()
 
-    assert run_far(main, 4, 1, wires=noted) == [[0, 1, 2, 3]] * 4
-    assert [wire.events for wire in wires] == [["begun"] * 3 + ["acknowledged"] * 3] * 4
+    results, events = noting(main, 4)
+    assert results == [[0, 1, 2, 3]] * 4
+    assert events == [["begun"] * 3 + ["acknowledged"] * 3] * 4
+
+
+def test_all_slices_of_a_step_are_wanted_before_the_first_has_come() -> None:
+    """A wire between hosts carries the next slice while one is added, so nobody may wait with asking for it."""
+
+    async def main(rank: overlap.Rank) -> list[int]:
+        if rank.rank:
+            await wait_all_tasks_blocked()
+        reduced = await rank.all_reduce(np.arange(1 << 18, dtype=np.int64))
+        return reduced[[0, -1]].tolist()
+
+    results, [events, _] = noting(main, 2)
+    assert results == [[0, (1 << 19) - 2]] * 2
+    assert [event for event in events if event in ("posted", "came")][:5] == ["posted"] * 4 + ["came"]

@@ -50,3 +50,14 @@ def test_a_program_is_compiled_where_the_short_cut_would_be_chosen():
     assert program.rank == 2
     odd = call("all_reduce", "sum", FLOAT32, (8,), 3)
     assert Compiler(cluster, "swing").compile(odd, (0, 1, 2), 0)[0].algorithm != "swing"
+
+
+def test_long_messages_between_hosts_travel_in_slices():
+    cluster = topology.cluster("local x2", ranks=2)
+
+    def slots(elements, *, far):
+        asked = call("all_reduce", "sum", FLOAT32, (elements,), 2)
+        return Compiler(cluster, "ring", far=lambda _: far).compile(asked, (0, 1), 0)[0].slots_per_block
+
+    assert [slots(1 << 20, far=far) for far in (False, True)] == [2, 8]
+    assert slots(1 << 10, far=True) == 2

@@ -36,6 +36,7 @@ def test_it_shows_what_it_is_made_of() -> None:
     memory, wire = parts()
     router = Router([memory, wire])
     assert (router.ranks, router.peers, router.shares_memory([0, 1])) == ((0, 1), (0, 1), True)
+    assert not router.spans_hosts([0, 1])
     assert not Router([wire, memory]).shares_memory([0, 1])
 
 

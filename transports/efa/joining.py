@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,7 @@ class Joining:
         report: Takes a line about strangers.
         door: Where the others knock.
         refused: Why connections were refused; told at the end.
+        identity: What this process shares with those that can reach its Unix socket.
     """
 
     member: int
@@ -80,6 +81,7 @@ class Joining:
             raise ArgumentError("the secret is empty; without one anybody is a member")
         if self.tls is not None:
             self.tls.check()
+        self.identity = host_identity()
         self._names = rail_names(self.rails, self.host)
         self._addresses: tuple[str, ...] = ()
         self._joined: dict[tuple[int, int], Connection] = {}  # by (member, rail)
@@ -95,6 +97,11 @@ class Joining:
         """How many connections there are to each other process."""
         return len(self._names)
 
+    def spans_hosts(self, members: Iterable[int]) -> bool:
+        """Whether some processes, all of which have joined, live on different hosts, or do not know."""
+        hosts = {self.identity if i == self.member else self._others[i].host for i in members}
+        return len(hosts) > 1 or "" in hosts
+
     async def join(self, exchange: Exchange) -> dict[tuple[int, int], Connection]:
         """Connect with every other process.
 
@@ -107,7 +114,7 @@ class Joining:
         """
         self._addresses = await rail_addresses(self._names)
         pending = 2 * self.members * len(self._addresses)
-        unix = self.unix and bool(host_identity())
+        unix = self.unix and bool(self.identity)
         self.door = Door(self._addresses, unix=unix, pending=pending, stays=self.rail_count > 1)
         listeners = self.door.open()
         try:
@@ -130,7 +137,7 @@ class Joining:
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
         tcp = tuple(zip(self._addresses, self.door.ports, strict=True))
-        mine = PeerAddress(host=host_identity(), unix=self.door.unix, tcp=tcp)
+        mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp)
         addresses = await exchange("efa", mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._check(others)
@@ -202,7 +209,7 @@ class Joining:
             LinkLostError: It cannot be reached.
         """
         address = self._others[member]
-        near = bool(self.door.unix and address.unix and host_identity() == address.host)
+        near = bool(self.door.unix and address.unix and self.identity == address.host)
         connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
             self._prepare(connection)

@@ -7,7 +7,7 @@ DMA rings do on the hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,11 @@ from ...collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
 __all__ = ["Buffers", "Execution", "UnevenBuffers"]
+
+# Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
+_AHEAD = 16
+# Shorter messages come unasked.
+_ASKED_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +150,22 @@ class Execution:
     async def _drive_all(self) -> None:
         progress = ParkingLot()
         async with trio.open_nursery() as nursery:
-            first, *others = ((self._fan_out if self._fans_out(index) else self._drive, index) for index in self._left)
+            first, *others = ((self._driver(index), index) for index in self._left)
             for drive, index in others:
                 nursery.start_soon(drive, index, progress)
             drive, index = first
             await drive(index, progress)
+
+    def _driver(self, index: int) -> Callable[[int, ParkingLot], Awaitable[None]]:
+        if self._fans_out(index):
+            return self._fan_out
+        return self._look_ahead if self._looks_ahead(index) else self._drive
+
+    def _looks_ahead(self, index: int) -> bool:
+        """Whether what is left of a queue are several long receives: wires idle until the next one is posted."""
+        left = self._program.queues[index][self._finished[index] :]
+        receives = [step for step in left if step.kind is Kind.RECV]
+        return self._fans and len(receives) > 1 and self._views(receives[0])[0].nbytes > _ASKED_BYTES
 
     async def _drive(self, index: int, progress: ParkingLot) -> None:
         """Run one queue in order, beside the others."""
@@ -184,6 +200,53 @@ class Execution:
                 nursery.start_soon(send, position, last.get(peer), begun)
                 last[peer] = begun
 
+    async def _look_ahead(self, index: int, progress: ParkingLot) -> None:
+        """Run one queue in order, but post receives while earlier ones are under way, or being reduced."""
+        room, steps = trio.Semaphore(_AHEAD), self._program.queues[index]
+        touched: dict[int, list[Array]] = {}  # by steps that have not finished
+
+        async def run(position: int, begun: trio.Event, turn: trio.Event, finished: trio.Event) -> None:
+            begun.set()  # who waits for that runs once this task is blocked: when the transport has the receive
+            await self._run(steps[position], turn)
+            await turn.wait()
+            del touched[position]
+            self._finished[index] += 1
+            finished.set()
+            room.release()
+            progress.unpark_all()
+
+        async with trio.open_nursery() as nursery:
+            turn = trio.Event()
+            turn.set()
+            for position in range(self._finished[index], len(steps)):
+                await room.acquire()
+                step = steps[position]
+                while self._must_wait(step) or (self._lands(step) and self._collides(step, touched.values())):
+                    await progress.park()
+                touched[position] = self._views(step)
+                begun, finished = trio.Event(), trio.Event()
+                nursery.start_soon(run, position, begun, turn, finished)
+                await begun.wait()
+                turn = finished
+
+    def _lands(self, step: Step) -> bool:
+        """Whether what a receive brings goes straight to its place."""
+        assert step.src is not None
+        assert step.dst is not None
+        arrays = self._buffers.arrays
+        same = arrays[step.src.buffer].dtype == arrays[step.dst.buffer].dtype
+        return step.kind is Kind.RECV and step.op is Op.MOVE and same
+
+    def _views(self, step: Step) -> list[Array]:
+        """Return the memory of this rank that a step reads or writes."""
+        theirs = step.src if step.kind is Kind.LOCAL else None
+        return [self._buffers.view(extent) for extent in (step.dst, step.base, theirs) if extent is not None]
+
+    def _collides(self, step: Step, touched: Iterable[list[Array]]) -> bool:
+        """Whether steps that have not finished touch what a receive is going to write."""
+        [place] = self._views(step)
+        return any(np.may_share_memory(place, other) for others in touched for other in others)
+
     async def _next(self, index: int) -> None:
         """Run the next step of a queue."""
         await self._run(self._program.queues[index][self._finished[index]])
@@ -195,12 +258,14 @@ class Execution:
         peer = self._members[step.peer]
         return self._endpoint.try_send(peer, self._tag + step.channel, data, priority=self._priority)
 
-    async def _run(self, step: Step) -> None:
+    async def _run(self, step: Step, turn: trio.Event | None = None) -> None:
+        """Run a step; one that reduces or copies what it has got waits for its turn with that."""
         if step.kind is Kind.SEND:
             await self._send(step)
         elif step.kind is Kind.RECV:
-            await self._receive(step)
+            await self._receive(step, turn)
         else:
+            await _comes(turn)
             await self._local(step)
 
     async def _send(self, step: Step) -> None:
@@ -209,17 +274,18 @@ class Execution:
         peer = self._members[step.peer]
         await self._endpoint.send(peer, self._tag + step.channel, data, priority=self._priority)
 
-    async def _receive(self, step: Step) -> None:
+    async def _receive(self, step: Step, turn: trio.Event | None) -> None:
         assert step.src is not None
         assert step.dst is not None
         peer, tag = self._members[step.peer], self._tag + step.channel
         target = self._buffers.view(step.dst)
-        sent = self._buffers.arrays[step.src.buffer].dtype
-        if step.op is Op.MOVE and sent == target.dtype:
+        if self._lands(step):
             await self._endpoint.recv_into(peer, tag, target)
             return
+        sent = self._buffers.arrays[step.src.buffer].dtype
         delivery = await self._endpoint.recv(peer, tag, target.size * sent.itemsize)
         try:
+            await _comes(turn)
             incoming = np.frombuffer(delivery.view, np.uint8).view(sent)
             await self._apply(step, incoming, target)
             del incoming
@@ -264,6 +330,11 @@ class Execution:
         if reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
             return lambda part: np.copyto(target[part], incoming[part], casting="unsafe")
         return lambda part: reducer.finalise(incoming[part], target[part], self._buffers.contributions)
+
+
+async def _comes(turn: trio.Event | None) -> None:
+    if turn is not None:
+        await turn.wait()
 
 
 async def run_in_workers(workers: Workers, work: Sequence[Callable[[], None]], *, priority: int) -> None:

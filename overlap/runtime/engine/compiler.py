@@ -7,6 +7,7 @@ class, so a training loop compiles in its first step only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +18,7 @@ from ...collectives.program import Program, project
 from ...collectives.proof import verify
 from ...collectives.schedule import Schedule
 from ...collectives.select import plan, size_class
+from ...collectives.slicing import sliced, slices_of
 from ...collectives.uneven import uneven
 from ...errors import ScheduleError
 
@@ -37,10 +39,13 @@ class Compiler:
     Attributes:
         cluster: Where the ranks are placed.
         algorithm: Name of the algorithm to use wherever it exists; None leaves the choice to the cost.
+        far: Whether some ranks live on different hosts; then long messages travel in slices.
     """
 
-    def __init__(self, cluster: Cluster, algorithm: str | None) -> None:
-        self.cluster, self.algorithm = cluster, algorithm
+    def __init__(
+        self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
+    ) -> None:
+        self.cluster, self.algorithm, self.far = cluster, algorithm, far
         self._known: dict[tuple[Call, tuple[int, ...], int], tuple[Schedule, Program]] = {}
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
@@ -68,16 +73,16 @@ class Compiler:
         )
         schedule = self._schedules.get(key)
         if schedule is None:
-            schedule = self._schedules[key] = self._for_blocks_of(call, self._schedule(call, members))
+            schedule = self._schedules[key] = self._for_blocks_of(call, self._schedule(call, members), members)
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
         return schedule, program
 
-    def _for_blocks_of(self, call: Call, schedule: Schedule) -> Schedule:
-        """Return the table that carries the blocks of a call, which may differ in size."""
+    def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
+        """Return the table that carries the blocks of a call, which may differ in size, or be worth slicing."""
         if not call.counts:
-            return schedule
+            return _in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
         found = uneven(schedule)
         verify(found)
         return found
@@ -108,6 +113,14 @@ class Compiler:
                 return _named(collective, insisted, len(members), call.root, call.pairs)
             chosen = choose()
         return chosen.schedule()
+
+
+def _in_slices(schedule: Schedule, nbytes: int) -> Schedule:
+    """Return the table with long messages cut, so that wires do not idle between its steps."""
+    found = sliced(schedule, slices_of(schedule, nbytes))
+    if found is not schedule:
+        verify(found)
+    return found
 
 
 def _named(collective: str, algorithm: str, size: int, root: int, pairs: Pairs) -> Schedule:

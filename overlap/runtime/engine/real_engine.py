@@ -80,7 +80,8 @@ class RealEngine(BaseEngine):
         from .compiler import Compiler  # and with it the generators, which the short cut never needs
         from .program_runner import ProgramRunner
 
-        return ProgramRunner(self._transport, self._workers, Compiler(self._cluster, self._algorithm))
+        compiler = Compiler(self._cluster, self._algorithm, far=self._transport.spans_hosts)
+        return ProgramRunner(self._transport, self._workers, compiler)
 
     def _run_direct(self, communicator: Communicator, match: Match, last: Operation) -> None:
         met_ns = last.started_ns

@@ -43,11 +43,23 @@ class Perceptron:
 
     def forward(self, x: Floats, y: Floats) -> Floats:
         """Return the gradient, by what comes out for `x`, of the mean square of its difference from `y`."""
+        self.enter(x)
+        for layer in range(LAYERS):
+            self.through(layer)
+        return self.differ(y)
+
+    def enter(self, x: Floats) -> None:
+        """Begin a forward pass."""
         self._seen = [x]
-        for weights in self.weights:
-            out = self._seen[-1] @ weights
-            np.maximum(out, 0, out=out)
-            self._seen.append(out)
+
+    def through(self, layer: int) -> None:
+        """Compute what comes out of a layer, right after the one before it."""
+        out = self._seen[-1] @ self.weights[layer]
+        np.maximum(out, 0, out=out)
+        self._seen.append(out)
+
+    def differ(self, y: Floats) -> Floats:
+        """End a forward pass: return the gradient of the mean square of the difference from `y`."""
         gradient = self._seen[-1] - y
         gradient *= np.float32(2 / gradient.size)
         return gradient

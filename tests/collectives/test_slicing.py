@@ -1,0 +1,55 @@
+"""Slices of long messages: the same results, and what follows from a slice does not wait for the next one."""
+
+import numpy as np
+import pytest
+
+from overlap.collectives import Kind, generate, project_all, verify
+from overlap.collectives.slicing import MOST_SLICES, SLICE_BYTES, message_bytes, sliced, slices_of
+
+from .executor import execute
+from .reference import expected, random_inputs
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "size"),
+    [
+        ("all_reduce", "ring", 2),
+        ("all_reduce", "ring", 4),
+        ("all_reduce", "mesh", 3),
+        ("all_reduce", "recursive_doubling", 4),
+        ("reduce_scatter", "ring", 3),
+        ("all_gather", "bruck", 4),
+        ("all_to_all", "pairwise", 3),
+        ("broadcast", "binomial", 4),
+        ("reduce", "binomial", 3),
+    ],
+)
+def test_slices_give_the_same_results(collective, algorithm, size, slices):
+    schedule = sliced(generate(collective, algorithm, size), slices)
+    verify(schedule)
+    inputs = random_inputs(schedule, 7)
+    for shared in (False, True):
+        got = execute(schedule, project_all(schedule), inputs, seed=1, shared=shared)
+        for g, w in zip(got, expected(schedule, inputs), strict=True):
+            assert (g is None and w is None) or w is None or np.array_equal(g, w)
+
+
+def test_a_slice_is_passed_on_as_soon_as_it_has_come():
+    whole = generate("all_reduce", "ring", 2)
+    program = project_all(sliced(whole, 3))[0]
+    sends, receives = program.queues
+    first_gathered = next(at for at, step in enumerate(sends) if step.src.buffer != sends[0].src.buffer)
+    assert first_gathered == 3
+    [(queue, count)] = sends[first_gathered].waits
+    assert queue == 1
+    assert [step.kind for step in receives[:count]].count(Kind.RECV) == 1
+    assert [step.kind for step in receives].count(Kind.RECV) == 6
+
+
+def test_long_messages_from_which_something_follows_are_sliced():
+    ring = generate("all_reduce", "ring", 4)
+    assert message_bytes(ring, 4 * SLICE_BYTES) == SLICE_BYTES
+    assert [slices_of(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 100)] == [1, 1, 2, 3, MOST_SLICES]
+    assert slices_of(generate("all_gather", "ring", 2), 100 * SLICE_BYTES) == 1  # one message each, and that was all
+    assert slices_of(generate("all_reduce", "ring", 1), 100 * SLICE_BYTES) == 1
