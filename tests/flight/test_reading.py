@@ -17,6 +17,8 @@ from overlap import UsageError
 from overlap.cli import main as command
 from overlap.flight.reading import read_flight
 
+from . import KILLED
+
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory):
@@ -87,26 +89,6 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
     file.write_bytes(data[: len(sample)])
     with suppress(UsageError):
         assert len(read_flight(file).ranks) == 1
-
-
-KILLED = """
-import os, signal
-import numpy as np
-import overlap
-
-async def main(rank):
-    for step in range(5):
-        with rank.step(step):
-            if (rank.rank, step) == (1, 3):
-                await rank.recv(np.ones(1), 0)
-                os.kill(os.getpid(), signal.SIGKILL)
-            reduced = rank.all_reduce(np.ones(8))
-            if step == 3:
-                await rank.send(np.ones(1), 1)
-            await reduced
-
-overlap.run(main)
-"""
 
 
 def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):

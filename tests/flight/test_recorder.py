@@ -17,6 +17,8 @@ from overlap.flight.layout import CALLS, RECORDS
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known
 
+from . import KILLED
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -195,29 +197,9 @@ def test_names_of_any_kind_and_length_are_kept_as_far_as_they_fit(folder, name):
     assert flight.ending.line[:13].startswith(("ValueError: x", "ValueError: '", "ValueError: q", "ValueError: 名"))
 
 
-PROGRAM = """
-import os, signal
-import numpy as np
-import overlap
-
-async def main(rank):
-    for step in range(5):
-        with rank.step(step):
-            if (rank.rank, step) == (1, 3):
-                await rank.recv(np.ones(1), 0)
-                os.kill(os.getpid(), signal.SIGKILL)
-            reduced = rank.all_reduce(np.ones(2, np.float32))
-            if step == 3:
-                await rank.send(np.ones(1), 1)
-            await reduced
-
-overlap.run(main, ranks=2)
-"""
-
-
 def test_it_is_readable_after_sigkill(folder, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(KILLED)
     ended = subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     flight = only(folder)

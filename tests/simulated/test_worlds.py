@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,33 +18,15 @@ from overlap.remote.control_plane import ControlPlane
 from overlap.rendezvous import JoinError, join
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
-from transports import Endpoint, NeuronLink, Router, Statistics, Transport
+from transports import NeuronLink, Router, Transport
 from transports.efa import Efa
 
+from ..core.companies import Part
 from .simulation import HANG_S, Simulation, seeds, simulate
 from .test_membership import config
 
 EACH = 2  # ranks of a process
 LARGE = 40_000  # elements: 320 kB, which travel in chunks over all rails
-
-
-class Part(Transport):
-    """Some of a transport's ranks, as the process that they live in sees it."""
-
-    def __init__(self, whole: NeuronLink, ranks: Sequence[int]) -> None:
-        self.whole, self.ranks, self.peers = whole, tuple(ranks), whole.ranks
-
-    def shares_memory(self, ranks: Sequence[int]) -> bool:
-        return set(ranks) <= set(self.ranks)
-
-    def endpoint(self, rank: int) -> Endpoint:
-        return self.whole.endpoint(rank)
-
-    def statistics(self) -> Statistics:
-        return self.whole.statistics()
-
-    def open(self) -> AbstractAsyncContextManager[Self]:
-        raise AssertionError("the simulation opens the whole")
 
 
 class VirtualBackend(RealBackend):

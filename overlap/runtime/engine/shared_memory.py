@@ -192,20 +192,21 @@ def _target(operation: Operation) -> Array:
 
 def _blocks_given(operation: Operation) -> list[Array]:
     """Cut what a rank gives into the blocks of all ranks."""
-    call = operation.call
-    if not call.counts:
-        return _blocks(_source(operation), call.size)
-    given = blocks_given(call.kind, call.size, operation.port.position)
-    return _cut(_source(operation), [call.counts[block] for block in given])
+    return _blocks_of(_source(operation), operation, blocks_given)
 
 
 def _blocks_got(operation: Operation) -> list[Array]:
     """Cut what a rank gets into the blocks of all ranks."""
+    return _blocks_of(_target(operation), operation, blocks_got)
+
+
+def _blocks_of(
+    array: Array, operation: Operation, order: Callable[[Collective, int, int], Sequence[int]]
+) -> list[Array]:
     call = operation.call
     if not call.counts:
-        return _blocks(_target(operation), call.size)
-    got = blocks_got(call.kind, call.size, operation.port.position)
-    return _cut(_target(operation), [call.counts[block] for block in got])
+        return _blocks(array, call.size)
+    return _cut(array, [call.counts[block] for block in order(call.kind, call.size, operation.port.position)])
 
 
 def _cut(array: Array, rows: Sequence[int]) -> list[Array]:
