@@ -51,6 +51,7 @@ def pairs(found: set[tuple[int, ...]]) -> set[object]:
     return {pair for case in found for pair in combinations(enumerate(case), 2)}
 
 
+@pytest.mark.slow
 def test_few_cases_let_each_pair_of_values_meet(tmp_path: Path) -> None:
     code, output = run(tmp_path, CROSSED, "--collect-only", "-q", "-p", "no:randomly")
     kept = cases(output)
@@ -79,6 +80,7 @@ def test_ci_fails_where_something_is_skipped_that_should_not_be(
     assert ("should not be skipped: " in output) is (code == 1)
 
 
+@pytest.mark.slow
 def test_nor_does_a_file_that_skips_itself_pass_in_silence(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_it():\n    assert {0}\n")
     code, output = run(tmp_path, SKIPPED_WHOLLY, "--no-unexpected-skips", "-n", "1")

@@ -418,6 +418,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_loop_is_busy_is_the_odd_one_out_of_a_stall(process, script):
     child = process("run", "--nnodes", "2", "--stall", "2", script(BUSY))
     _, err = child.communicate()
@@ -454,6 +455,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_time_out_tells_of_a_node_that_computes_before_it_waits_for_it(process, script):
     child = process("run", "--nnodes", "2", "--timeout", "1", script(COMPUTING))
     _, err = child.communicate()

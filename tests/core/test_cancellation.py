@@ -98,7 +98,7 @@ def run_and_cancel(step: int, path: str) -> bool:
     return cancelled
 
 
-@pytest.mark.parametrize("path", ["direct", "wire"])
+@pytest.mark.parametrize("path", ["direct", pytest.param("wire", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", [1, *(pytest.param(start, marks=pytest.mark.slow) for start in (2, 3))])
 def test_the_world_is_cancelled_at_any_step(start: int, path: str) -> None:
     """Every third step; threads make each run a little different anyway."""

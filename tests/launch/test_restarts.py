@@ -233,6 +233,7 @@ def test_ten_kills_leave_the_same_bits(job, tmp_path):
     check_kills(job, tmp_path, 10)
 
 
+@pytest.mark.slow
 def test_kills_of_one_node_of_two_leave_the_same_bits(job, tmp_path):
     check_kills(job, tmp_path, 3, "--nnodes", "2")
 
@@ -319,6 +320,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
     (tmp_path / "elastic.py").write_text(ELASTIC)
     ended = subprocess.run(
@@ -354,7 +356,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_path, lost):
     """As on two machines: each has a launcher; one is gone, and another takes its place with the same secret."""
     secret = "00" * 32

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
@@ -57,6 +59,7 @@ for touch in itertools.count(1):
 """
 
 
+@pytest.mark.slow
 def test_a_save_that_is_killed_anywhere_leaves_it_or_the_one_before(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=240,
