@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter_ns
 
 import trio
@@ -67,17 +68,19 @@ class LoopWatch:
         told: Callable[[Busy, float], None],
         over: Callable[[Busy, int], None],
     ) -> None:
-        self._token, self._loop_thread = token, thread
+        self._token, self._loop_thread, self._native_thread = token, thread, 0
         self._look, self._look_s = look, period_s
         self._tasks, self._tell, self._tell_over = tasks, told, over
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="overlap loop watch", daemon=True)
         self._asked_ns = self._looked_ns = 0
+        self._queued_ns = 0  # when it was asked: see `queued_ns`
         self._answered = True  # the loop has run since it was asked
         self._busy: Busy | None = None
         self._limits_s: dict[str, float] = {}  # by place: from when on it is told
 
     def __enter__(self) -> None:
+        self._native_thread = threading.get_native_id()
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -96,12 +99,20 @@ class LoopWatch:
 
     def _check(self, now_ns: int, *, late: bool) -> None:
         if self._answered:
-            self._answered, self._asked_ns = False, now_ns
+            self._answered = False
+            self._ask_again(now_ns)
             self._token.run_sync_soon(self._answer)
         elif late and self._busy is None:
-            self._asked_ns = now_ns  # this thread did not run either: the loop need not be to blame
-        elif now_ns - self._asked_ns >= BUSY_S * 1e9:
+            self._ask_again(now_ns)  # this thread did not run either: the loop need not be to blame
+        elif now_ns - self._asked_ns >= BUSY_S * 1e9 and (self._busy or self._own_ns(now_ns) >= BUSY_S * 1e9):
             self._note_busy((now_ns - self._asked_ns) / 1e9)
+
+    def _ask_again(self, now_ns: int) -> None:
+        self._asked_ns, self._queued_ns = now_ns, queued_ns(self._native_thread)
+
+    def _own_ns(self, now_ns: int) -> int:
+        """Return for how much of the time the loop could have run: on a crowded machine nobody's does for seconds."""
+        return now_ns - self._asked_ns - (queued_ns(self._native_thread) - self._queued_ns)
 
     def _note_busy(self, seconds: float) -> None:
         if self._busy is None:
@@ -137,3 +148,16 @@ class LoopWatch:
         if now_ns - self._looked_ns >= 0.9e9 * self._look_s:
             self._looked_ns = now_ns
             self._look()
+
+
+def queued_ns(thread: int) -> int:
+    """Return how long a thread of this process has waited for a processor, though it could run; 0 if nobody counts.
+
+    Linux does: Documentation/scheduler/sched-stats.rst, "/proc/<pid>/schedstat".
+
+    Args:
+        thread: As the kernel numbers it.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    return 0

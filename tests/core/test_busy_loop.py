@@ -3,6 +3,7 @@
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from time import perf_counter_ns
 
 import pytest
 import trio
@@ -64,6 +65,26 @@ def test_who_keeps_the_loop_busy_is_told_with_its_line(monkeypatch: pytest.Monke
     assert span.duration_ns >= 100_000_000
     write_trace(timeline, f"{tmp_path}/run.json")
     assert programs(read_trace(f"{tmp_path}/run.json")) == [span]
+
+
+def test_a_loop_that_gets_no_processor_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch)
+    waited: list[int] = []
+
+    def queued_ns(thread: int) -> int:
+        assert thread == threading.main_thread().native_id
+        waited.append(perf_counter_ns())
+        return waited[-1]
+
+    monkeypatch.setattr(loop_watch, "queued_ns", queued_ns)
+
+    async def main(rank: R) -> None:
+        seen = len(waited)
+        while len(waited) < seen + 3 and not told.any.wait(0.01):  # each look but the first is at a busy loop
+            pass
+
+    assert programs(timeline_of(main, 1)) == []
+    assert told.lines == []
 
 
 def test_tasks_of_a_program_are_found_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

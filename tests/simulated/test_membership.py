@@ -131,7 +131,7 @@ def check(found: Simulation, everybody: list[Member]) -> None:
         assert not told or all(len(each.heard) == len(everybody) - 1 for each in everybody)
 
 
-@pytest.mark.parametrize("some", seeds(10, 810, at_once=50), ids=str)
+@pytest.mark.parametrize("some", seeds(20, 820, at_once=50), ids=str)
 def test_whatever_happens_the_others_know_whose_loss_it_was(some: range) -> None:
     kinds = set()
     for seed in some:
