@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from topology import Cluster
 
+from ..collectives import host
 from ..errors import UsageError
 from ..timeline.spans import Timeline
 
@@ -73,7 +74,7 @@ class Roofline:
             raise UsageError(f"dtype: no peak is known for {dtype!r} on {cluster.machine.chip.name}; known are {known}")
         return cls(
             flops_per_s=cluster.flops_per_s(short) if peaks else None,
-            bytes_per_s=cluster.memory_bytes_per_s(),
+            bytes_per_s=cluster.memory_bytes_per_s() or _plain(cluster),
             dtype=dtype,
             device=cluster.machine.chip.name,
             efficiency=efficiency,
@@ -98,6 +99,11 @@ class Roofline:
                 f"{what}: compute '{name}' states {amount:g}, but no figure is known for {self.device}; state seconds="
             )
         return amount / (rate * efficiency)
+
+
+def _plain(cluster: Cluster) -> float | None:
+    """Return the memory bandwidth of the plain machine; nothing is known of others that do not say it."""
+    return host.MEMORY_BYTES_PER_S if cluster.machine.devices is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
