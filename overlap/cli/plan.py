@@ -59,6 +59,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="whether network adapters read device memory themselves, or host memory is in between (matters on dl1)",
     )
+    parser.add_argument(
+        "--exact", action="store_true", help="only what reduces every element in the order of ranks: exact=True"
+    )
     parser.add_argument("--top", type=index, default=8, metavar="N", help="alternatives to print; default: 8")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--steps", action="store_true", help="also print the table as a grid of ranks by steps")
@@ -79,7 +82,16 @@ def main(args: argparse.Namespace) -> int:
     nbytes, element_bytes = parse_bytes(args.bytes, argument="--bytes"), itemsize_of(args.dtype)
     if nbytes % element_bytes:
         raise UsageError(f"--bytes: {nbytes} bytes are not whole elements of {args.dtype}, of {element_bytes} bytes")
-    chosen = plan(args.op, nbytes, machine, ranks, dtype=args.dtype, root=args.root, peer_direct=args.peer_direct)
+    chosen = plan(
+        args.op,
+        nbytes,
+        machine,
+        ranks,
+        dtype=args.dtype,
+        root=args.root,
+        peer_direct=args.peer_direct,
+        exact=args.exact,
+    )
     if args.json:
         print(json.dumps(describe(chosen), indent=2, sort_keys=True))
         return 0

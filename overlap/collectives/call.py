@@ -32,6 +32,7 @@ class CallKey(NamedTuple):
     root: int
     pairs: Pairs
     counts: Counts
+    exact: bool
 
     def without_data(self) -> CallKey:
         """Return what a rank says that only receives."""
@@ -51,6 +52,7 @@ class Call:
         root: Group rank, 0 where there is none.
         pairs: Of a permute.
         counts: Rows of every block (see `counts`) where they differ, else ().
+        exact: Whether every element is reduced in the order of ranks.
         reducer: The operator on the dtype.
         result_shape: Of a receiver's result, where blocks do not differ; see `result_at`.
         nbytes: The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
@@ -66,6 +68,7 @@ class Call:
     root: int
     pairs: Pairs
     counts: Counts
+    exact: bool
     reducer: Reducer | None
     result_shape: Shape
     nbytes: int
@@ -101,6 +104,8 @@ class Call:
             said += f", pairs={list(self.pairs)}"
         if self.counts:
             said += f", counts={described(self.counts, self.kind, self.size)}"
+        if self.exact:
+            said += ", exact=True"
         return f"{self.kind.value}({said})"
 
 
@@ -113,6 +118,7 @@ def _checked(
     root: int = 0,
     pairs: Pairs = (),
     counts: Counts = (),
+    exact: bool = False,
 ) -> Call:
     """Check what a rank asks for and return the one object that stands for it.
 
@@ -122,8 +128,9 @@ def _checked(
     what = Collective(kind)
     if dtype is None or shape is None:
         return Call(
-            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), reducer=None,
-            result_shape=(), nbytes=0, work_bytes=0, key=CallKey(kind, op, None, None, size, root, pairs, ()),
+            kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
+            reducer=None, result_shape=(), nbytes=0, work_bytes=0,
+            key=CallKey(kind, op, None, None, size, root, pairs, (), exact),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
@@ -137,10 +144,10 @@ def _checked(
         result = result_shape(what, shape, size)
         nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
-        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts,
+        kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
         reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from .fingerprint import Words
 from .memory import Bases, Layout, Memory, Sweep
 from .pattern import Ints
 from .rules import Flags, check_rows
-from .schedule import Buffer, Op, Schedule
+from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule
 
 __all__ = ["Replay"]
 
@@ -160,7 +160,8 @@ class Replay:
         Raises:
             ScheduleError: If a rank's result is wrong, or differs between ranks in the last bit.
         """
-        firsts = [self._of_first(memory) if memory.ordered else None for memory in self.memories]
+        by_rank = self.schedule.algorithm in IN_RANK_ORDER
+        firsts = [self._of_first(memory) if memory.ordered and not by_rank else None for memory in self.memories]
         faults: dict[int, tuple[int, int]] = {}
         for piece in self.layout.sweep(Buffer.OUT):
             for number, (memory, first) in enumerate(zip(self.memories, firsts, strict=True)):
@@ -182,7 +183,11 @@ class Replay:
         start = memory.bases[Buffer.OUT] + piece.cells.start
         cells = slice(start, start + len(piece.rank))
         for lane, fingerprint in enumerate(memory.prints):
-            expected = fingerprint.result(piece.rank, piece.slot) if first is None else first[piece.slot]
+            if first is not None:
+                expected = first[piece.slot]
+            else:
+                find = fingerprint.folded if memory.ordered else fingerprint.result
+                expected = find(piece.rank, piece.slot)
             wrong = memory.lane(lane)[cells] != expected
             if wrong.any():
                 wrong &= piece.real

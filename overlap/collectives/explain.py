@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import ScheduleError
 from .provenance import Origin, contributors, wanted
-from .schedule import Buffer, Schedule
+from .schedule import IN_RANK_ORDER, Buffer, Schedule
 
 __all__ = ["explain", "hazard"]
 
@@ -36,7 +36,8 @@ def explain(schedule: Schedule, rank: int, slot: int) -> ScheduleError:
     if surplus:
         told.append(f"has more than once or should not have {_list(surplus)}")
     if not told:
-        told.append("is not combined as on the other ranks")
+        in_order = schedule.algorithm in IN_RANK_ORDER
+        told.append("is not combined in the order of ranks" if in_order else "is not combined as on the other ranks")
     culprit = next(iter(missing + surplus), None)
     return ScheduleError(
         f"{place} {' and '.join(told)}",

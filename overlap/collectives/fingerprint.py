@@ -61,6 +61,16 @@ class Fingerprint:
             return self._arrived(rank, slot)
         return self.initial(np.full(1, s.root), rank * k + slot if s.collective == "scatter" else slot)
 
+    def folded(self, rank: Ints, slot: Ints) -> Words:
+        """Return what output slots must hold where each element is combined in the order of ranks."""
+        s = self.schedule
+        slot = np.minimum(slot, s.slots[1] - 1)
+        of_slot = self.of_slot[rank * s.slots_per_block + slot if s.collective == "reduce_scatter" else slot]
+        total: Words = self.of_rank[0] * of_slot
+        for other in self.of_rank[1:]:
+            total = combine(total, other * of_slot)
+        return total
+
     def _sums(self) -> Words:
         sums: Words = self.of_rank.sum(dtype=np.uint64) * self.of_slot
         return sums

@@ -7,7 +7,8 @@ Four things are proved.
    sums enter OUT by finalising only, and never leave it for SCRATCH, so they are finalised once.
 2. **The same bits on all ranks.** In an all-reduce a third replay combines by a function that is neither associative
    nor commutative, with operands in the order that the executor uses. All ranks must get the same value: then they
-   applied the same parenthesisation to operands in the same order.
+   applied the same parenthesisation to operands in the same order. Algorithms that are to reduce in the order of ranks
+   must get the value that this order has.
 3. **No hazards.** In a phase no cell is written twice, except by the ADDs of one fan-in group; no cell is read and
    written, except by its own ADD; and no cell that a local row reads is written remotely in the same step. This is
    checked on the layout in which buffers share memory as far as an executor may let them; the second seed is replayed
@@ -24,7 +25,7 @@ from .execution import Replay
 from .fingerprint import Fingerprint
 from .memory import Layout, Memory
 from .rules import Routable, check_header, check_routes, phases
-from .schedule import Schedule
+from .schedule import IN_RANK_ORDER, Schedule
 
 __all__ = ["verify"]
 
@@ -58,7 +59,7 @@ def _memories(schedule: Schedule, layout: Layout, prints: list[Fingerprint]) -> 
     if layout.shared == layout.apart:
         return [Memory(layout, layout.apart, prints)]
     # Two layouts, one seed each.
-    ordered = schedule.collective == "all_reduce"
+    ordered = schedule.collective == "all_reduce" or schedule.algorithm in IN_RANK_ORDER
     first = Memory(layout, layout.apart, prints[:1], twin=ordered)
     memories = [first, Memory(layout, layout.shared, prints[1:])]
     return [*memories, first.ordered_twin(layout)] if ordered else memories

@@ -25,7 +25,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "MOVING", "REDUCING", "ROOTED", "Buffer", "Op", "Schedule", "layout", "slot_bounds"]
+__all__ = [
+    "COLUMNS",
+    "EXACT",
+    "IN_RANK_ORDER",
+    "MOVING",
+    "REDUCING",
+    "ROOTED",
+    "Buffer",
+    "Op",
+    "Schedule",
+    "layout",
+    "slot_bounds",
+]
 
 Int16: TypeAlias = NDArray[np.int16]
 Int32: TypeAlias = NDArray[np.int32]
@@ -33,6 +45,10 @@ UInt8: TypeAlias = NDArray[np.uint8]
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter", "permute")
+IN_RANK_ORDER = ("direct", "one_shot", "rank_order", "rank_chain")
+"""Algorithms that reduce every element in the order of ranks, wherever it lies; their tables are proved to."""
+EXACT = ("all_reduce", "reduce_scatter")
+"""Collectives that have such algorithms for every group."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Collectives whose result may lie over the input: slot i of IN, of OUT and of SCRATCH block 0 are then one place.
 _IN_PLACE = ("all_reduce", "reduce", "broadcast")

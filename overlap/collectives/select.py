@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import ScheduleError, UsageError
 from .generators import GENERATORS
 from .proof import verify
-from .schedule import Schedule
+from .schedule import EXACT, Schedule
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -167,6 +167,7 @@ def plan(
     peer_direct: bool = True,
     programs_only: bool = False,
     algorithm: str | None = None,
+    exact: bool = False,
 ) -> Plan:
     """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
 
@@ -181,6 +182,7 @@ def plan(
         peer_direct: Whether network adapters read device memory themselves; matters on dl1 only.
         programs_only: Leave out the short cut through shared memory: what is asked for is a table.
         algorithm: The only one to consider, in all its forms; any by default.
+        exact: Consider only those that reduce every element in the order of ranks.
 
     Raises:
         UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
@@ -189,7 +191,7 @@ def plan(
     """
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
-    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm)
+    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact)
 
 
 def forget_plans() -> None:
@@ -212,16 +214,19 @@ def _plan(
     peer_direct: bool,
     programs_only: bool,
     algorithm: str | None,
+    exact: bool,
 ) -> Plan:
     from .cost.candidates import candidates
     from .cost.parameters import measured
 
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
+    if exact and op not in EXACT:
+        raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
     if not 0 <= nbytes <= _MOST_BYTES:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    options, rejected = candidates(op, cluster, group, dtype, root, pairs, peer_direct, algorithm)
+    options, rejected = candidates(op, cluster, group, dtype, root, pairs, peer_direct, algorithm, exact)
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")

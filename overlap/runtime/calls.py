@@ -55,6 +55,7 @@ class Calls:
         op: str = "sum",
         out: Array | None = None,
         *,
+        exact: bool = False,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -72,12 +73,17 @@ class Calls:
             x: Any shape, the same on all ranks.
             op: "sum", "mean", "max", "min" or "prod". The mean of integers is truncated towards zero.
             out: Where to put the result, of the shape and dtype of `x`; `out=x` is in place.
+            exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
+                place in the array: the same bits for any buckets, in one process, over wires and in virtual time (of a
+                NaN, that it is one).
 
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
-        2(p-1)/p of the array sent by each rank.
+        2(p-1)/p of the array sent by each rank. With `exact` nothing more in one process; over wires each rank sends
+        the same bytes, but to all others, in two steps, and needs memory for another array; or, where that is cheaper,
+        sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_REDUCE, x, out, _getframe(1), priority, name, op), stream
+            CollectiveFuture(Collective.ALL_REDUCE, x, out, _getframe(1), priority, name, op, exact=exact), stream
         )
 
     def reduce_scatter(
@@ -87,6 +93,7 @@ class Calls:
         out: Array | None = None,
         *,
         counts: Rows | None = None,
+        exact: bool = False,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -114,12 +121,16 @@ class Calls:
             op: As for `all_reduce`.
             out: Shape `(x.shape[0] // size, *x.shape[1:])`, or `(counts[rank], *x.shape[1:])`; may not overlap `x`.
             counts: Rows of every rank's block, from 0, the same list on all ranks; equal ones by default.
+            exact: As for `all_reduce`, at the same cost: one step, the same bytes, and memory for another array.
 
         Cost as a ring over p ranks: p-1 steps, (p-1)/p of the array sent by each rank. Blocks that differ travel by the
         same algorithms without padding; a step of a ring takes as long as the largest block in it.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op, counts=counts), stream
+            CollectiveFuture(
+                Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op, counts=counts, exact=exact
+            ),
+            stream,
         )
 
     def all_gather(

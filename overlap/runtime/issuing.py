@@ -155,6 +155,8 @@ class Issuer:
             raise context.ending.peer_failed()
         if not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
+        if type(operation.exact) is not bool:
+            raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
         operation.group, operation.context = self._group, context
         out = operation.out
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):

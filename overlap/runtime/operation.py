@@ -143,9 +143,9 @@ class CollectiveFuture(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "given", "group", "input",
-        "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "record", "reduction",
-        "root", "running", "scope", "seq", "source", "started_ns", "step", "target",
+        "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "exact", "given", "group",
+        "input", "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "record",
+        "reduction", "root", "running", "scope", "seq", "source", "started_ns", "step", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -169,11 +169,13 @@ class CollectiveFuture(Issued[T_co]):
         root: int = 0,
         pairs: Pairs = (),
         counts: object = None,
+        exact: bool = False,
     ) -> None:
         # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
+        self.exact = exact
         self.counts = counts  # of rows; once it is issued, as `check_counts` returns them, or None
         self.input = x  # what the caller passed: an array, a future of one, or None
         self.out = out  # what the caller will get; once it is issued, the array that the result is written to
@@ -265,7 +267,9 @@ class CollectiveFuture(Issued[T_co]):
                 shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
             try:
                 find = uneven_call if counts else call
-                self.call = find(kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts)
+                self.call = find(
+                    kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts, self.exact
+                )
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
             if not x.flags.writeable and x is not self.out:

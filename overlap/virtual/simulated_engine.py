@@ -16,6 +16,7 @@ from ..collectives.cost.startup import Startup
 from ..collectives.generators import GENERATORS, fits, generate
 from ..collectives.kinds import Collective
 from ..collectives.placement import place
+from ..collectives.schedule import IN_RANK_ORDER
 from ..collectives.select import DIRECT, plan, size_class
 from ..errors import ScheduleError
 from ..runtime.communicator import BaseEngine, Communicator
@@ -149,7 +150,7 @@ class SimulatedEngine(BaseEngine):
 
     def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
         """Return what an operation becomes; `like` is what it became for others, who are like these."""
-        key = (pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, members)
+        key = (*_choice(pattern), members)
         found = self._options.get(key)
         if found is None:
             found = self._options[key] = self._chosen(members, pattern, like or self._algorithm)
@@ -175,8 +176,10 @@ class SimulatedEngine(BaseEngine):
             root=pattern.root,
             pairs=pattern.pairs if pattern.kind is Collective.PERMUTE else None,
             peer_direct=self._peer_direct,
+            exact=pattern.exact,
         )
-        if insisted is None or insisted not in (DIRECT, *GENERATORS[collective]):
+        known = [name for name in (DIRECT, *GENERATORS[collective]) if not pattern.exact or name in IN_RANK_ORDER]
+        if insisted is None or insisted not in known:
             return self._cheapest(choose, members, pattern)
         try:
             return choose(algorithm=insisted).option
@@ -189,7 +192,7 @@ class SimulatedEngine(BaseEngine):
     def _cheapest(self, choose: Callable[..., Plan], members: tuple[int, ...], pattern: Call) -> Option:
         """Choose for the first of groups that sit alike, and the same for the others: a tenth of the time."""
         alike = congruence(self._cluster, members)
-        key = (pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, alike)
+        key = (*_choice(pattern), alike)
         known = None if alike is None else self._best.get(key)
         if known is not None:
             return choose(algorithm=known).option
@@ -214,6 +217,11 @@ def _ends(match: Match) -> list[Operation]:
 
 def _pattern(match: Match) -> Call:
     return cast("Call", match.pattern)
+
+
+def _choice(pattern: Call) -> tuple[object, ...]:
+    """Return what an algorithm is chosen by, besides the group."""
+    return pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, pattern.exact
 
 
 def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:

@@ -50,6 +50,14 @@ def test_brute_force_agrees_for_every_size(collective: str, algorithm: str, size
             assert is_right(schedule), schedule
 
 
+@pytest.mark.parametrize(("collective", "algorithm"), [("all_reduce", "mesh"), ("all_reduce", "chain"),
+                                                      ("reduce_scatter", "mesh")])  # fmt: skip
+def test_a_table_that_promises_the_order_of_ranks_keeps_it(collective: str, algorithm: str) -> None:
+    other = replace(generate(collective, algorithm, 4), algorithm="rank_order")
+    with pytest.raises(ScheduleError, match=r"is not combined in the order of ranks$"):
+        verify(other)
+
+
 @pytest.mark.parametrize("sides", TORI, ids=str)
 def test_tori(sides: tuple[int, ...]) -> None:
     for collective in SPREADING:

@@ -19,6 +19,7 @@ TESTS = {
     "runtime/engine/program_runner": "core/test_collectives core/test_streams",
     "runtime/engine/real_engine": "core/test_collectives core/test_culprits",
     "runtime/engine/shared_memory": "core/test_collectives core/test_bits",
+    "runtime/engine/thin_buffers": "core/test_exact",
     "runtime/engine/workers": "runtime/test_workers runtime/test_narrow",
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",

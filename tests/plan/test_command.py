@@ -8,6 +8,7 @@ import pytest
 from overlap.cli import plan as command
 from overlap.cli.stepgrid import step_grid
 from overlap.collectives.generators import generate
+from overlap.collectives.schedule import IN_RANK_ORDER
 from overlap.errors import UsageError
 from topology import TopologyError
 
@@ -84,6 +85,7 @@ def test_options_reach_the_plan(run):
         return json.loads(run(*words, "--json")[1])
 
     base = ("reduce_scatter", "--bytes", "32000000", "--cluster", "dl1.24xlarge x4")
+    assert predicted(*base, "--exact")["algorithm"] in IN_RANK_ORDER
     assert predicted(*base)["predicted_s"] < 2e-3 < predicted(*base, "--no-peer-direct")["predicted_s"]
     group = ("all_reduce", "--bytes", "1G", "--cluster", "trn1.32xlarge", "--ranks", "0-7")
     assert predicted(*group)["ranks"] == list(range(8))

@@ -9,7 +9,9 @@ import topology
 from overlap.collectives import host
 from overlap.collectives.cost.parameters import parameters
 from overlap.collectives.generators import GENERATORS, generate
+from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.proof import verify
+from overlap.collectives.schedule import EXACT, IN_RANK_ORDER
 from overlap.collectives.select import DIRECT, algorithms, check_algorithm, forget_plans, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
@@ -50,7 +52,30 @@ def test_the_winner_is_the_cheapest():
 def test_every_algorithm_is_chosen_or_told_about():
     for op, known in GENERATORS.items():
         found = plan(op, 1 << 20, TRN2)
-        assert {found.algorithm, *(each.algorithm for each in found.alternatives)} == {DIRECT, *known}
+        told = {found.algorithm, *(each.algorithm for each in found.alternatives)}
+        assert told == {DIRECT, *known}.difference(ONLY_FOR_ORDER)
+
+
+@pytest.mark.parametrize("op", EXACT)
+@pytest.mark.parametrize("name", ["trn2.48xlarge x2", "trn1.32xlarge", "local x4"])
+def test_an_exact_plan_keeps_the_order_of_ranks(op, name):
+    found = plan(op, 1 << 20, topology.cluster(name), tuple(range(4)), exact=True, programs_only=True)
+    assert {found.algorithm, *(each.algorithm for each in found.alternatives)} <= set(IN_RANK_ORDER)
+    assert found.schedule().algorithm == found.algorithm
+
+
+def test_nodes_of_many_ranks_are_joined_by_a_chain_where_bytes_count():
+    """Each byte crosses from node to node once each way; all ranks sending to all would cross eight times as often."""
+    machine = topology.cluster("trn1.32xlarge x2")
+    assert plan("all_reduce", 64, machine, exact=True).algorithm == "one_shot"
+    assert plan("all_reduce", 1 << 30, machine, exact=True).algorithm == "rank_chain"
+
+
+def test_what_does_not_reduce_has_no_exact_plan():
+    with pytest.raises(UsageError) as caught:
+        plan("broadcast", 8, TRN2, exact=True)
+    told = "exact: all_reduce and reduce_scatter reduce in the order of ranks if asked to, broadcast does not"
+    assert str(caught.value) == told
 
 
 def test_the_figures_of_a_ring():

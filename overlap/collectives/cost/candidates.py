@@ -31,6 +31,7 @@ def candidates(
     pairs: tuple[tuple[int, int], ...] | None,
     peer_direct: bool,
     algorithm: str | None,
+    exact: bool,
 ) -> tuple[list[Option], list[Rejected]]:
     """Place every algorithm, or the one that is named. Arguments are those of `plan`.
 
@@ -49,6 +50,7 @@ def candidates(
         root=root if op in ROOTED else 0,
         pairs=pairs,
         algorithm=algorithm,
+        exact=exact,
     )
     together = max(len(node) for node in request.geometry.nodes)
     figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct, ranks_per_process=together)

@@ -8,8 +8,9 @@ from functools import partial
 
 from ..generators import GENERATORS, generate
 from ..generators.families import READINGS, SLICED
+from ..generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
 from ..placement import Placement
-from ..schedule import ROOTED, Schedule
+from ..schedule import IN_RANK_ORDER, ROOTED, Schedule
 from .geometry import Geometry
 from .option import Flat, Option, Rejected
 from .parameters import Parameters
@@ -38,6 +39,7 @@ class PlanRequest:
         root: of a rooted collective.
         pairs: of a permute.
         algorithm: the only one to consider; any if None.
+        exact: whether only those are considered that reduce in the order of ranks.
     """
 
     collective: str
@@ -45,10 +47,13 @@ class PlanRequest:
     root: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
     algorithm: str | None = None
+    exact: bool = False
 
     def considers(self, algorithm: str) -> bool:
         """Return whether an algorithm is asked for."""
-        return self.algorithm in (None, algorithm)
+        if self.exact and algorithm not in IN_RANK_ORDER:
+            return False
+        return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

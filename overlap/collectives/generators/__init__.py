@@ -13,7 +13,7 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
-from . import bruck, composed, direct, double_tree, doubling, mesh, tree
+from . import bruck, composed, direct, double_tree, doubling, mesh, rank_order, tree
 from .families import FROM_ROOT, READINGS, SPREADING
 
 __all__ = ["GENERATORS", "Generator", "fits", "generate"]
@@ -61,6 +61,9 @@ for _name in ("binomial", "chain", "binary_tree"):
 GENERATORS["all_reduce"]["double_binary_tree"] = _reading("all_reduce", "double_binary_tree", double_tree.over_all)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
+GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
+GENERATORS["all_reduce"]["rank_chain"] = _reading("all_reduce", "rank_chain", rank_order.chain)
+GENERATORS["reduce_scatter"]["rank_order"] = rank_order.reduce_scatter
 GENERATORS["all_gather"]["recursive_doubling"] = _reading("all_gather", "recursive_doubling", doubling.halving_doubling)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..pattern import Ints
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
+from .rank_order import others
 
 __all__ = ["one_shot", "pairwise"]
 
@@ -21,20 +21,15 @@ def one_shot(size: int) -> Schedule:
     dst = (src + np.arange(1, size, dtype=np.int32)[:, None]) % np.int32(size)
     # Block 0 may be the input's memory, so sums have a block of their own, and others' vectors lie in between.
     total = size
-    table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, _block(src, dst)), group=src)
+    table.move(0, src, dst, (Buffer.IN, 0), (Buffer.SCRATCH, others(src, dst)), group=src)
     for source in range(size):
         own = ranks == source
-        block = np.where(own, 0, _block(np.full(size, source), ranks))
+        block = np.where(own, 0, others(np.full(size, source), ranks))
         where = (np.where(own, Buffer.IN, Buffer.SCRATCH).astype(np.uint8), block)
         combine = table.move if source == 0 else table.add
         combine(source + 1, ranks, ranks, where, (Buffer.SCRATCH, total))
     table.move(size + 1, ranks, ranks, (Buffer.SCRATCH, total), (Buffer.OUT, 0))
     return table.build("all_reduce", "one_shot", size, scratch=size + 1)
-
-
-def _block(src: Ints, dst: Ints) -> Ints:
-    """Return where `dst` keeps the vector of `src`: blocks 1, 2, ..., leaving out its own."""
-    return np.where(src < dst, src + 1, src).astype(np.int32)
 
 
 def pairwise(size: int) -> Schedule:

@@ -53,7 +53,7 @@ FROM_ROOT: dict[str, Make] = {
 }
 """Patterns in which the root owns everything: each gives a broadcast and a reduce."""
 
-SLICED = ("chain", "binary_tree", "double_binary_tree")
+SLICED = ("chain", "binary_tree", "double_binary_tree", "rank_chain")
 """Algorithms that send the data in `slices`, one after the other."""
 
 

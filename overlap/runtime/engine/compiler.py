@@ -16,7 +16,7 @@ from ...collectives.generators import GENERATORS, fits, generate
 from ...collectives.kinds import Collective
 from ...collectives.program import Program, project
 from ...collectives.proof import verify
-from ...collectives.schedule import Schedule
+from ...collectives.schedule import IN_RANK_ORDER, Schedule
 from ...collectives.select import plan, size_class
 from ...collectives.slicing import sliced, slices_of
 from ...collectives.uneven import uneven
@@ -30,7 +30,7 @@ __all__ = ["Compiler"]
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
-_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool]
+_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool]
 
 
 class Compiler:
@@ -70,6 +70,7 @@ class Compiler:
             call.pairs,
             members,
             bool(call.counts),
+            call.exact,
         )
         schedule = self._schedules.get(key)
         if schedule is None:
@@ -100,10 +101,11 @@ class Compiler:
             dtype="uint8" if call.dtype is None else str(call.dtype),
             root=call.root,
             pairs=call.pairs if call.kind is Collective.PERMUTE else None,
+            exact=call.exact,
             programs_only=True,  # who compiles has decided against the short cut
         )
         insisted = self.algorithm
-        if insisted not in GENERATORS[collective]:
+        if insisted not in GENERATORS[collective] or (call.exact and insisted not in IN_RANK_ORDER):
             return choose().schedule()
         try:
             chosen = choose(algorithm=insisted)

@@ -11,7 +11,9 @@ import trio
 from transports import Transport, TransportError
 
 from ...collectives.call import Call
+from ...collectives.generators.rank_order import ONLY_FOR_ORDER
 from ...collectives.kinds import Collective
+from ...collectives.program import Program
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer, Schedule
 from ...collectives.uneven import UnevenSchedule, block_starts
@@ -23,6 +25,7 @@ from ..match import Match
 from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
 from .compiler import Compiler
+from .thin_buffers import ThinBuffers, runs_touched
 from .workers import Workers
 
 __all__ = ["ProgramRunner"]
@@ -85,7 +88,7 @@ class ProgramRunner:
         operation.algorithm = schedule.algorithm
         return Execution(
             program,
-            _buffers(schedule, operation, operation.context.arrays),
+            _buffers(schedule, program, operation, operation.context.arrays),
             self._transport.endpoint(communicator.members[position]),
             members=communicator.members,
             tag=communicator.tag(pattern, operation.seq),
@@ -95,7 +98,7 @@ class ProgramRunner:
         )
 
 
-def _buffers(schedule: Schedule, operation: Operation, arrays: Arrays) -> Buffers:
+def _buffers(schedule: Schedule, program: Program, operation: Operation, arrays: Arrays) -> Buffers:
     """Lay out an operation's arrays as the schedule's buffers."""
     source, target, combine = operation.source, operation.target, operation.call.reducer
     if operation.kind is Collective.BARRIER:
@@ -111,9 +114,14 @@ def _buffers(schedule: Schedule, operation: Operation, arrays: Arrays) -> Buffer
     if isinstance(schedule, UnevenSchedule):
         starts = block_starts(schedule, operation.port.position, operation.call.counts, prod(like.shape[1:]))
         room = starts[Buffer.SCRATCH][-1]
+    elif schedule.algorithm in ONLY_FOR_ORDER:  # whose tables have a place for the pieces of all ranks
+        layout = block, schedule.slots_per_block, combine, schedule.size
+        runs = runs_touched(program)
+        size = ThinBuffers((flat_in, flat_out, flat_out), *layout, runs).elements()
+        return ThinBuffers((flat_in, flat_out, arrays.empty((size,), accumulator)), *layout, runs)
     else:
         starts, room = (), schedule.blocks[2] * block
     shared = schedule.in_place and flat_out.size == room and flat_out.dtype == accumulator
     scratch: Array = flat_out if shared else arrays.empty((room,), accumulator)
-    layout = (flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size
-    return UnevenBuffers(*layout, starts) if starts else Buffers(*layout)
+    laid = (flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size
+    return UnevenBuffers(*laid, starts) if starts else Buffers(*laid)

@@ -1,0 +1,59 @@
+"""The memory of a program that touches little of the SCRATCH that its table speaks of."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...collectives.program import Extent, Kind, Program
+from ...collectives.reduce import Array
+from ...collectives.schedule import Buffer
+from .cc_core import Buffers
+
+__all__ = ["ThinBuffers", "runs_touched"]
+
+Runs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinBuffers(Buffers):
+    """The same, but of SCRATCH only the slots `runs` exist, one behind the other; they are (first, stop) each."""
+
+    runs: Runs
+
+    def elements(self) -> int:
+        """Return how many elements SCRATCH needs."""
+        return sum(self._offset(stop) - self._offset(first) for first, stop in self.runs)
+
+    def view(self, extent: Extent) -> Array:
+        """Return the elements of an extent: one contiguous range."""
+        if extent.buffer is not Buffer.SCRATCH:
+            return Buffers.view(self, extent)
+        at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1
+        before = sum(self._offset(stop) - self._offset(first) for first, stop in self.runs[:at])
+        moved = before - self._offset(self.runs[at][0])
+        return self.arrays[Buffer.SCRATCH][
+            self._offset(extent.slot) + moved : self._offset(extent.slot + extent.count) + moved
+        ]
+
+
+def runs_touched(program: Program) -> Runs:
+    """Return the slots of SCRATCH that a rank's program reads or writes, as (first, stop) of what lies together."""
+    slots = sorted({slot for extent in _touched(program) for slot in range(extent.slot, extent.slot + extent.count)})
+    runs: Runs = []
+    for slot in slots:
+        if runs and runs[-1][1] == slot:
+            runs[-1] = (runs[-1][0], slot + 1)
+        else:
+            runs.append((slot, slot + 1))
+    return runs
+
+
+def _touched(program: Program) -> Iterator[Extent]:
+    for queue in program.queues:
+        for step in queue:
+            mine = (step.src,) if step.kind is Kind.SEND else (step.dst, step.base)
+            for extent in (*mine, step.src) if step.kind is Kind.LOCAL else mine:
+                if extent is not None and extent.buffer is Buffer.SCRATCH:
+                    yield extent
