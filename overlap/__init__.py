@@ -2,15 +2,16 @@
 
 # The map of the building, in the order data flows:
 #
-#   front       the front doors: run();  config: the one description of a run, and who has said what of it
+#   front       the front doors: run();  config: the one description of a run, and who has said what of it;
+#               requested: what it is asked to be in the end, by program, environment and command
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     member      a rank as its world holds it;  standing, stall_watch: who waits for whom, and when that is told
+#     member      a rank as its world holds it;  standing, reports, stall_watch: who waits for whom, and when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls       the collectives as users call them: plain functions that return futures at once
 #     operation   CollectiveFuture: one collective on one rank, from the call to its end
-#     stream      FIFO lanes with a window;  compute: the lane of plain functions, in a thread
+#     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
 #     communicator  where the ranks of a group find each other's operations, and disagreement is noticed
 #     backend     what differs between real and simulated time
@@ -26,6 +27,7 @@
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
+#   parallel/   training strategies, built on nothing but what is public
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces

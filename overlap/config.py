@@ -3,7 +3,7 @@
 The arguments of `run`, the options of `overlap run`, the environment and the launcher each say some of it. What they
 say is laid over each other, the first wins:
 
-1. what a command imposes on every run of its program (`overriding`);
+1. what a command imposes on every run of its program (`requested.overriding`);
 2. the launcher that started several processes: how many ranks there are;
 3. the options of `overlap run`; then `OVERLAP_*` variables, `OVERLAP_RANKS` for `ranks` and so on; empty is unset;
 4. the arguments of `run`.
@@ -14,22 +14,27 @@ A field of `RunConfig` is all there is to a setting: its option, its variable, t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import partial
-from numbers import Real
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from transports import Transport
 
 from . import trace_files
+from .config_checks import (
+    check_algorithm,
+    check_cluster,
+    check_data_check,
+    check_folder,
+    check_ranks,
+    check_seconds,
+    check_trace,
+    check_wires,
+)
 from .errors import UsageError
-from .notice import notify
 from .options import (
     Option,
     count,
@@ -50,80 +55,13 @@ if TYPE_CHECKING:
 
     from .virtual.simulated_backend import Virtual
 
-__all__ = [
-    "ARGUMENT",
-    "RunConfig",
-    "Wires",
-    "imposed",
-    "overriding",
-    "requested",
-    "unknown_variables",
-    "variable_of",
-    "warn_of_unknown_variables",
-]
+__all__ = ["ARGUMENT", "RunConfig", "Wires", "imposed", "variable_of"]
 
 Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 """A transport, or a function that puts one around the transport that the world would have."""
 
-_OF_LAUNCHERS = frozenset(
-    f"OVERLAP_{name}"
-    for name in (
-        *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
-        *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART"),
-    )
-)  # what `overlap.rendezvous.launcher_environment` knows besides
-
-_warned: set[str] = set()
-
 ARGUMENT = "argument"
 """Source of what the program gives to `run`."""
-
-
-def _check_ranks(ranks: object) -> None:
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise UsageError(f"ranks: expected a positive integer, got {ranks!r}")
-
-
-def _check_seconds(name: str, given_s: object) -> None:
-    if not isinstance(given_s, Real) or isinstance(given_s, bool) or not float(given_s) > 0:
-        raise UsageError(f"{name}: expected a positive number of seconds, got {given_s!r}")
-
-
-def _check_trace(trace: object) -> None:
-    if not isinstance(trace, (str, PathLike)) or not os.fspath(trace):
-        raise UsageError(f"trace: expected the name of a file, got {trace!r}")
-    if not Path(trace).parent.is_dir():
-        raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
-
-
-def _check_check(check: object) -> None:
-    if check != "nan":
-        raise UsageError(f"check: expected 'nan', got {check!r}")
-
-
-def _check_folder(name: str, folder: str) -> None:
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise UsageError(f"{name}: {folder} is no folder")
-
-
-def _check_cluster(cluster: object) -> None:
-    if isinstance(cluster, str):
-        return
-    import topology  # here, because a program that only imports us should not pay for the machines
-
-    if not isinstance(cluster, topology.Cluster):
-        raise UsageError(f"cluster: expected a cluster or its name, got {cluster!r}")
-
-
-def _check_algorithm(name: str) -> None:
-    from .collectives.select import check_algorithm  # and with it the generators
-
-    check_algorithm(name)
-
-
-def _check_wires(wires: object) -> None:
-    if not isinstance(wires, Transport) and not callable(wires):
-        raise UsageError(f"transport: expected a transport, or a function that makes one of another, got {wires!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,35 +77,35 @@ class RunConfig:
         read=count,
         metavar="N",
         help="how many ranks; default: what the program says",
-        check=_check_ranks,
+        check=check_ranks,
     )
     trace: str | PathLike[str] | None = option(
         default="none is kept",
         read=str,
         metavar="FILE",
         help="write the timeline there (.json or .json.gz)",
-        check=_check_trace,
+        check=check_trace,
     )
     cluster: str | topology.Cluster | None = option(
         default="local",
         read=str,
         metavar="NAME",
         help='machine to run as, such as "trn1.32xlarge" or "local"',
-        check=_check_cluster,
+        check=check_cluster,
     )
     timeout_s: float | None = option(
         default="no limit",
-        read=seconds, metavar="S", flag="--timeout", check=partial(_check_seconds, "timeout_s"),
+        read=seconds, metavar="S", flag="--timeout", check=partial(check_seconds, "timeout_s"),
         help="give up after S seconds; say who waits for whom",
     )  # fmt: skip
     stall_s: float | None = option(
         default="10",
-        read=seconds, metavar="S", flag="--stall", check=partial(_check_seconds, "stall_s"),
+        read=seconds, metavar="S", flag="--stall", check=partial(check_seconds, "stall_s"),
         help="say who waits for whom after S seconds without progress; default: 10",
     )  # fmt: skip
     give_up_s: float | None = option(
         default="300 if nobody can go on",
-        read=seconds, metavar="S", flag="--give-up", check=partial(_check_seconds, "give_up_s"),
+        read=seconds, metavar="S", flag="--give-up", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
     )  # fmt: skip
     algorithm: str | None = option(
@@ -175,7 +113,7 @@ class RunConfig:
         read=str,
         metavar="A",
         help="use this algorithm wherever it exists, such as ring",
-        check=_check_algorithm,
+        check=check_algorithm,
     )
     nnodes: int | None = option(
         default="1",
@@ -285,21 +223,21 @@ class RunConfig:
         variable=False,
     )  # fmt: skip
     check: str | None = option(
-        default="nothing", read=parse_check, metavar="nan", check=_check_check,
+        default="nothing", read=parse_check, metavar="nan", check=check_data_check,
         help="fail the first rank that sends a NaN or an infinity: nan",
     )  # fmt: skip
     flight_dir: str | None = option(
         default="in the temporary folder",
         read=str, metavar="DIR", help="where the flight records of a run that fails are (see `overlap autopsy`)",
-        check=partial(_check_folder, "flight_dir"),
+        check=partial(check_folder, "flight_dir"),
     )  # fmt: skip
     state_dir: str | None = option(
         default="nowhere",
         read=str, metavar="DIR", help="where rank.state keeps what a restart goes on from",
-        check=partial(_check_folder, "state_dir"),
+        check=partial(check_folder, "state_dir"),
     )  # fmt: skip
     virtual: Virtual | None = option(variable=False)
-    wires: Wires | None = option(variable=False, check=_check_wires)
+    wires: Wires | None = option(variable=False, check=check_wires)
     watcher: Callable[[Timeline], None] | None = option(variable=False)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -405,32 +343,6 @@ def variable_of(name: str) -> str:
     return f"OVERLAP_{name.upper()}"
 
 
-def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a line for each variable that looks like one of ours and is none, naming the one that may be meant.
-
-    A launcher has looked at those of its processes.
-    """
-    known = {*_OF_LAUNCHERS, *(variable_of(name) for name, one in RunConfig.options().items() if one.variable)}
-    unknown = sorted(name for name in environ if name.startswith("OVERLAP_") and name not in known)
-    if environ.get("OVERLAP_MEMBER_PID"):
-        return []
-    return [f"{name} is no setting, and says nothing{_meant(name, known)}" for name in unknown]
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    own = sorted(each.removeprefix("OVERLAP_") for each in known)  # what all have in common would make all alike
-    close = get_close_matches(name.removeprefix("OVERLAP_"), own, n=1, cutoff=0.7)
-    return f"; did you mean OVERLAP_{close[0]}?" if close else ""
-
-
-def warn_of_unknown_variables() -> None:
-    """Tell the user of them, once in a process."""
-    for line in unknown_variables():
-        if line not in _warned:
-            _warned.add(line)
-            notify(line)
-
-
 def _read(read: Callable[[str], object], text: str, variable: str) -> object:
     try:
         return read(text)
@@ -441,7 +353,6 @@ def _read(read: Callable[[str], object], text: str, variable: str) -> object:
 # -- what commands impose ------------------------------------------------------------------------------------------
 
 _imposed: list[RunConfig] = []  # by `imposed`, the innermost last: it knows who has said what the variables say
-_overriding: ContextVar[Callable[[RunConfig], RunConfig] | None] = ContextVar("overriding", default=None)
 
 
 def _source(name: str, environ: Mapping[str, str], variable: str) -> str:
@@ -471,45 +382,3 @@ def _say(names: list[str], variables: Mapping[str, str]) -> None:
             os.environ[name] = variables[name]
         else:
             os.environ.pop(name, None)
-
-
-@contextmanager
-def overriding(
-    *, revise: Callable[[RunConfig], RunConfig] | None = None, watcher: Callable[[Timeline], None] | None = None
-) -> Iterator[None]:
-    """Let this win over the arguments of every `run` in the block, and over the environment.
-
-    Args:
-        revise: Is given what a run is asked to be, and returns what it shall be.
-        watcher: Is given the timeline of each run.
-    """
-
-    def overrule(asked: RunConfig) -> RunConfig:
-        wanted = asked if revise is None else revise(asked)
-        return wanted if watcher is None else replace(wanted, watcher=watcher)
-
-    token = _overriding.set(overrule)
-    try:
-        yield
-    finally:
-        _overriding.reset(token)
-
-
-def requested(main: object, asked: RunConfig) -> RunConfig:
-    """Check what the program asks for, and overrule it: the environment does, and before it `overriding`.
-
-    Raises:
-        UsageError: For what cannot be meant.
-    """
-    warn_of_unknown_variables()
-    told = RunConfig.from_environment()
-    wanted = told.over(asked)
-    if told.trace is not None:
-        wanted = wanted.changed(trace=trace_files.next_path(str(told.trace)))
-    overrule = _overriding.get()
-    if overrule is not None:
-        wanted = overrule(wanted)
-    if not callable(main):
-        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
-    wanted.verify()
-    return wanted

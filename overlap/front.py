@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from . import trace_files
-from .config import ARGUMENT, RunConfig, Wires, requested
+from .config import ARGUMENT, RunConfig, Wires
 from .diagnostics import all_notes, is_interrupt
 from .errors import StallError, TraceWarning, UsageError, in_one_line
 from .flight.folder import FlightFile, open_flight
 from .flight.start import attempt, began
+from .requested import requested
 from .runtime.stall_watch import STALL_S, StallLimits
 from .runtime.world import World
 from .setup.world_setup import WorldSetup, alone, among, cluster_of

@@ -49,20 +49,28 @@ class Terminated(SystemExit):
         self.number = number
 
 
+class Reporting(Protocol):
+    """What can be said of the ranks of a world."""
+
+    def steps(self) -> str:
+        """Say in which step they are, such as " in step 3"; nothing if they are in none."""
+
+    def lines_now(self) -> Sequence[str]:
+        """Say of each what it waits for and on whom."""
+
+    def tasks(self) -> Sequence[str]:
+        """Name the tasks of each, with file and line."""
+
+
 class Living(Protocol):
     """What is asked of a world."""
 
+    @property
+    def reports(self) -> Reporting:
+        """Tells of its ranks."""
+
     def told_to_end(self, by: str) -> None:
         """Let the other processes know that this one was told to end."""
-
-    def steps(self) -> str:
-        """Say in which step its ranks are, such as " in step 3"; nothing if they are in none."""
-
-    def report(self) -> Sequence[str]:
-        """Say of each rank what it waits for and on whom."""
-
-    def tasks(self) -> Sequence[str]:
-        """Name the tasks of each rank, with file and line."""
 
 
 class Life:
@@ -87,7 +95,7 @@ class Life:
         """Say what it is doing."""
         told = ["the processes have not met"]
         if self.world is not None:
-            told = [*self.world.report(), "tasks:", *self.world.tasks()]
+            told = [*self.world.reports.lines_now(), "tasks:", *self.world.reports.tasks()]
             told += [f"flight record: {path} (`overlap autopsy` reads it)" for path in open_records()]
         _say([f"asked by {ASKING.name}, process {os.getpid()}:", *told])
 
@@ -227,7 +235,7 @@ class _Obedience:
         self.asked = signal.Signals(number)
         for life in _lives:
             if life.world is not None:
-                self.where = life.world.steps()
+                self.where = life.world.reports.steps()
             self._soon(life, partial(life.end, self.asked), partial(self._repeat, self.asked))
         if not _lives:
             self._end_here(self.asked)

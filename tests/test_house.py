@@ -37,8 +37,8 @@ HOUSE = (
     ("overlap.runtime.loop_watch",),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments",),
-    ("overlap.runtime.operation", "overlap.runtime.compute"),
-    ("overlap.runtime.stream",),
+    ("overlap.runtime.operation", "overlap.runtime.compute", "overlap.runtime.task"),
+    ("overlap.runtime.stream", "overlap.runtime.compute_streams"),
     ("overlap.runtime.match",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.engine",),
@@ -49,23 +49,36 @@ HOUSE = (
     ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),
     ("overlap.runtime.member",),
+    ("overlap.runtime.reports",),
     ("overlap.runtime.world",),
     ("overlap.runtime",),
     # simulated time, and other processes
     ("overlap.virtual", "overlap.remote"),
+    ("overlap.config_checks",),
     ("overlap.config",),
+    ("overlap.requested",),
     ("overlap.membership",),
     ("overlap.rendezvous",),
     ("overlap.launch.status",),  # what a process tells its launcher, which reads it
     ("overlap.launch", "overlap.setup"),
     # the doors
     ("overlap.front",),  # what `import overlap` gives, and run()
+    # what is built on it
+    ("overlap.parallel.schedules",),
+    ("overlap.parallel",),
     ("overlap.cli",),
     ("overlap.__main__",),
 )
 FLOORS = {room: floor for floor, rooms in enumerate(HOUSE) for room in rooms}
 # Rooms without any waiting, and what they must therefore not know.
-PURE = ("topology", "overlap.errors", "overlap.units", "overlap.collectives", "overlap.timeline")
+PURE = (
+    "topology",
+    "overlap.errors",
+    "overlap.units",
+    "overlap.collectives",
+    "overlap.timeline",
+    "overlap.parallel.schedules",
+)
 WAITING = ("trio", "asyncio", "socket", "transports")
 
 
@@ -157,7 +170,7 @@ def load(name: str) -> ModuleType:
 
 EXPORTING = [name for name in PACKAGES if "__all__" in FILES[name].read_text(encoding="utf-8")]
 # What strangers import from; in other rooms an __init__ may hold code of its own, with names it needs for that.
-FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline"]
+FRONTS = [*HOUSES, "overlap.collectives", "overlap.timeline", "overlap.parallel.schedules"]
 
 
 @pytest.mark.parametrize("name", EXPORTING)

@@ -32,6 +32,7 @@ __all__ = [
     "HEADER_LIMIT_BYTES",
     "LIMITS",
     "PREFIX_BYTES",
+    "PUSH_BYTES",
     "UNCHECKED",
     "Frame",
     "FrameError",
@@ -48,6 +49,9 @@ EAGER_BYTES = 64 << 10
 #: Longer messages are cut in pieces of this length. At 3 GB/s it takes 0.2 ms: what something urgent waits at most,
 #: and enough for a system call and a frame (20 us) to count for little.
 CHUNK_BYTES = 512 << 10
+#: Over a single connection messages up to this length follow their announcement unasked. One that comes before its
+#: receive is copied once more.
+PUSH_BYTES = 4 << 20
 #: The longest header that this version writes has 43 bytes.
 HEADER_LIMIT_BYTES = 64
 
@@ -75,9 +79,10 @@ class FrameKind(IntEnum):
     WITHDRAWN = MessageKind.WITHDRAWN
     CREDIT = MessageKind.CREDIT
     ABANDON = MessageKind.ABANDON
-    ALIVE = 10  #: count of frames that have arrived on this rail
-    LOST = 11  #: rail, count: that rail is dead; so many frames had arrived on it
-    BYE = 12  #: nothing more will come on this rail
+    PUSH = MessageKind.PUSH
+    ALIVE = 11  #: count of frames that have arrived on this rail
+    LOST = 12  #: rail, count: that rail is dead; so many frames had arrived on it
+    BYE = 13  #: nothing more will come on this rail
 
 
 _U64, _RANK, _SIZE, _RAIL = 2**64, 2**32, 2**63, 2**32
@@ -95,6 +100,7 @@ LIMITS: Mapping[int, tuple[int, ...]] = MappingProxyType(
         FrameKind.WITHDRAWN: (_U64,),
         FrameKind.CREDIT: (_SIZE,),
         FrameKind.ABANDON: (_U64,),
+        FrameKind.PUSH: (_U64, _RANK, _RANK, _U64, _SIZE),
         FrameKind.ALIVE: (_U64,),
         FrameKind.LOST: (_RAIL, _U64),
         FrameKind.BYE: (),

@@ -9,12 +9,13 @@ from contextlib import redirect_stderr
 from io import StringIO
 from textwrap import fill as filled
 
-from ..config import RunConfig, imposed, warn_of_unknown_variables
+from ..config import RunConfig, imposed
 from ..errors import UsageError
 from ..launch.lifeline import take
 from ..launch.status import status_of, tell_launcher
 from ..notice import say
 from ..rendezvous.launcher_environment import find_place
+from ..requested import warn_of_unknown_variables
 from ..signals import Terminated, obeying
 from .configoptions import add_options, given, variables
 from .failure import report

@@ -252,7 +252,7 @@ class ControlPlane:
     def _lost(self, member: int, reason: str) -> None:
         ranks = self._placement[member]
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        waited = self._world.waiting_for(ranks)
+        waited = self._world.reports.waiting_for(ranks)
         text = f"process {member} ({who}) is lost: {reason}{'; ' if waited else ''}{waited}"
         error = PeerLostError(text, culprit=ranks[0])
         self._world.fail_elsewhere(ranks[0], error, [])

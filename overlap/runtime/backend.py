@@ -80,8 +80,8 @@ class Backend(ABC):
         """Return the present instant."""
 
     @abstractmethod
-    def compute_stream(self, context: RankContext) -> ComputeStream:
-        """Return what runs the functions of a rank."""
+    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
+        """Return what runs functions of a rank, one after the other."""
 
     @abstractmethod
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
@@ -107,9 +107,9 @@ class RealBackend(Backend):
         super().__init__()
         self._blas = BlasLimit()
 
-    def compute_stream(self, context: RankContext) -> ComputeStream:
+    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream with a thread of its own."""
-        return ThreadedCompute(context, self._blas.impose)
+        return ThreadedCompute(context, self._blas.impose, lane)
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
         """Return the engine that moves bytes."""

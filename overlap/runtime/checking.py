@@ -16,7 +16,6 @@ from ..errors import NonFiniteError
 from .future import Failure
 from .issuing import Issuer
 from .operation import CollectiveFuture, Matching, Operation, Port
-from .stream import Stream
 
 __all__ = ["CheckingIssuer", "first_not_finite"]
 
@@ -26,18 +25,6 @@ _BLOCK = 1 << 15
 
 class CheckingIssuer(Issuer):
     """Issues operations whose inputs are looked at when they are there."""
-
-    def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
-        """Check, number and start an operation."""
-        operation.step = self._context.step
-        return super().issue(operation, stream)
-
-    def send(
-        self, operation: CollectiveFuture[Array], dst: int, tag: int, stream: Stream | str | None
-    ) -> CollectiveFuture[Array]:
-        """Check and start the sender's end of a message."""
-        operation.step = self._context.step
-        return super().send(operation, dst, tag, stream)
 
     def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
         if not isinstance(port.communicator, _Checked):

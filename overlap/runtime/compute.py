@@ -22,7 +22,9 @@ from .outstanding import Issued, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["ComputeFuture", "ComputeStream", "ThreadedCompute"]
+__all__ = ["DEFAULT_LANE", "ComputeFuture", "ComputeStream", "ThreadedCompute"]
+
+DEFAULT_LANE = "compute"
 
 
 class ComputeFuture(Issued[T_co]):
@@ -30,12 +32,15 @@ class ComputeFuture(Issued[T_co]):
 
     Attributes:
         name: As given, or the function's name.
+        stream: Name of the compute stream that it runs on; None: the default one.
+        step: In which it was issued, if in one.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
         started_ns: When the function was called; None before, and on the virtual clock.
     """
 
     __slots__ = (
-        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns"
+        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns", "step",
+        "stream",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +52,7 @@ class ComputeFuture(Issued[T_co]):
         frame: FrameType,
     ) -> None:
         super().__init__()
-        self.context = context
+        self.context, self.step = context, context.step
         self.function: Callable[..., T_co] | None = function
         self.args, self.name = args, name
         self.locked: list[Array] = []  # for it
@@ -56,6 +61,7 @@ class ComputeFuture(Issued[T_co]):
         self.record = -1  # in the flight record
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
+        self.stream: str | None = None
         self.place = (frame.f_code, frame.f_lasti)
 
     @property
@@ -152,11 +158,12 @@ class ComputeStream(ABC):
     """A FIFO of functions of one rank.
 
     Attributes:
+        lane: Its name, also in the timeline.
         current: What a thread works on now, if one does.
     """
 
-    def __init__(self, context: RankContext) -> None:
-        self.context = context
+    def __init__(self, context: RankContext, lane: str = DEFAULT_LANE) -> None:
+        self.context, self.lane = context, lane
         self.current: ComputeFuture[object] | None = None
 
     def price(
@@ -184,10 +191,11 @@ class ThreadedCompute(ComputeStream):
     Args:
         context: Of the rank.
         prepare: Called before the thread starts.
+        lane: Its name.
     """
 
-    def __init__(self, context: RankContext, prepare: Callable[[], None]) -> None:
-        super().__init__(context)
+    def __init__(self, context: RankContext, prepare: Callable[[], None], lane: str = DEFAULT_LANE) -> None:
+        super().__init__(context, lane)
         self._prepare = prepare
         self._queue: SimpleQueue[ComputeFuture[object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -198,7 +206,8 @@ class ThreadedCompute(ComputeStream):
         """Append a function; it runs when all before it have run and the futures among its arguments are settled."""
         if self._thread is None:
             self._prepare()
-            self._thread = threading.Thread(target=self._work, name=f"overlap-rank-{self.context.rank}", daemon=True)
+            name = f"overlap-rank-{self.context.rank}" + (f"-{self.lane}" if self.lane != DEFAULT_LANE else "")
+            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
         self._queue.put(operation)
 
@@ -246,4 +255,4 @@ class ThreadedCompute(ComputeStream):
         try:
             return function(*args), None
         finally:
-            self.context.record(("compute", "compute", operation.name, started_ns, perf_counter_ns(), None))
+            self.context.record(("compute", self.lane, operation.name, started_ns, perf_counter_ns(), operation.step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from .calls import Calls
 from .context import RankContext
 from .issuing import Surroundings
 from .operation import CollectiveFuture
-from .stream import Streams
+from .stream import Stream, Streams
 
 __all__ = ["Group"]
 
@@ -67,6 +68,18 @@ class Group(Calls):
             self._issuer.check_rank("ranks", member)
         members = tuple(self.ranks[member] for member in ranks)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
+
+    def on(self, stream: Stream | str) -> Group:
+        """Return the same group, with another stream for operations that name none.
+
+        Its operations and those of this group on that stream follow one order.
+
+        Raises:
+            UsageError: If there is no such stream, or it is another rank's.
+        """
+        other = copy(self)
+        other._issuer = self._issuer.preferring(self._streams.find(stream))
+        return other
 
     async def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
         """Cut the group into one group for each color, ordered by `key`, then by rank; None takes no part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from threading import get_ident
 from typing import Protocol, cast
@@ -78,6 +79,7 @@ class Issuer:
         self._context, self._around, self._streams = context, around, streams
         self._group, self._ranks, self._occurrence = group, ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
+        self._opened: dict[Stream, Port] = {}
 
     def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
         """Check, number and start an operation: at once if its stream has room, which short latencies need."""
@@ -157,7 +159,7 @@ class Issuer:
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
         if type(operation.exact) is not bool:
             raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
-        operation.group, operation.context = self._group, context
+        operation.group, operation.context, operation.step = self._group, context, context.step
         out = operation.out
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()
@@ -200,11 +202,12 @@ class Issuer:
 
     def _open_port(self, stream: Stream | str | None) -> Port:
         known = self._streams.find(stream)
-        port = self._ports.get(known)
+        port = self._opened.get(known)
         if port is None:
             key = Key(self._ranks, self._occurrence, known.name)
             communicator = self._around.communicator(key, self._group.name, self._ranks)
             port = communicator.port(self._context, known, self._group.rank)
+            self._opened[known] = port
         self._ports[stream] = self._ports[known] = port
         return port
 
@@ -216,6 +219,12 @@ class Issuer:
         )
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         return communicator.message_port(self._context, stream, int(receives), towards)
+
+    def preferring(self, stream: Stream) -> Issuer:
+        """Return one that issues the same group's operations, those that name no stream on this one."""
+        other = copy(self)
+        other._streams, other._ports = self._streams.preferring(stream), {}
+        return other
 
     # -- checks ------------------------------------------------------------------------------------------------
 

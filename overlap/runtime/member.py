@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trio.lowlevel import Task
 
-from .compute import ComputeFuture, ComputeStream
+from .compute import ComputeFuture
+from .compute_streams import ComputeStreams
 from .context import RankContext
 from .program_places import program_places
 from .rank import Rank
@@ -29,7 +30,7 @@ class Member:
 
     rank: Rank
     context: RankContext
-    compute: ComputeStream
+    compute: ComputeStreams
     left: Container[int]
 
     @property

@@ -155,7 +155,7 @@ class CollectiveFuture(Issued[T_co]):
     seq: int
     issued_ns: int
     started_ns: int
-    step: int | None  # in which it was issued; known only where what is sent is checked
+    step: int | None  # in which it was issued
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class CollectiveFuture(Issued[T_co]):
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
-            info = (meeting, self.issued_ns, self.priority, *self.place)
+            info = (meeting, self.issued_ns, self.priority, *self.place, self.step)
             if self.changed is not None and self.changed():
                 message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
                 self.fail(Failure(UsageError(message)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import _getframe
@@ -20,7 +20,8 @@ from ..state.store import RankState
 from ..timeline.spans import Recorder
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture, ComputeStream
+from .compute import ComputeFuture
+from .compute_streams import ComputeStreams, check_stream
 from .context import RankContext
 from .future import Future
 from .group import Group
@@ -29,6 +30,7 @@ from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
 from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream, Streams
+from .task import TaskFuture
 
 T = TypeVar("T")
 
@@ -65,7 +67,7 @@ class Rank(Calls):
         self,
         context: RankContext,
         backend: Backend,
-        compute: ComputeStream,
+        compute: ComputeStreams,
         around: Surroundings,
         *,
         everybody: tuple[int, ...],
@@ -114,11 +116,14 @@ class Rank(Calls):
         seconds: float | None = None,
         flops: float | None = None,
         bytes_moved: float | None = None,
+        stream: str | None = None,
     ) -> Future[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
         Functions run one after the other, in the order they were issued, in a thread of this rank's own (with one BLAS
-        thread). Futures among the arguments, also inside tuples, lists and dicts, are resolved first.
+        thread). Those of another `stream` have another thread and run beside them, as on the several engines of a
+        NeuronCore: what must not wait for all that is queued, such as a cast of what is to be sent. Futures among the
+        arguments, also inside tuples, lists and dicts, are resolved first.
 
         Arrays among the arguments, at any depth of tuples, lists and dicts, are read-only until the function has
         returned, for the function too: several computes may read the same array. A function that has something new
@@ -133,21 +138,24 @@ class Rank(Calls):
             seconds: What it costs on the virtual clock, in seconds. Ignored on the real clock.
             flops: The same as floating-point operations.
             bytes_moved: The same as bytes of memory traffic.
+            stream: Name of the compute stream, which is made when it is first used; None for the default one.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function; on the virtual clock also if nothing says what
-                it costs, or a cost cannot be meant.
+            UsageError: At the call, if `fn` is not a plain function, or `stream` no name; on the virtual clock also if
+                nothing says what it costs, or a cost cannot be meant.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
         if inspect.iscoroutinefunction(fn):
             raise UsageError(f"fn: expected a plain function, got the async function {fn.__name__}; await it instead")
+        check_stream(stream)
         context = self._context
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
         operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, _getframe(1))
-        operation.cost = self._compute.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
+        operation.stream = stream
         operation.lock_arguments()
         if get_ident() == context.thread:
             self._submit(operation)
@@ -162,7 +170,31 @@ class Rank(Calls):
             return
         context.outstanding.operations[operation] = None
         operation.record = context.flight.issued(operation, self._computes, operation.name, 0, context.now_ns())
-        self._compute.submit(operation)
+        self._compute.find(operation.stream).submit(operation)
+
+    def spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str | None = None) -> Future[T]:
+        """Run an async function beside the program, as a task of this rank, and return its future at once.
+
+        It ends with the rank: the rank waits for it, and an error that nobody awaits fails the rank.
+
+        Args:
+            fn: An async function; `fn(*args)` is awaited.
+            args: Its arguments.
+            name: For messages; by default the function's name.
+
+        Raises:
+            UsageError: At the call, if `fn` is no function, or not on the thread of the rank's event loop.
+        """
+        if not callable(fn):
+            raise UsageError(f"fn: expected an async function, got {type(fn).__name__}; pass its arguments separately")
+        context = self._context
+        if get_ident() != context.thread:
+            raise UsageError("spawn: only the thread of the rank's event loop starts tasks")
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
+        task: TaskFuture[T] = TaskFuture(context, name or str(getattr(fn, "__name__", "task")), _getframe(1))
+        task.start(fn, args)
+        return task
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
@@ -208,7 +240,9 @@ class Rank(Calls):
 
     @contextmanager
     def step(self, index: int) -> Iterator[None]:
-        """Mark everything inside the `with` as step `index` of the timeline.
+        """Mark everything that is issued inside the `with` as step `index` of the timeline, however much later it runs.
+
+        A program may be far ahead of what it has issued: the step lasts until the last of its computes has ended.
 
         Raises:
             UsageError: If `index` is no integer.
@@ -218,9 +252,9 @@ class Rank(Calls):
         index = int(index)
         context = self._context
         started_ns = context.now_ns()
-        self._backend.step_begins(context)
         before, outer = context.flight.step(index), context.step
         context.step = index
+        self._backend.step_begins(context)
         try:
             yield
         finally:

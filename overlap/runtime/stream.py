@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 
 from ..errors import UsageError
 from .context import RankContext
@@ -109,6 +110,12 @@ class Streams:
         self._context = context
         self._named: dict[str, Stream] = {}
         self.default = self.open("comm")
+
+    def preferring(self, stream: Stream) -> Streams:
+        """Return the same streams, with another default."""
+        other = copy(self)
+        other.default = stream
+        return other
 
     def open(self, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> Stream:
         """Return the stream of that name, making it at the first call.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from inspect import isawaitable
 from threading import get_ident
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import calling, is_interrupt, only, origin, parted, task_tree, where
+from ..diagnostics import calling, is_interrupt, only, origin, parted, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..notice import notify
@@ -24,6 +23,7 @@ from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
 from .communicator import BaseEngine, Communicator, Communicators
+from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
@@ -35,8 +35,9 @@ from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
 from .program_places import place_in
 from .rank import Rank
+from .reports import OtherReports, Reports
 from .stall_watch import OtherStandings, StallLimits, StallWatch
-from .standing import Standing, find_stall, report_lines
+from .standing import Standing
 
 if TYPE_CHECKING:
     import topology
@@ -51,7 +52,7 @@ _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 __all__ = ["OtherProcesses", "World"]
 
 
-class OtherProcesses(OtherStandings, Protocol):
+class OtherProcesses(OtherStandings, OtherReports, Protocol):
     """The other processes of a world, as it sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
@@ -68,9 +69,6 @@ class OtherProcesses(OtherStandings, Protocol):
 
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
-
-    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
-        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
 
     def tell_busy(self, rank: int, place: str) -> None:
         """Say that a rank here keeps the loop, and where, or with no place that it does no more; any thread."""
@@ -94,6 +92,7 @@ class World:
         ending: The first failure, and what follows from it.
         communicators: Where the ranks meet.
         issuer: What issues the operations of their groups.
+        reports: What can be said of what the ranks are doing.
     """
 
     def __init__(
@@ -128,13 +127,13 @@ class World:
         self._scope = trio.CancelScope()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._calling = False
-        self._stood: list[Standing] = []  # where the ranks stood when the first of them was stopped
         self._reason = ""  # what the world did that was stopped
         self._timed_out: float | None = None  # after how long, if that is what it was
         self._limits = limits or StallLimits()
         self._locks = BufferLocks()
         everybody = tuple(range(size))  # one object: thousands of ranks would have one of thousands each
         self._members = [self._member(rank, everybody) for rank in local]
+        self.reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
         recorder = Recorder(rank)
@@ -152,7 +151,7 @@ class World:
             flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)
-        compute = self.backend.compute_stream(context)
+        compute = ComputeStreams(partial(self.backend.compute_stream, context))
         restart, state_dir = self._survival
         made = Rank(
             context, self.backend, compute, self, everybody=everybody, place=place, recorder=recorder, restart=restart,
@@ -172,14 +171,14 @@ class World:
                 await self._live(main, args, timeout_s, results)
             except BaseException as error:
                 if is_interrupt(error):
-                    await self._note_standings(error)
+                    await self.reports.note_on(error)
                 raise
             if self._scope.cancelled_caught and self.ending.failure is None:
-                await self._gather_standings()
+                await self.reports.gather()
         if self.ending.failure is not None:
             raise self.ending.rank_failed(self.size) from self.ending.failure[1]
         if self._scope.cancelled_caught:
-            lines, sentence = self.lines_of(self._stood), self._sentence()
+            lines, sentence = self.reports.lines(), self.reports.sentence()
             raise StallError(self._timed_out, lines, reason=self._reason, sentence=sentence)
         return [results[member.context.rank] for member in self._members]
 
@@ -278,7 +277,7 @@ class World:
     def fail(self, rank: int, error: BaseException) -> None:
         """Take note that `rank` raised; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
-        doing = self._doing(culprit)
+        doing = self.reports.doing(culprit)
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing, spared=rank)
             if self._others:  # once it is recorded: telling may fail as well
@@ -286,11 +285,6 @@ class World:
         elif not isinstance(error, (PeerError, TransportError)) and culprit != self.ending.failure[0]:
             # wires that break after it are how the end of a process is first seen, and no failures of their own
             self.ending.add(culprit, cause, doing, self.backend.now_ns() if self.backend.name == "virtual" else None)
-
-    def _doing(self, rank: int) -> list[str]:
-        """Say what a rank of this process had not finished when it was abandoned."""
-        mine = [member.context.outstanding for member in self._members if member.context.rank == rank]
-        return [line for outstanding in mine for line in outstanding.doing or outstanding.lines()]
 
     def fail_elsewhere(self, culprit: int, cause: BaseException, doing: list[str]) -> None:
         """Take note that a rank of another process ended the world."""
@@ -328,82 +322,25 @@ class World:
     def _stop(self, reason: str) -> None:
         if self._scope.cancel_called:
             return
-        self._reason, self._stood = reason, self._stood or self.standings()
+        self._reason = reason
+        self.reports.take_stock()
         if self._others:
-            self._others.tell_standings(self._stood, reason)
+            self._others.tell_standings(self.reports.stood, reason)
         self._scope.cancel(reason=f"the world {reason}")
 
     def _take_stock(self, member: Member, error: BaseException) -> None:
         """Note where the ranks stand when the first of them is stopped, and tell, before anything is waited for."""
-        if self._stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
+        if self.reports.stood or self.ending.failure is not None or parted(error, stops=_STOPS)[0] is not None:
             return
-        self._stood = self.standings({member.context.rank: place_in(error)})
+        self.reports.stood = self.reports.standings({member.context.rank: place_in(error)})
         if self._others:
-            self._others.tell_standings(self._stood, "")
-
-    async def _gather_standings(self) -> None:
-        if self._others:
-            self._stood = await self._others.standings(self._stood)
-
-    def _sentence(self) -> str:
-        stall = find_stall({standing.rank: standing for standing in self._stood})
-        return stall.sentence if stall is not None else ""
-
-    async def _note_standings(self, error: BaseException) -> None:
-        """Note on an interrupt who was waiting for whom."""
-        self._stood = self._stood or self.standings()
-        await self._gather_standings()
-        sentence, lines = self._sentence(), self.lines_of(self._stood)
-        more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
-        for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
-            error.add_note(f"  {line}")
-
-    def waiting_for(self, ranks: Container[int]) -> str:
-        """Say in which operation ranks here wait for some that are lost; nothing if they do not."""
-        for context in (member.context for member in self._members):
-            if what := context.outstanding.waiting_for(ranks):
-                step = "" if context.step is None else f" in step {context.step}"
-                return f"rank {context.rank} waited for it in {what}{step}"
-        return ""
+            self._others.tell_standings(self.reports.stood, "")
 
     def told_to_end(self, by: str) -> None:
         """Let the other processes know that this one was told to end, and by which signal."""
         if self._others and self.ending.failure is None:
             rank = min(self.local)
-            self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self._doing(rank))
-
-    def steps(self) -> str:
-        """Say in which step the ranks here are, such as " in step 3"; nothing if they are in none."""
-        steps = sorted({member.context.step for member in self._members if member.context.step is not None})
-        if not steps:
-            return ""
-        return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
-
-    def tasks(self) -> list[str]:
-        """Name the tasks of each rank, with the file and line of the program where they are."""
-        lines: list[str] = []
-        for context in (member.context for member in self._members):
-            if context.nursery is not None:
-                task, name = context.nursery.parent_task, f"rank {context.rank}"
-                lines += task_tree(task, context.thread, name=name, indent="  ")
-        return lines
-
-    def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
-        """Say where each rank of this process stands.
-
-        Args:
-            places: Where the programs of some were that are being unwound.
-        """
-        now_ns = self.backend.now_ns()
-        return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
-
-    def lines_of(self, standings: Sequence[Standing]) -> list[str]:
-        """Return what a report says of some ranks."""
-        return report_lines(standings)
-
-    def report(self) -> list[str]:
-        """Say of each rank what it waits for and on whom, one line each."""
-        return self.lines_of(self.standings())
+            self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self.reports.doing(rank))
 
     def _watched(self) -> AbstractContextManager[None]:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel knows them at once."""

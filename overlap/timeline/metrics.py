@@ -8,7 +8,8 @@ HolisticTraceAnalysis (communication_analysis.py): time both busy / communicatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
@@ -94,8 +95,10 @@ class Coverage:
 def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
     """Merge the spans of each rank and clip them to its window.
 
-    The window of a step is the rank's own step span (the latest one, if an index was used twice). Without a step it
-    runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
+    The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
+    ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
+    it, and begins when those of the steps before are over, so that the windows of such steps follow each other. Without
+    a step it runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
 
     Args:
         timeline: The run.
@@ -122,9 +125,9 @@ def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
 def median_step(timeline: Timeline) -> int | None:
     """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter."""
     walls: dict[int, int] = {}
-    for span in timeline.spans:
-        if span.step is not None:
-            walls[span.step] = max(walls.get(span.step, 0), span.duration_ns)
+    for windows in _step_windows(timeline).values():
+        for step, (start_ns, end_ns) in windows.items():
+            walls[step] = max(walls.get(step, 0), end_ns - start_ns)
     ordered = sorted(walls, key=lambda step: (walls[step], step))
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
@@ -146,9 +149,38 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
         start_ns = min(span.start_ns for span in timeline.spans)
         end_ns = max(span.end_ns for span in timeline.spans)
         return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))
-    windows = {span.rank: (span.start_ns, span.end_ns) for span in timeline.spans if span.step == step}
+    steps = _step_windows(timeline)
+    windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
     if not windows:
         raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
+    return windows
+
+
+def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
+    """Return the window of every step, by rank."""
+    blocks: dict[int, dict[int, Interval]] = {}
+    computed: dict[int, dict[int, Interval]] = {}  # from the first compute that was issued in a step to the last
+    for span in timeline.spans:
+        if span.step is None:
+            continue
+        if span.kind == "step":
+            blocks.setdefault(span.rank, {})[span.step] = span.start_ns, span.end_ns
+        elif span.kind == "compute":
+            steps = computed.setdefault(span.rank, {})
+            start_ns, end_ns = steps.get(span.step, (span.start_ns, span.end_ns))
+            steps[span.step] = min(start_ns, span.start_ns), max(end_ns, span.end_ns)
+    return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
+
+
+def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return the windows of one rank's steps; computes run in the order in which they were issued."""
+    free_ns = sorted(end_ns for _, end_ns in computed.values())
+    windows: dict[int, Interval] = {}
+    for step, (start_ns, end_ns) in blocks.items():
+        first_ns, last_ns = computed.get(step, (start_ns, end_ns))
+        before = bisect_right(free_ns, first_ns)  # steps whose computes were over by then
+        start_ns = max(start_ns, free_ns[before - 1]) if before else start_ns
+        windows[step] = start_ns, max(start_ns, end_ns, last_ns)
     return windows
 
 

@@ -19,11 +19,11 @@ RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
 """(op, algorithm, group, seq, nbytes, dtype, met_ns): what ranks of one collective share."""
 
-RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int]
-"""(meeting, issued_ns, priority, code, instruction): one rank's part; a text in place of the code is the call site."""
+RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int, int | None]
+"""(meeting, issued_ns, priority, code, instruction, step): one rank's part; a text for the code is the call site."""
 
 RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | int | None]
-"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, step its index, others None."""
+"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, compute and step the step's index."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
@@ -73,7 +73,8 @@ class Span:
 
     `lane` is "compute", "step", "program" (which kept the event loop busy), "wires" (instants at which something has
     happened to the connections between processes), or the name of a communication stream.
-    `info` is set on communication that is known in detail, `step` (the index) on spans of kind "step" only.
+    `info` is set on communication that is known in detail. `step` is the index of the step in which the operation was
+    issued, however much later it ran; on a span of kind "step", its own.
     """
 
     rank: int
@@ -162,10 +163,13 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
 
 def _span(rank: int, raw: RawSpan, places: dict[tuple[int, int], str]) -> Span:
     kind, lane, name, start_ns, end_ns, info = raw
-    if kind == "step":
-        return Span(rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, step=cast(int, info))
-    collective = _collective(info, start_ns, end_ns, places) if isinstance(info, tuple) else None
-    return Span(rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, info=collective)
+    collective, step = None, info
+    if isinstance(info, tuple):
+        collective, step = _collective(info, start_ns, end_ns, places), info[-1]
+    return Span(
+        rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, info=collective,
+        step=cast("int | None", step),
+    )  # fmt: skip
 
 
 def call_site(code: CodeType, instruction: int) -> str:
@@ -180,7 +184,7 @@ def call_site(code: CodeType, instruction: int) -> str:
 
 
 def _collective(raw: RawCollective, start_ns: int, end_ns: int, places: dict[tuple[int, int], str]) -> CollectiveInfo:
-    (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, place, instruction = raw
+    (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, place, instruction, _ = raw
     if not isinstance(place, str):  # the code of the program, which the ring keeps alive
         key = id(place), instruction
         place = places[key] if key in places else places.setdefault(key, call_site(place, instruction))
@@ -246,4 +250,4 @@ class Timeline:
 
     def steps(self) -> list[int]:
         """The step indices that any rank recorded, ascending."""
-        return sorted({span.step for span in self.spans if span.step is not None})
+        return sorted({span.step for span in self.spans if span.kind == "step" and span.step is not None})

@@ -197,9 +197,10 @@ class SimulatedBackend(Backend):
             return SymmetricCommunicators(engine, self._alike)
         return SimulatedCommunicators(engine, self.kernel)
 
-    def compute_stream(self, context: RankContext) -> ComputeStream:
+    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream without a thread."""
-        made = self._computes[context.rank] = SimulatedCompute(context, self._starts)
+        made = SimulatedCompute(context, self._starts, lane)
+        self._computes.setdefault(context.rank, made)  # its first stream is the one that programs start on
         return made
 
     def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:

@@ -18,7 +18,7 @@ from .faulty_world import Doom
 
 __all__ = ["SimulatedCompute", "Starts"]
 
-_number_of = attrgetter("number")
+_place_of = attrgetter("number", "lane")
 
 
 class Starts:
@@ -42,7 +42,7 @@ class Starts:
 
     def _start(self) -> None:
         waiting, self._waiting = self._waiting, []
-        waiting.sort(key=_number_of)
+        waiting.sort(key=_place_of)
         for stream in waiting:
             stream.start()
 
@@ -54,8 +54,8 @@ class SimulatedCompute(ComputeStream):
         number: Of the rank.
     """
 
-    def __init__(self, context: RankContext, starts: Starts) -> None:
-        super().__init__(context)
+    def __init__(self, context: RankContext, starts: Starts, lane: str) -> None:
+        super().__init__(context, lane)
         self.number, self._starts, self._kernel = context.rank, starts, starts.kernel
         self._launches: list[tuple[ComputeFuture[None], set[object]]] = []  # and what was issued before each
         self._computes = 0
@@ -170,11 +170,12 @@ class SimulatedCompute(ComputeStream):
             return
         self._computes += 1
         traffic = self._starts.traffic
-        transfer = traffic.fabric.compute(("compute", str(self.number), self._computes), kind, self.number, duration_ns)
+        key = ("compute", str(self.number), self.lane, self._computes)
+        transfer = traffic.fabric.compute(key, kind, self.number, duration_ns)
         traffic.begin(transfer, lambda _: done())
 
     def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
-        self.context.record(("compute", "compute", operation.name, started_ns, self._kernel.now_ns, None))
+        self.context.record(("compute", self.lane, operation.name, started_ns, self._kernel.now_ns, operation.step))
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:

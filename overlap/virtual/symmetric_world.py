@@ -19,7 +19,6 @@ from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine, Communicator, Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation
-from ..runtime.standing import Standing
 from ..runtime.world import World
 from ..units import format_ns
 from . import Alike, Demand, Same, Transfer, repeated, together
@@ -60,6 +59,8 @@ class SymmetricWorld(World):
     ) -> None:
         self._alike = alike
         super().__init__(size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated)
+        named = ", ".join(map(str, alike.simulated))
+        self.reports.caveat = f"only ranks {named} run, for all: they may not behave as alike as was said"
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None
@@ -68,14 +69,6 @@ class SymmetricWorld(World):
         results = await super().live(main, args, timeout_s)
         standing = self._alike.standing(np.arange(self.size), self._alike.simulated)
         return [results[place] for place in standing.tolist()]
-
-    def lines_of(self, standings: Sequence[Standing]) -> list[str]:
-        """Say what everybody waits for, and that they may not be as alike as they were said to be."""
-        named = ", ".join(map(str, self._alike.simulated))
-        return [
-            *super().lines_of(standings),
-            f"only ranks {named} run, for all: they may not behave as alike as was said",
-        ]
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Check all groups like this one."""

@@ -177,7 +177,7 @@ def measure_span(sampling: Sampling) -> Times:
             start_ns = perf_counter_ns()
             end_ns = perf_counter_ns()
             meeting = ("all_reduce", "ring", "world", seq, 8, "float32", start_ns)
-            info: RawCollective = (meeting, start_ns, 0, code, 1)
+            info: RawCollective = (meeting, start_ns, 0, code, 1, 0)
             recorder.append(("comm", "comm", "all_reduce", start_ns, end_ns, info))
         samples.append((perf_counter_ns() - begun_ns) / _SPANS)
     return Times.of(samples[sampling.warmup :])

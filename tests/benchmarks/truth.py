@@ -18,7 +18,7 @@ import numpy as np
 import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.config import overriding
+from overlap.requested import overriding
 from overlap.timeline.spans import Timeline
 from overlap.virtual import Profile
 from transports import LinkSpeed, NeuronLink, Paced

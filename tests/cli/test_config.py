@@ -10,9 +10,10 @@ import pytest
 import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.configoptions import add_options, flag_of, given, variables
-from overlap.config import RunConfig, imposed, requested, unknown_variables
+from overlap.config import RunConfig, imposed
 from overlap.options import count, option
 from overlap.rendezvous.launcher_environment import member_variables
+from overlap.requested import requested, unknown_variables
 
 FULL = RunConfig(
     ranks=4,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.config import overriding
+from overlap.requested import overriding
 from overlap.runtime import loop_watch, world
 from overlap.timeline import Timeline, read_trace, write_trace
 from overlap.timeline.spans import Span

@@ -52,6 +52,30 @@ def test_each_rank_has_one_thread_of_its_own() -> None:
     assert run(main, 3) == [{"overlap-rank-0"}, {"overlap-rank-1"}, {"overlap-rank-2"}]
 
 
+def test_another_stream_does_not_wait_for_what_is_queued() -> None:
+    """The head of the default stream needs what the other one computes: in one queue it would wait for ever."""
+
+    async def main(rank: overlap.Rank) -> tuple[str, str]:
+        late = rank.recv(((1,), float), 0)
+        rank.compute(np.sum, late)
+        aside = rank.compute(lambda: threading.current_thread().name, stream="casts")
+        name = await aside
+        rank.send(np.ones(1), 0)
+        return name, await rank.compute(lambda: threading.current_thread().name)
+
+    assert run(main, 1) == [("overlap-rank-0-casts", "overlap-rank-0")]
+
+
+@pytest.mark.parametrize("stream", ["", 3])
+def test_a_compute_stream_has_a_name(stream: object) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        with pytest.raises(overlap.UsageError) as caught:
+            rank.compute(int, stream=stream)  # type: ignore[arg-type]
+        assert str(caught.value) == f"stream: expected the name of a compute stream, got {stream!r}"
+
+    run(main, 1)
+
+
 def test_ranks_compute_at_the_same_time() -> None:
     """Each one waits inside its function until all are inside theirs."""
     barrier = threading.Barrier(4, timeout=60)

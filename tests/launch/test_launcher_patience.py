@@ -31,7 +31,7 @@ class Node:
         self.got = []
         self._after_s = {SIGINT: 0.0, SIGTERM: 0.0, SIGKILL: 0.0} | {signal.Signals[key]: s for key, s in after.items()}
         self._life, self._last = trio.CancelScope(deadline=ends_s), returncode
-        self.out = self.err = SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)
+        self.relays = [SimpleNamespace(run=trio.lowlevel.checkpoint, hurry=lambda: None)]
         self.said_all = trio.lowlevel.checkpoint
 
     async def listen(self, news, lost):

@@ -31,7 +31,7 @@ def timeline(member: int, *, members: int, spans: int = 1) -> Timeline:
     group = ("world", tuple(range(members)))
     for seq in range(spans):
         meeting = ("all_reduce", "ring", group, seq, 8, "float32", 10 * seq + 1)
-        raw: RawSpan = ("comm", "comm", "all_reduce", 10 * seq, 10 * seq + 9, (meeting, 10 * seq, 0, "t.py:1", 0))
+        raw: RawSpan = ("comm", "comm", "all_reduce", 10 * seq, 10 * seq + 9, (meeting, 10 * seq, 0, "t.py:1", 0, None))
         recorder.append(raw)
     return Timeline.collect([recorder], world_size=members)
 

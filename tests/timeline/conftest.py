@@ -20,6 +20,7 @@ def record_step(recorder, step, world, *, late_ns=0, world_last_ns=0):
             0,
             "train.py:41",
             0,
+            step,
         )
         recorder.append(("comm", "comm", f"all_reduce {layer}", active, end, info))
     recorder.append(("step", "step", f"step {step}", begin, begin + 11_500_000 + step * 100_000, step))

@@ -7,7 +7,7 @@ def timeline_of(*calls):
     """Each call is (rank, start_ns, group, lane, seq, op)."""
     recorders = [Recorder(rank) for rank in range(4)]
     for rank, start, group, lane, seq, op in calls:
-        info = ((op, "ring", group, seq, 8, "int8", start), start, 0, "", 0)
+        info = ((op, "ring", group, seq, 8, "int8", start), start, 0, "", 0, None)
         recorders[rank].append(("comm", lane, op, start, start + 100, info))
     return Timeline.collect(recorders, world_size=4)
 

@@ -68,6 +68,31 @@ def test_the_figures_of_a_known_picture():
     assert (row.ideal_wall_ns, row.possible_gain_ns) == (60, 30)
 
 
+def test_steps_that_were_issued_ahead_of_their_computes_follow_each_other():
+    recorder = Recorder(0)
+    for step in range(3):
+        recorder.append(("step", "step", f"step {step}", 0, 0, step))  # issuing takes no time here
+        recorder.append(("compute", "compute", "f", 100 * step + 40, 100 * step + 90, step))
+        recorder.append(("comm", "comm", "all_reduce", 100 * step + 80, 100 * step + 130, None))
+    timeline = Timeline.collect([recorder], world_size=1)
+    rows = [breakdowns(timeline, step=step)[0] for step in range(3)]
+    assert [row.wall_ns for row in rows] == [90, 100, 100]
+    assert [row.exposed_ns for row in rows] == [0, 40, 40]
+    assert [row.overlapped_ns for row in rows] == [10, 10, 10]
+    assert median_step(timeline) == 1
+
+
+def test_a_step_inside_another_one_has_its_own_window():
+    recorder = Recorder(0)
+    recorder.append(("step", "step", "step 0", 0, 100, 0))
+    recorder.append(("compute", "compute", "f", 0, 20, 0))
+    recorder.append(("step", "step", "step 1", 30, 60, 1))
+    recorder.append(("compute", "compute", "f", 35, 70, 1))
+    recorder.append(("compute", "compute", "f", 80, 100, 0))
+    timeline = Timeline.collect([recorder], world_size=1)
+    assert [breakdowns(timeline, step=step)[0].wall_ns for step in range(2)] == [100, 40]
+
+
 def test_without_communication_there_is_no_ratio():
     assert breakdowns(timeline_of([(0, 5)], []))[0].overlap_ratio is None
 

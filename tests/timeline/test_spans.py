@@ -10,20 +10,20 @@ import overlap.timeline
 from overlap.timeline import Recorder, Timeline
 
 ROOT = Path(overlap.timeline.__file__).parents[2]
-INFO = (("all_reduce", "ring", "dp", 7, 64, "bfloat16", 35), 10, -1, "train.py:4", 0)
+INFO = (("all_reduce", "ring", "dp", 7, 64, "bfloat16", 35), 10, -1, "train.py:4", 0, 9)
 
 
 def test_each_kind_becomes_its_span():
     recorder = Recorder(3)
-    recorder.append(("compute", "compute", "forward", 1, 4, None))
+    recorder.append(("compute", "compute", "forward", 1, 4, 8))
     recorder.append(("comm", "tp", "all_reduce", 20, 50, INFO))
     recorder.append(("step", "step", "step 9", 0, 60, 9))
     compute, comm, step = recorder.spans()
     assert (compute.rank, compute.kind, compute.lane, compute.name) == (3, "compute", "compute", "forward")
     assert (compute.start_ns, compute.end_ns, compute.duration_ns) == (1, 4, 3)
-    assert (compute.info, compute.step) == (None, None)
+    assert (compute.info, compute.step) == (None, 8)
     assert (step.kind, step.step, step.info) == ("step", 9, None)
-    assert (comm.lane, comm.step) == ("tp", None)
+    assert (comm.lane, comm.step) == ("tp", 9)
     assert (comm.info.op, comm.info.algorithm, comm.info.group, comm.info.seq) == ("all_reduce", "ring", "dp", 7)
     assert (comm.info.nbytes, comm.info.dtype, comm.info.priority) == (64, "bfloat16", -1)
     assert comm.info.call_site == "train.py:4"
@@ -41,9 +41,9 @@ def test_what_recording_leaves_raw_is_put_into_words_when_read():
     other = compile("\nx = 1", "/nowhere/else.py", "exec")
     recorder = Recorder(0)
     for place in ((code, 2), (other, 2)):
-        info = (("all_reduce", "ring", ("tp", (2, 0)), 7, 64, np.dtype("float32"), 35), 10, -1, *place)
+        info = (("all_reduce", "ring", ("tp", (2, 0)), 7, 64, np.dtype("float32"), 35), 10, -1, *place, 9)
         recorder.append(("comm", "comm", "all_reduce", 20, 50, info))
-    recorder.append(("comm", "comm", "barrier", 20, 50, (("barrier", "", "tp", 8, 0, None, 35), 10, 0, "", 0)))
+    recorder.append(("comm", "comm", "barrier", 20, 50, (("barrier", "", "tp", 8, 0, None, 35), 10, 0, "", 0, None)))
     first, second, barrier = (span.info for span in recorder.spans())
     assert (first.group, first.ranks, first.dtype, first.call_site) == ("tp", (2, 0), "float32", "lib/train.py:3")
     assert second.call_site == "else.py:2"

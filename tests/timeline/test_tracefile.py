@@ -32,7 +32,14 @@ def raw_spans(draw):
         group = draw(texts)
         if draw(st.booleans()):
             group = group, tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
-        info = ((op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]), numbers[2], -1, draw(texts), 0)
+        info = (
+            (op, draw(texts), group, numbers[0], numbers[1], dtype, numbers[3]),
+            numbers[2],
+            -1,
+            draw(texts),
+            0,
+            None,
+        )
     return kind, draw(st.sampled_from(["compute", "comm", "tp"])), draw(texts), start, end, info
 
 
@@ -102,7 +109,7 @@ def test_the_events_of_a_run_are_viewable(training):
 def test_nothing_crosses_whatever_overlaps(comm, compute):
     recorder = Recorder(0)
     for seq, (start, end) in enumerate(comm):
-        info = (("all_reduce", "ring", "world", seq, 4, "int8", start), max(start - 3, 0), 0, "", 0)
+        info = (("all_reduce", "ring", "world", seq, 4, "int8", start), max(start - 3, 0), 0, "", 0, None)
         recorder.append(("comm", "comm", "all_reduce", start, end, info))
     for start, end in compute:
         recorder.append(("compute", "compute", "f", start, end, None))
@@ -144,6 +151,7 @@ def test_a_collective_carries_names_that_other_tools_know(training):
         "queue_wait_ns": 50_000,
         "seq": 0,
         "start_ns": 5_003_950_000,
+        "step": 0,
         "transfer_ns": 2_000_000,
     }
     assert (first["pid"], first["ph"], first["ts"], first["dur"]) == (0, "X", 5_003_950.0, 3_000.0)

@@ -94,7 +94,7 @@ def test_every_field_has_its_limits(kind: FrameKind) -> None:
         [2, "0"],
         [2, b"0"],
         [2, {}],
-        [13],
+        [14],
         [2**64 - 1],
         [-1],
         [msgpack.Timestamp(1, 2)],

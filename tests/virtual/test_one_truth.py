@@ -10,7 +10,7 @@ from operator import itemgetter
 import pytest
 
 import overlap
-from overlap.config import overriding
+from overlap.requested import overriding
 from overlap.runtime.engine.real_engine import RealEngine
 from overlap.runtime.world import World
 from overlap.timeline.spans import Timeline

@@ -88,6 +88,19 @@ def test_communication_hides_behind_compute():
         ]  # fmt: skip
 
 
+def test_compute_streams_run_beside_each_other():
+    async def main(rank):
+        rank.compute(int, seconds=0.003, name="layer")
+        await rank.compute(int, seconds=0.001, name="cast", stream="casts")
+        return now_ns(rank)
+
+    results, timeline = simulate(main, 2)
+    assert results == [MS] * 2
+    assert {(span.lane, span.name, span.start_ns, span.end_ns) for span in timeline.spans} == {
+        ("compute", "layer", 0, 3 * MS), ("casts", "cast", 0, MS)
+    }  # fmt: skip
+
+
 def test_futures_feed_computes_and_collectives():
     async def main(rank):
         both = rank.compute(lambda: (np.full(4, rank.rank), np.ones(2)), seconds=0.001)

@@ -79,6 +79,8 @@ class SocketRail(Rail):
         self.written_bytes += count
         self._parts = _after(parts, count)
         self._blocked = bool(self._parts)
+        if not self._blocked:
+            self.written()
         self.idle = not (self._parts or self.owes or (self.owner.departures.due and not self.bye_said))
         if self.idle:
             self._finish_bye()
@@ -150,6 +152,7 @@ class StreamRail(Rail):
         if parts:
             await self._stream.send_all(b"".join(parts))
             self.written_bytes += sum(len(part) for part in parts)
+            self.written()
             return
         self.idle = True
         if self.bye_said:

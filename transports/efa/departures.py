@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TypeAlias
 
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, UNCHECKED, checksum, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, UNCHECKED, checksum, pack
 from transports.matching import Chunk, Limits, MessageKind
 from transports.matching.ends import Stage
 from transports.matching.outgoing import Outgoing
 
-__all__ = ["LIMITS", "Departures", "Entry"]
+__all__ = ["LIMITS", "SINGLE_RAIL_LIMITS", "Departures", "Entry"]
 
 #: What both sides of a connection have agreed on, by the version of the handshake.
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
+
+#: The same where there is one connection only: nothing overtakes on the way, and nothing can be repeated. So nobody
+#: need ask, or confirm.
+SINGLE_RAIL_LIMITS = replace(LIMITS, push_bytes=PUSH_BYTES, confirmed=False)
 
 #: What a rail keeps until it has arrived: a small frame, a chunk by reference, None for what need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
@@ -27,8 +32,9 @@ class Departures:
         checksums: Whether payloads get one.
     """
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, limits: Limits) -> None:
         self.checksums = True
+        self._confirmed = limits.confirmed
         self._outgoing = outgoing
         self._frames: deque[bytes] = deque()
         self._chunks: deque[Chunk] = deque()
@@ -66,6 +72,11 @@ class Departures:
             if chunk.send.stage is not Stage.ENDED:
                 return chunk
         return self._outgoing.next_chunk()
+
+    def left(self, chunk: Chunk) -> None:
+        """Note that the system has taken a chunk; an unconfirmed message has been sent with its last one."""
+        if not self._confirmed and chunk.offset + chunk.nbytes == chunk.send.nbytes:
+            self._outgoing.departed(chunk.send)
 
     def add(self, frame: bytes) -> None:
         """Queue a frame that could not be written at once."""

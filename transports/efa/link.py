@@ -13,7 +13,7 @@ from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail, message_of
 from transports.frame import FrameError, FrameKind, pack
 from transports.matched import Link
-from transports.matching import Lane
+from transports.matching import Lane, Limits
 
 __all__ = ["EfaLink"]
 
@@ -36,6 +36,7 @@ class EfaLink(Link):
         local: The ranks of this process.
         memory: For messages that are lent.
         report: Takes a line about rails that are lost, and about its loss.
+        limits: What both have agreed on.
 
     Attributes:
         rails: The living connections to it.
@@ -52,10 +53,11 @@ class EfaLink(Link):
         local: Sequence[int],
         memory: BounceBuffers,
         report: Callable[[str], None],
+        limits: Limits = LIMITS,
     ) -> None:
-        super().__init__(member, ranks, local, LIMITS, memory)
+        super().__init__(member, ranks, local, limits, memory)
         self.rails: list[Rail] = []
-        self.departures = Departures(self.engine.outgoing)
+        self.departures = Departures(self.engine.outgoing, limits)
         self.silent_ticks = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing

@@ -27,7 +27,7 @@ from transports.frame import (
     pack,
     parse,
 )
-from transports.matching import ProtocolError
+from transports.matching import Chunk, ProtocolError
 
 __all__ = ["Owner", "Rail"]
 
@@ -102,6 +102,7 @@ class Rail(ABC):
         acknowledge: The other side is to be told how many frames have arrived.
         say_bye: Say that nothing more will come, after all that is due.
         bye_said: That has been said.
+        leaving: The chunk that is being written.
     """
 
     socket: socket.socket
@@ -118,6 +119,7 @@ class Rail(ABC):
         self.acknowledge = False
         self.say_bye = False
         self.bye_said = False
+        self.leaving: Chunk | None = None
         self._keep = keep
         self._kept: deque[Entry] = deque()
         self._kept_before = 0  # frames that left earlier and are known to have arrived
@@ -158,15 +160,14 @@ class Rail(ABC):
         return self.acknowledge or self.say_bye
 
     def pull(self) -> list[bytes | memoryview]:
-        """Return what to write next: one or more small frames, or one chunk; empty if nothing is due or may follow."""
+        """Return what to write next: small frames, and at most one chunk; empty if nothing is due or may follow."""
         if self.bye_said:
             return []
         small = self._small()
-        if small:
-            return [small[0] if len(small) == 1 else b"".join(small)]
-        chunk = self.owner.departures.next_chunk()
+        chunk = None if self.bye_said else self.owner.departures.next_chunk()
         if chunk is None:
-            return []
+            return [small[0] if len(small) == 1 else b"".join(small)] if small else []
+        self.leaving = chunk
         self.keep(chunk)
         piece = self._staged(chunk.view)
         head = pack(
@@ -176,7 +177,13 @@ class Rail(ABC):
             payload_bytes=chunk.nbytes,
             payload_checksum=self.owner.departures.checksum_of(piece),
         )
-        return [head, piece]
+        return [b"".join((*small, head)), piece]
+
+    def written(self) -> None:
+        """Note that the system has taken all of what was pulled."""
+        chunk, self.leaving = self.leaving, None
+        if chunk is not None:
+            self.owner.departures.left(chunk)
 
     def _small(self) -> list[bytes]:
         frames: list[bytes] = []

@@ -13,6 +13,7 @@ from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.base import ArgumentError, TransportClosedError
 from transports.efa.connection import SocketRail, StreamRail
+from transports.efa.departures import LIMITS, SINGLE_RAIL_LIMITS
 from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
@@ -32,10 +33,12 @@ class Efa(MatchedTransport):
     """Joins the ranks of this process to those of other processes, over sockets.
 
     Messages of up to `frame.EAGER_BYTES` leave at once, and wait at the receiver if it is late (up to
-    `Limits.budget_bytes` for each pair of processes). Longer ones wait for their receive, and then travel in chunks
-    over all rails, from the sender's memory into the receiver's. A send of these returns when all has arrived; one that
-    is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail
-    that dies is survived as long as another one lives; it is dialled again until it is back.
+    `Limits.budget_bytes` for each pair of processes). Longer ones travel in chunks, from the sender's memory into the
+    receiver's: over a single rail those of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
+    budget, and others wait for their receive. Over several rails all wait, and then take all rails; a send of these
+    returns when all has arrived, over a single rail when the system has taken it. One that is cancelled asks the
+    receiver whether that is in time, so it ends a round trip later. A rail that dies is survived as long as another one
+    lives; it is dialled again until it is back.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.
 
@@ -113,8 +116,9 @@ class Efa(MatchedTransport):
             join_s=join_s,
             report=say,
         )
+        limits = LIMITS if self._joining.rail_count > 1 else SINGLE_RAIL_LIMITS
         self.links: dict[int, EfaLink] = self.make_links(
-            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say)
+            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, limits)
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)

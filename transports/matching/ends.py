@@ -128,10 +128,11 @@ class Receive(_End):
         lent: That memory, at the end.
         matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
         missing_bytes: What has not arrived yet.
+        detour: Where its bytes arrive, if they began to before it was there; they are copied at the end.
         seen: Offsets of the chunks that have arrived.
     """
 
-    __slots__ = ("lend", "lent", "matched", "missing_bytes", "seen")
+    __slots__ = ("detour", "lend", "lent", "matched", "missing_bytes", "seen")
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
         super().__init__(lane, view, nbytes)
@@ -140,6 +141,7 @@ class Receive(_End):
         self.matched = False
         self.missing_bytes = nbytes
         self.seen: set[int] = set()
+        self.detour: memoryview | None = None
 
     def finish(self, lent: memoryview | None) -> None:
         """End with the message in its place."""

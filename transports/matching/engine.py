@@ -40,6 +40,7 @@ class Engine:
         self._evident = False
         self._hear: dict[int, Callable[..., None]] = {
             MessageKind.OFFER: self.incoming.offer,
+            MessageKind.PUSH: self.incoming.push,
             MessageKind.ACCEPT: self.outgoing.accepted,
             MessageKind.REFUSE: self.outgoing.refused,
             MessageKind.TAKEN: self.outgoing.taken,

@@ -23,11 +23,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A message that has arrived before its receive: its bytes, or (None) an offer of them."""
+    """A message that is here before its receive: its bytes, where they are coming to, or (neither) an offer of them."""
 
     number: int
     nbytes: int
-    payload: bytes | None
+    payload: bytes | None = None
+    pushed: Receive | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it is here."""
+        return self.payload is not None if self.pushed is None else not self.pushed.missing_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory it takes."""
+        return len(self.payload or b"") if self.pushed is None else self.nbytes
 
 
 class Incoming:
@@ -89,15 +100,13 @@ class Incoming:
     @property
     def held_bytes(self) -> int:
         """How much memory the messages take that no receive has met."""
-        return sum(len(arrival.payload or b"") for arrival in chain.from_iterable(self.arrived.values()))
+        return sum(arrival.held_bytes for arrival in chain.from_iterable(self.arrived.values()))
 
     # -- announcements ------------------------------------------------------------------------------------------------
 
     def eager(self, fields: Sequence[int], payload: memoryview) -> None:
         """Take a message with its bytes, which are copied."""
-        self._used_bytes += payload.nbytes + self._limits.overhead_bytes
-        if self._used_bytes > self._limits.budget_bytes:
-            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
+        self._spend(payload.nbytes)
         number, src, dst, tag = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
@@ -111,6 +120,29 @@ class Incoming:
     def offer(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
         """Take the announcement of a long message."""
         self._announced(number, (src, dst, tag), nbytes, None)
+
+    def push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
+        """Take the announcement of a long message that follows unasked, and make room for it if nobody waits."""
+        lane = (src, dst, tag)
+        self._check_lane(lane)
+        if nbytes > self._limits.push_bytes:
+            raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
+        if number != self._next_number:
+            raise ProtocolError(f"message {number} comes unasked, before its turn")
+        self._spend(nbytes)
+        self._next_number += 1
+        pushed = Receive(lane, None, nbytes)
+        self.filling[number] = pushed
+        if lane not in self.posted:
+            pushed.view = self._memory.take(nbytes)
+        self._arrive(lane, Arrival(number=number, nbytes=nbytes, pushed=pushed))
+        if self._early:
+            self._catch_up()
+
+    def _spend(self, nbytes: int) -> None:
+        self._used_bytes += nbytes + self._limits.overhead_bytes
+        if self._used_bytes > self._limits.budget_bytes:
+            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
 
     def withdraw(self, number: int) -> None:
         """Forget an offer that no receive has met; if one has, the message is finished instead."""
@@ -142,14 +174,17 @@ class Incoming:
         return True
 
     def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
-        if lane[0] not in self._srcs or lane[1] not in self._dsts:
-            raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
+        self._check_lane(lane)
         if number < self._next_number or number in self._early:
             raise ProtocolError(f"message {number} is announced twice")
         if len(self._early) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
         self._early[number] = (lane, nbytes, payload)
         self._catch_up()
+
+    def _check_lane(self, lane: Lane) -> None:
+        if lane[0] not in self._srcs or lane[1] not in self._dsts:
+            raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
 
     def _catch_up(self) -> None:
         while (early := self._early.pop(self._next_number, None)) is not None:
@@ -159,14 +194,14 @@ class Incoming:
             self._arrive(lane, arrival)
 
     def _arrive(self, lane: Lane, arrival: Arrival) -> None:
-        if arrival.number in self._withdrawn and arrival.payload is None:
+        if arrival.number in self._withdrawn and arrival.payload is None and arrival.pushed is None:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
         elif lane in self.posted:
             self._match(_pop(self.posted, lane), arrival)
         else:
             self.arrived.setdefault(lane, deque()).append(arrival)
-            if arrival.payload is None:
+            if arrival.payload is None and arrival.pushed is None:
                 self._offers[arrival.number] = lane
             for wake in self._watchers.get(lane, ()):
                 wake()
@@ -220,6 +255,8 @@ class Incoming:
         """Bring a receive and an arrival together."""
         if arrival.payload is not None:
             self._hand_over(receive, memoryview(arrival.payload))
+        elif arrival.pushed is not None:
+            self._adopt(receive, arrival, arrival.pushed)
         elif arrival.nbytes != receive.nbytes:
             self._answer(MessageKind.REFUSE, arrival.number, receive.nbytes)
             receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
@@ -248,6 +285,35 @@ class Incoming:
         if receive.lend:
             receive.view = self._memory.take(receive.nbytes)
         self._answer(MessageKind.ACCEPT, number)
+
+    def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
+        """Let a receive have a message that follows unasked, all or part of which may be here."""
+        self._free(arrival.nbytes)
+        if arrival.nbytes != receive.nbytes:
+            receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
+            if pushed.view is None and pushed.lent is None:  # its bytes still come, for nobody
+                pushed.view = self._memory.take(arrival.nbytes)
+            return
+        receive.matched = True
+        receive.seen, receive.missing_bytes = pushed.seen, pushed.missing_bytes
+        came = pushed.view if pushed.lent is None else pushed.lent
+        if receive.lend:
+            receive.view = self._memory.take(arrival.nbytes) if came is None else came
+        else:
+            receive.detour = came
+        if receive.missing_bytes:
+            self.filling[arrival.number] = receive
+        else:
+            self._finish(receive)
+
+    def _finish(self, receive: Receive) -> None:
+        """End a receive all of whose bytes have arrived in chunks."""
+        detour, receive.detour = receive.detour, None
+        if detour is not None:
+            assert receive.view is not None, "who lends takes the memory as it is"
+            receive.view[:] = detour[: receive.nbytes]
+            self._memory.give_back(detour)
+        receive.finish(receive.view if receive.lend else None)
 
     def _hand_over(self, receive: Receive, payload: memoryview) -> None:
         self._free(payload.nbytes)
@@ -280,7 +346,7 @@ class Incoming:
         chunk_bytes = self._limits.chunk_bytes
         if offset % chunk_bytes or nbytes != min(chunk_bytes, receive.nbytes - offset) or offset in receive.seen:
             raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or had it already")
-        return receive.view[offset : offset + nbytes]
+        return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
@@ -293,7 +359,7 @@ class Incoming:
             del self.filling[number]
             if self._limits.confirmed:
                 self._answer(MessageKind.TAKEN, number)
-            receive.finish(receive.view if receive.lend else None)
+            self._finish(receive)
             self._accept_next()
 
     # -- how it ends --------------------------------------------------------------------------------------------------
@@ -315,7 +381,7 @@ class Incoming:
         self._early.clear()
         self._offers.clear()
         self._withdrawn.clear()
-        whole = {lane: deque(a for a in queue if a.payload is not None) for lane, queue in self.arrived.items()}
+        whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
         return left
 

@@ -133,8 +133,13 @@ class Outgoing:
             view = send.view
             send.end()
             return MessageKind.EAGER, (number, *send.lane), view
-        send.number, send.stage = number, Stage.OFFERED
+        send.number = number
         self.sends[number] = send
+        if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:
+            self._credit_bytes -= cost_bytes
+            self._flow(send)
+            return MessageKind.PUSH, (number, *send.lane, nbytes), None
+        send.stage = Stage.OFFERED
         return MessageKind.OFFER, (number, *send.lane, nbytes), None
 
     def next_chunk(self) -> Chunk | None:
@@ -166,8 +171,11 @@ class Outgoing:
             return
         if not send.nbytes:
             raise ProtocolError(f"message {number} is empty; it is taken, not accepted")
+        self._flow(send)
+
+    def _flow(self, send: Send) -> None:
         send.stage = Stage.FLOWING
-        heappush(self._flowing, (send.priority, number, send))
+        heappush(self._flowing, (send.priority, send.number, send))
 
     def refused(self, number: int, expected_bytes: int) -> None:
         """The receiver wanted another length."""

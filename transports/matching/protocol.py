@@ -12,8 +12,8 @@ __all__ = ["Limits", "Message", "MessageKind", "ProtocolError"]
 class MessageKind(IntEnum):
     """What is said, and which unsigned integers belong to it.
 
-    Announcements (`EAGER`, `OFFER`) are numbered by the sending process, because they may overtake each other on the
-    way. Everything else names an offer by its number.
+    Announcements (`EAGER`, `PUSH`, `OFFER`) are numbered by the sending process, because they may overtake each other
+    on the way. Everything else names a long message by its number.
     """
 
     EAGER = 0  #: number, src, dst, tag; the payload is the message
@@ -26,6 +26,7 @@ class MessageKind(IntEnum):
     WITHDRAWN = 7  #: number: in time, nobody had accepted it
     CREDIT = 8  #: nbytes: so much eager data has been received by ranks and may be followed by more
     ABANDON = 9  #: number: the sender has closed; whoever has accepted the offer waits in vain
+    PUSH = 10  #: number, src, dst, tag, nbytes: a long message, whose chunks follow unasked
 
 
 #: MessageKind, fields, payload (EAGER only). A plain tuple: one is made for every small message that queues.
@@ -43,8 +44,10 @@ class Limits:
     Attributes:
         eager_bytes: Messages up to this length travel at once, longer ones when the receiver has named their place.
         chunk_bytes: Longer ones are cut in pieces of this length.
-        budget_bytes: Eager data that one process may have lying unreceived at the other, before it must ask for each
-            further message.
+        push_bytes: Messages that are longer than eager ones and up to this length follow their announcement unasked, as
+            far as the budget goes; where nothing that is said later overtakes on the way. 0: none do.
+        budget_bytes: Data that one process may have lying unreceived at the other, before it must ask for each further
+            message.
         overhead_bytes: What one waiting message costs beyond its bytes, so that empty ones are not free either.
         waiting: Offers that may wait here, and announcements that may be early. A program with a million sends under
             way has other worries; a process that goes on for ever has lost its mind.
@@ -55,6 +58,7 @@ class Limits:
 
     eager_bytes: int
     chunk_bytes: int
+    push_bytes: int = 0
     budget_bytes: int = 16 << 20
     overhead_bytes: int = 256
     waiting: int = 1 << 20

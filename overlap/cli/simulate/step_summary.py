@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from topology import Cluster
 
 from ...collectives.cost.parameters import measured
-from ...timeline.metrics import Breakdown, breakdowns, median_step
+from ...timeline.metrics import Breakdown, breakdowns, median_step, windows_of
 from ...timeline.spans import CollectiveInfo, Span, Timeline
 
 __all__ = ["Busiest", "Shape", "StepSummary", "measure"]
@@ -132,8 +132,8 @@ def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
     comm = (span for span in timeline.spans if span.kind == "comm")
     if step is None:
         return comm
-    windows = {span.rank: span for span in timeline.spans if span.step == step}
-    return (s for s in comm if s.rank in windows and windows[s.rank].start_ns <= s.start_ns < windows[s.rank].end_ns)
+    windows = windows_of(timeline, step)
+    return (s for s in comm if s.rank in windows and windows[s.rank][0] <= s.start_ns < windows[s.rank][1])
 
 
 def _shown(rows: Sequence[Breakdown]) -> tuple[int, ...]:

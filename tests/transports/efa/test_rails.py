@@ -19,7 +19,7 @@ from transports.efa import rail
 from transports.efa.acknowledged import LOST_S, unacknowledged_s
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameKind
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
 from transports.testing import Scale, run_check
 
 from .impostor import confronted
@@ -129,7 +129,7 @@ def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:
             calls: list[Callable[[], object]] = [
                 partial(end.recv_into, 3, 1, bytearray(8)),
                 partial(end.recv, 4, 2, CHUNK_BYTES),
-                partial(end.send, 4, 3, bytes(CHUNK_BYTES)),
+                partial(end.send, 4, 3, bytes(PUSH_BYTES + 1)),
             ]
             async with trio.open_nursery() as nursery:
                 for call in calls:
@@ -214,7 +214,7 @@ def test_a_process_that_others_know_to_be_gone_is_given_up() -> None:
         async with opened(world.efas):
             a, _ = world.ends()
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(quietly, partial(a.send, 1, 5, bytes(1 << 20)), errors)
+                nursery.start_soon(quietly, partial(a.send, 1, 5, bytes(PUSH_BYTES + 1)), errors)
                 await wait_all_tasks_blocked()
                 assert not world.efas[0].lose([0], "it is this one")
                 assert world.efas[0].lose([1], "its connection broke")

@@ -55,13 +55,22 @@ def hear(engine: Engine, kind: int, fields: Sequence[int], payload: bytes = b"")
         engine.hear(kind, fields)
 
 
-@pytest.mark.parametrize("places", [None, 1])
+@pytest.mark.parametrize(("places", "push_bytes"), [(None, 0), (None, LONG_BYTES), (1, 0)])
 @pytest.mark.parametrize("confirmed", [True, False])
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_said_is_acted_upon_or_refused(seed: int, confirmed: bool, places: int | None) -> None:
+def test_whatever_is_said_is_acted_upon_or_refused(
+    seed: int, confirmed: bool, places: int | None, push_bytes: int
+) -> None:
     """Well-formed messages in senseless order, with numbers small enough to hit what is there."""
     chance = random.Random(seed)
-    limits = Limits(eager_bytes=40_000, chunk_bytes=100_000, budget_bytes=200_000, places=places, confirmed=confirmed)
+    limits = Limits(
+        eager_bytes=40_000,
+        chunk_bytes=100_000,
+        push_bytes=push_bytes,
+        budget_bytes=200_000,
+        places=places,
+        confirmed=confirmed,
+    )
     refused = 0
     for _ in range(40):
         engine = an_engine(limits)
@@ -74,6 +83,7 @@ def test_whatever_is_said_is_acted_upon_or_refused(seed: int, confirmed: bool, p
             fields = {
                 Kind.EAGER: [chance.randrange(8), chance.choice((1, 2, 2, 9)), 0, chance.randrange(4)],
                 Kind.OFFER: [chance.randrange(8), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES],
+                Kind.PUSH: [chance.randrange(4), 1, chance.choice((0, 0, 0, 7)), chance.randrange(4), LONG_BYTES],
                 Kind.REFUSE: [chance.randrange(4), 5],
                 Kind.CHUNK: [chance.randrange(8), chance.choice((0, limits.chunk_bytes, 7))],
             }.get(kind, [chance.randrange(8)])
@@ -339,3 +349,117 @@ def test_where_the_wire_says_what_has_left_the_receiver_cannot() -> None:
         hear(engine, Kind.TAKEN, [0])
     engine.outgoing.departed(end)
     assert end.ended
+
+
+PUSHING = Limits(
+    eager_bytes=40_000, chunk_bytes=100_000, push_bytes=2 * LONG_BYTES, budget_bytes=3 * LONG_BYTES, confirmed=False
+)
+PUSHED = (0, 1, 0, 5, LONG_BYTES)
+
+
+def test_a_message_that_nobody_asked_for_leaves_at_once_and_has_been_sent_when_it_has_left() -> None:
+    engine = an_engine(PUSHING)
+    end = send(engine, 5, LONG_BYTES)
+    message = engine.outgoing.next_message()
+    assert message == (Kind.PUSH, (0, 0, 1, 5, LONG_BYTES), None)
+    chunks = [engine.outgoing.next_chunk(), engine.outgoing.next_chunk()]
+    assert [chunk.nbytes for chunk in chunks if chunk is not None] == [LIMITS.chunk_bytes, 100]
+    assert engine.outgoing.next_chunk() is None
+    assert not end.ended
+    engine.outgoing.departed(end)
+    assert end.ended
+    assert engine.quiet
+
+
+def test_who_has_used_up_the_budget_asks_again() -> None:
+    engine = an_engine(PUSHING)
+    for tag in range(3):
+        send(engine, tag, LONG_BYTES)
+    assert [kind for kind, _ in said(engine)] == [Kind.PUSH, Kind.PUSH, Kind.OFFER]
+    hear(engine, Kind.CREDIT, [LONG_BYTES])
+    send(engine, 9, LONG_BYTES)
+    assert [kind for kind, _ in said(engine)] == [Kind.PUSH]
+
+
+@pytest.mark.parametrize("lend", [True, False])
+@pytest.mark.parametrize("met", [0, 1, 2])
+def test_a_message_that_nobody_asked_for_finds_its_receive_before_during_or_after(met: int, lend: bool) -> None:
+    """The receive comes before the announcement, before the second chunk, or after all."""
+    engine, text, out = an_engine(PUSHING), random.Random(met).randbytes(LONG_BYTES), bytearray(LONG_BYTES)
+    end = Receive((1, 0, 5), None if lend else memoryview(out), LONG_BYTES)
+    events = [
+        lambda: hear(engine, Kind.PUSH, PUSHED),
+        lambda: hear(engine, Kind.CHUNK, [0, 0], text[: LIMITS.chunk_bytes]),
+        lambda: hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], text[LIMITS.chunk_bytes :]),
+    ]
+    events.insert((0, 2, 3)[met], lambda: engine.receive(end))
+    for event in events:
+        assert not end.ended
+        event()
+    assert end.ended
+    assert bytes((end.lent or b"")[:LONG_BYTES] if lend else out) == text
+    assert said(engine) == [(Kind.CREDIT, (LONG_BYTES + LIMITS.overhead_bytes,))]
+    assert engine.quiet
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_message_that_nobody_asked_for_and_nobody_can_use_is_taken_in_all_the_same(early: bool) -> None:
+    engine, end = an_engine(PUSHING), Receive((1, 0, 5), None, 7)
+    if early:
+        engine.receive(end)
+    hear(engine, Kind.PUSH, PUSHED)
+    if not early:
+        engine.receive(end)
+    assert isinstance(end.error, LengthMismatchError)
+    assert said(engine) == [(Kind.CREDIT, (LONG_BYTES + LIMITS.overhead_bytes,))]
+    assert not engine.quiet
+    hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
+    hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], bytes(100))
+    assert engine.quiet
+
+
+def test_who_waits_for_a_message_that_has_come_in_part_hears_of_its_loss() -> None:
+    engine, out = an_engine(PUSHING), bytearray(LONG_BYTES)
+    hear(engine, Kind.PUSH, PUSHED)
+    hear(engine, Kind.CHUNK, [0, 0], bytes(LIMITS.chunk_bytes))
+    end = Receive((1, 0, 5), memoryview(out), LONG_BYTES)
+    engine.receive(end)
+    engine.end("process 1 is lost")
+    assert isinstance(end.error, LinkLostError)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_of_messages_that_nobody_asked_for_only_whole_ones_outlive_their_sender(keep: bool) -> None:
+    engine = an_engine(PUSHING)
+    for number in range(2):
+        hear(engine, Kind.PUSH, (number, 1, 0, number, LONG_BYTES))
+        hear(engine, Kind.CHUNK, [number, 0], bytes(LIMITS.chunk_bytes))
+    hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], bytes(100))
+    engine.end("process 1 has left", keep_arrived=keep)
+    assert list(engine.incoming.arrived) == ([(1, 0, 0)] if keep else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "said_before", "fields", "reason"),
+    [
+        (PUSHING, [], (0, 9, 0, 5, LONG_BYTES), "a message from rank 9 to rank 0, who do not live there and here"),
+        (PUSHING, [], (1, 1, 0, 5, LONG_BYTES), "message 1 comes unasked, before its turn"),
+        (PUSHING, [PUSHED], PUSHED, "message 0 comes unasked, before its turn"),
+        (PUSHING, [], (0, 1, 0, 5, 2 * LONG_BYTES + 1), f"message 0 comes unasked, with {2 * LONG_BYTES + 1} bytes"),
+        (LIMITS, [], PUSHED, f"message 0 comes unasked, with {LONG_BYTES} bytes"),
+        (
+            PUSHING,
+            [(number, 1, 0, 5, LONG_BYTES) for number in range(2)],
+            (2, 1, 0, 5, LONG_BYTES),
+            f"more eager data than the agreed {3 * LONG_BYTES} bytes",
+        ),
+    ],
+)
+def test_what_comes_unasked_has_a_turn_a_length_and_a_budget(
+    limits: Limits, said_before: list[tuple[int, ...]], fields: tuple[int, ...], reason: str
+) -> None:
+    engine = an_engine(limits)
+    for announced in said_before:
+        hear(engine, Kind.PUSH, announced)
+    with pytest.raises(ProtocolError, match=f"^{reason}$"):
+        hear(engine, Kind.PUSH, fields)

@@ -1,0 +1,42 @@
+"""Training strategies with one interface, built on nothing but ranks, streams and futures.
+
+model = parallel.DataParallel(rank, params, optimizer=parallel.Adam(1e-3))
+... model[name] ...            # the newest weight, or a future of it
+model.reduce(name, grad)       # travels while the layers below compute
+model.step()                   # issues the update; nothing waits
+await model.finish()
+"""
+
+# The map, in the order data flows:
+#
+#   tree           parameters by name;  parameters: where they live, flat
+#   optimizers     what changes them, on flat arrays
+#   buckets        which gradients travel together;  reduction: one bucket at work
+#   data_parallel  DataParallel: every rank has all weights
+#   sharded        Sharded: ZeRO; of its parts, names: what model[name] may name;  shards: what a rank keeps of a bucket
+#                  shared_bucket: its operations;  gathering: when whole parameters are there;  memory: what it takes
+#   schedules/     pipeline schedules as data
+
+from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
+from .data_parallel import DataParallel
+from .memory import ModelMemory, expected_memory
+from .optimizers import SGD, Adam, AdamW, Optimizer
+from .sharded import Sharded
+from .tree import flatten, rebuild
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "BucketPlan",
+    "DataParallel",
+    "GradientBucket",
+    "Hook",
+    "ModelMemory",
+    "Optimizer",
+    "Sharded",
+    "expected_memory",
+    "flatten",
+    "plan_buckets",
+    "rebuild",
+]

@@ -1,0 +1,151 @@
+"""Buckets: which gradients travel together, as plain data, and what a hook is given of one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+__all__ = ["BUCKET_BYTES", "FIRST_BUCKET_BYTES", "BucketPlan", "GradientBucket", "Hook", "Slot", "plan_buckets"]
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+"""As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The place of one gradient in its bucket: elements `start` to `stop`, of that shape."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """One bucket: gradients of one dtype, side by side in one flat buffer.
+
+    Attributes:
+        index: In the order in which buckets travel.
+        dtype: Of the gradients.
+        slots: In the order in which they are expected.
+    """
+
+    index: int
+    dtype: np.dtype[np.generic]
+    slots: tuple[Slot, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return self.slots[-1].stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the gradients."""
+        return tuple(slot.name for slot in self.slots)
+
+
+def plan_buckets(
+    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
+    order: Iterable[str],
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bytes: int = FIRST_BUCKET_BYTES,
+    alone_bytes: int | None = FIRST_BUCKET_BYTES,
+) -> tuple[BucketPlan, ...]:
+    """Divide gradients into buckets.
+
+    A bucket is full with the gradient that makes it `bucket_bytes` (the first one: `first_bytes`) or more. A gradient
+    of `alone_bytes` or more has a bucket of its own: company would only delay it.
+
+    Args:
+        gradients: Shape and dtype of each, by name.
+        order: Names, in the order in which backward has them.
+        bucket_bytes: When a bucket is full.
+        first_bytes: When the first one is.
+        alone_bytes: From which size on a gradient travels alone; None for never.
+
+    Returns:
+        The buckets, in the order of their last gradients.
+    """
+    closed: list[tuple[np.dtype[np.generic], list[str]]] = []
+    open_: dict[np.dtype[np.generic], list[str]] = {}
+
+    def nbytes(names: Sequence[str]) -> int:
+        return sum(prod(gradients[name][0]) * gradients[name][1].itemsize for name in names)
+
+    for name in order:
+        dtype = gradients[name][1]
+        if alone_bytes is not None and nbytes([name]) >= alone_bytes:
+            closed.append((dtype, [name]))
+            continue
+        names = open_.setdefault(dtype, [])
+        names.append(name)
+        if nbytes(names) >= (bucket_bytes if closed else min(first_bytes, bucket_bytes)):
+            closed.append((dtype, open_.pop(dtype)))
+    closed += open_.items()
+    return tuple(_plan(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
+
+
+def _plan(
+    index: int,
+    dtype: np.dtype[np.generic],
+    names: Sequence[str],
+    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]],
+) -> BucketPlan:
+    slots, start = [], 0
+    for name in names:
+        shape = gradients[name][0]
+        slots.append(Slot(name=name, start=start, stop=start + prod(shape), shape=shape))
+        start += prod(shape)
+    return BucketPlan(index=index, dtype=dtype, slots=tuple(slots))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class GradientBucket:
+    """What a hook is given: one bucket of one step, on one rank.
+
+    Attributes:
+        rank: That it runs on.
+        group: Whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets
+            may wait and go on in any order.
+        index: Of the bucket; the same on all ranks.
+        step: Of the model, from 1.
+        names: Of the parameters in it.
+        buffer: This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
+        priority: For its operations; lower is more urgent.
+        state: The hook's own, kept from step to step as long as the bucket lives.
+        rng: Numbers that differ between ranks, buckets and steps, and are the same from run to run.
+    """
+
+    rank: Rank
+    group: Group
+    index: int
+    step: int
+    names: tuple[str, ...]
+    buffer: Array
+    priority: int = 0
+    state: dict[str, object] = field(default_factory=dict)
+    rng: np.random.Generator
+
+
+Hook: TypeAlias = "Callable[[GradientBucket], Awaitable[Array | Future[Array]]]"
+"""From a bucket to the mean of its gradient over the group: flat, of the same size and dtype."""

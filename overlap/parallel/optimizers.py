@@ -1,0 +1,188 @@
+"""Optimizers on flat arrays: what they keep for each element, and how they change a run of parameters in place.
+
+They know nothing of names, layers and ranks. So they serve whole parameters, buckets and shards alike, with the same
+bits: every element is computed from its own values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+    from .tree import Array
+
+    Numbers: TypeAlias = NDArray[np.float64]  # to the type checker; any floating type
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Rate"]
+
+Rate: TypeAlias = float | Callable[[int], float]
+"""A learning rate, or a function that returns that of a step; steps count from 1."""
+
+_BLOCK = 1 << 14
+"""Elements worked on at once: a dozen passes over 64 KiB stay in a core's second-level cache (512 KiB and more)."""
+
+
+class Optimizer(Protocol):
+    """What a strategy needs of an optimizer; write your own by having these two."""
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return what is kept for `size` parameters before the first step: flat arrays of that size, by name.
+
+        Args:
+            size: How many elements.
+            dtype: Of the parameters.
+        """
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place.
+
+        Args:
+            param: Parameters, flat; written.
+            grad: Their gradient, of the same length; not written.
+            state: Of the form that `fresh` makes, of the same length; written.
+            step: From 1.
+        """
+
+
+def _blocks(*arrays: Array) -> Iterator[tuple[Numbers, ...]]:
+    for start in range(0, arrays[0].size, _BLOCK):
+        yield tuple(cast("Numbers", array[start : start + _BLOCK]) for array in arrays)
+
+
+def _rate(lr: Rate, step: int) -> float:
+    return float(lr(step) if callable(lr) else lr)
+
+
+def _check_rate(lr: object) -> None:
+    if not callable(lr) and not (isinstance(lr, (int, float)) and lr >= 0):
+        raise UsageError(f"lr: expected a number from 0, or a function of the step, got {lr!r}")
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise UsageError(f"{name}: expected at least 0 and less than 1, got {share!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SGD:
+    """Stochastic gradient descent: v = momentum * v + g; p = p - lr * v.
+
+    State: one array with momentum, none without.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Share of the last velocity that stays; at least 0, less than 1.
+    """
+
+    lr: Rate
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_share("momentum", self.momentum)
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return a velocity of zeros, if there is momentum."""
+        return {"velocity": np.zeros(size, dtype)} if self.momentum else {}
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place. Cost: two passes; three with momentum."""
+        lr = _rate(self.lr, step)
+        for p, g, *velocity in _blocks(param, grad, *state.values()):
+            for v in velocity:
+                v *= self.momentum
+                v += g
+                g = v
+            p -= lr * g
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Adam: running means of the gradient and of its square, without their bias towards zero.
+
+    Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980, algorithm 1. State: two arrays.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Shares of the two means that stay at each step.
+        eps: Added to the root of the second one.
+    """
+
+    lr: Rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_share("betas", beta)
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return two means of zeros."""
+        return {"mean": np.zeros(size, dtype), "square": np.zeros(size, dtype)}
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place. Cost: a dozen passes within a core's cache."""
+        _adam(self, param, grad, state, step, decay=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AdamW:
+    """Adam with decoupled weight decay: p = p - lr * weight_decay * p, then Adam's step.
+
+    Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. State: two arrays. It decays all that
+    it is given; for biases and gains, use a model of its own with `Adam`.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Shares of the two means that stay at each step.
+        eps: Added to the root of the second one.
+        weight_decay: Share of a weight that is taken off at each step, times `lr`.
+    """
+
+    lr: Rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_share("betas", beta)
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return two means of zeros."""
+        return {"mean": np.zeros(size, dtype), "square": np.zeros(size, dtype)}
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place. Cost: a dozen passes within a core's cache."""
+        _adam(self, param, grad, state, step, decay=1.0 - _rate(self.lr, step) * self.weight_decay)
+
+
+def _adam(rule: Adam | AdamW, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
+    first, second = rule.betas
+    rate, root = _rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
+    for p, g, m, v in _blocks(param, grad, state["mean"], state["square"]):
+        m *= first
+        m += (1 - first) * g
+        v *= second
+        square = g * g
+        square *= 1 - second
+        v += square
+        np.sqrt(v, out=square)
+        square /= root
+        square += rule.eps
+        np.divide(m, square, out=square)
+        square *= rate
+        if decay != 1.0:
+            p *= decay
+        p -= square

@@ -1,0 +1,90 @@
+"""Where a model's weights and its optimizer's state live: flat arrays, one set for each dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..runtime.rank import Rank
+from .buckets import BucketPlan
+from .optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+__all__ = ["Parameters", "Run"]
+
+DType: TypeAlias = "np.dtype[np.generic]"
+
+Run: TypeAlias = tuple[slice, slice]
+"""Elements that lie side by side among the weights, and in a bucket: where in either."""
+
+
+class Parameters:
+    """The weights of a model on one rank, side by side in memory, in an order of choice.
+
+    A world without data has arrays without data here as well: `real` is False then, and nothing is ever written.
+
+    Attributes:
+        views: The weights by name, in the shapes that they were given in; read-only for everybody else.
+        flat: All weights of a dtype; written by `update` only.
+        state: What the optimizer keeps of them: flat arrays by name.
+    """
+
+    def __init__(
+        self, rank: Rank, leaves: Mapping[str, Array], optimizer: Optimizer, *, order: Iterable[str] | None = None
+    ) -> None:
+        self.views: dict[str, Array] = {}
+        self.flat: dict[DType, Array] = {}
+        self.state: dict[DType, dict[str, Array]] = {}
+        self._optimizer = optimizer
+        self._slices: dict[str, slice] = {}
+        names = list(leaves) if order is None else list(order)
+        for dtype in {leaves[name].dtype: None for name in names}:
+            self._place(rank, [name for name in names if leaves[name].dtype == dtype], dtype, leaves)
+        self.views = {name: self.views[name] for name in leaves}
+        self.real = all(flat.flags.writeable for flat in self.flat.values())
+
+    def _place(self, rank: Rank, names: list[str], dtype: DType, leaves: Mapping[str, Array]) -> None:
+        start = 0
+        for name in names:
+            self._slices[name] = slice(start, start + leaves[name].size)
+            start += leaves[name].size
+        flat = self.flat[dtype] = rank.empty(start, dtype)
+        real = flat.flags.writeable
+        kept = self._optimizer.fresh(start if real else 0, dtype)
+        self.state[dtype] = kept if real else {key: rank.empty(start, each.dtype) for key, each in kept.items()}
+        for name in names:
+            view = flat[self._slices[name]]
+            if real:
+                view[:] = leaves[name].reshape(-1)
+            view = view.reshape(leaves[name].shape)
+            view.setflags(write=False)
+            self.views[name] = view
+
+    def runs(self, plan: BucketPlan) -> list[Run]:
+        """Return where the weights of a bucket lie: neighbours in both places are one run."""
+        runs: list[Run] = []
+        for slot in plan.slots:
+            here, there = self._slices[slot.name], slice(slot.start, slot.stop)
+            if runs and runs[-1][0].stop == here.start:
+                here, there = slice(runs[-1][0].start, here.stop), slice(runs[-1][1].start, there.stop)
+                runs.pop()
+            runs.append((here, there))
+        return runs
+
+    def update(self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int) -> None:
+        """Let the optimizer make a step with the gradient of a bucket."""
+        if not self.real:
+            return
+        flat, state = self.flat[dtype], self.state[dtype]
+        for here, there in runs:
+            kept = {key: each[here] for key, each in state.items()}
+            self._optimizer.update(flat[here], gradient[there], kept, step)
+
+    def moved_bytes(self, plan: BucketPlan) -> int:
+        """Return what an update of a bucket reads and writes: the gradient, the weights, and all state twice."""
+        kept = sum(2 * each.dtype.itemsize for each in self.state[plan.dtype].values())
+        return plan.size * (3 * plan.dtype.itemsize + kept)

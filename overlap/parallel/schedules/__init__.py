@@ -1,0 +1,27 @@
+"""Pipeline schedules as data: made, proved, timed on paper, drawn. Pure.
+
+From the bottom up: `action` is one thing a rank does. `proof` says whether rows of them make a schedule, `timing` when
+each of them runs, and `grid` draws that. `schedule` holds the rows, `families` makes the published ones.
+"""
+
+from __future__ import annotations
+
+from .action import Action, Kind
+from .families import FAMILIES, Family, gpipe, interleaved_1f1b, make, one_f_one_b, zb_h1
+from .schedule import PipelineSchedule
+from .timing import Durations, Timing
+
+__all__ = [
+    "FAMILIES",
+    "Action",
+    "Durations",
+    "Family",
+    "Kind",
+    "PipelineSchedule",
+    "Timing",
+    "gpipe",
+    "interleaved_1f1b",
+    "make",
+    "one_f_one_b",
+    "zb_h1",
+]

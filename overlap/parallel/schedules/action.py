@@ -1,0 +1,72 @@
+"""One thing a rank does in a pipeline schedule, and its text form, which is that of PyTorch."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from ...errors import UsageError
+
+__all__ = ["Action", "Kind"]
+
+_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+class Kind(StrEnum):
+    """What is computed of one microbatch at one stage.
+
+    Beware of other papers' letters: the zero-bubble paper (arXiv 2401.10241) calls our I "B".
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"  # I, then W, in one
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+class Action(NamedTuple):
+    """One microbatch at one stage.
+
+    Attributes:
+        stage: From 0, over all ranks.
+        kind: What is computed.
+        microbatch: From 0.
+    """
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Read the text form, such as "2F0": stage 2, forward of microbatch 0.
+
+        Raises:
+            UsageError: If the text is nothing of that kind.
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise UsageError(
+                f"text: {text!r} is no action; one is a stage, F, B, I or W, and a microbatch, such as 2F0"
+            )
+        return cls(int(found[1]), Kind(found[2]), int(found[3]))
+
+    def needs(self, last_stage: int) -> tuple[tuple[Action, ...], ...]:
+        """Return what must be over before this: of each tuple, one.
+
+        F(s, i) needs F(s-1, i). I or B(s, i) needs F(s, i), and I or B(s+1, i). W(s, i) needs I(s, i). Nothing else
+        orders stages.
+        """
+        stage, kind, i = self
+        if kind is Kind.FORWARD:
+            return () if stage == 0 else ((Action(stage - 1, kind, i),),)
+        if kind is Kind.WEIGHT_GRADIENT:
+            return ((Action(stage, Kind.INPUT_GRADIENT, i),),)
+        own = (Action(stage, Kind.FORWARD, i),)
+        if stage == last_stage:
+            return (own,)
+        return own, (Action(stage + 1, Kind.BACKWARD, i), Action(stage + 1, Kind.INPUT_GRADIENT, i))

@@ -1,0 +1,162 @@
+"""The published schedules: GPipe, 1F1B, interleaved 1F1B and ZB-H1, with what is known of each.
+
+The formulas are of time that a rank is idle in a step, of p ranks; F, I and W are what one microbatch takes at one
+stage, B is I + W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from .action import Action, Kind
+from .schedule import PipelineSchedule
+from .timing import Durations
+
+__all__ = ["FAMILIES", "Family", "gpipe", "interleaved_1f1b", "make", "one_f_one_b", "zb_h1"]
+
+F, B, I, W = Kind  # noqa: E741
+
+
+def gpipe(ranks: int, microbatches: int) -> PipelineSchedule:
+    """All forwards, then all backwards (arXiv 1811.06965).
+
+    Idle: (p-1)(F+B). Every rank holds all m microbatches.
+    """
+    _check(ranks=ranks, microbatches=microbatches)
+    rows = [[Action(r, kind, i) for kind in (F, B) for i in range(microbatches)] for r in range(ranks)]
+    return PipelineSchedule("gpipe", rows)
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> PipelineSchedule:
+    """As many forwards as later stages need, then one forward, one backward in turn (PipeDream-flush, 1F1B).
+
+    Idle: (p-1)(F+B), as GPipe. Rank r holds min(m, p-r) microbatches.
+    """
+    _check(ranks=ranks, microbatches=microbatches)
+    rows = [[Action(r, kind, i) for kind, i in _one_one(ranks - 1 - r, microbatches, B)] for r in range(ranks)]
+    return PipelineSchedule("1f1b", rows)
+
+
+def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
+    """1F1B whose weight gradients fill what would be idle: W(i) runs r inputs' gradients later (arXiv 2401.10241).
+
+    Idle: (p-1)(F+I-W), for m >= p and a W that takes no longer than F or I; for any, by replay, (p-1) max(F+I-W, F, I).
+    Every rank holds up to p microbatches, until their W.
+    """
+    _check(ranks=ranks, microbatches=microbatches)
+    return PipelineSchedule("zb-h1", [list(_zb_h1_row(r, ranks, microbatches)) for r in range(ranks)])
+
+
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
+    """1F1B over v stages on each rank; stage s is on rank s mod p (arXiv 2104.04473).
+
+    Microbatches pass a rank's stages in rounds of k, as even as `microbatches` allows: with R = max(1, m // p) rounds,
+    k = m / R. Idle: (p-1)(F+B) of a stage, which is 1/v of 1F1B's, for m >= p. Rank 0 holds up to p*v + p - 1
+    activations of a stage each, at k = p.
+
+    Raises:
+        UsageError: If the microbatches do not divide into the rounds.
+    """
+    _check(ranks=ranks, microbatches=microbatches, chunks=chunks)
+    rounds = max(1, microbatches // ranks)
+    if microbatches % rounds:
+        raise UsageError(
+            f"microbatches: {microbatches} do not divide into {rounds} rounds (microbatches // ranks); "
+            f"{microbatches - microbatches % rounds} or {microbatches + rounds - microbatches % rounds} do"
+        )
+    rows = [list(_interleaved_row(r, ranks, microbatches, chunks, microbatches // rounds)) for r in range(ranks)]
+    return PipelineSchedule("interleaved-1f1b", rows)
+
+
+def _one_one(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[Kind, int]]:
+    ahead = min(microbatches, warm_up)
+    yield from ((F, i) for i in range(ahead))
+    for i in range(microbatches):
+        if i + ahead < microbatches:
+            yield F, i + ahead
+        yield backward, i
+
+
+def _zb_h1_row(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    for kind, i in _one_one(ranks - 1 - rank, microbatches, I):
+        yield Action(rank, kind, i)
+        if kind is I and i >= rank:
+            yield Action(rank, W, i - rank)
+    yield from (Action(rank, W, i) for i in range(max(0, microbatches - rank), microbatches))
+
+
+def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Action]:
+    total = microbatches * chunks
+    ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), total)
+
+    def nth(kind: Kind, n: int) -> Action:
+        """The n-th of a kind: rounds of `size` microbatches over the chunks, upwards or downwards."""
+        chunk = n // size % chunks
+        microbatch = n // (size * chunks) * size + n % size
+        return Action(rank + ranks * (chunk if kind is F else chunks - 1 - chunk), kind, microbatch)
+
+    yield from (nth(F, n) for n in range(ahead))
+    for n in range(total):
+        if n + ahead < total:
+            yield nth(F, n + ahead)
+        yield nth(B, n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A published schedule, by its name.
+
+    Attributes:
+        make: From ranks, microbatches and chunks, the schedule.
+        bubble: From ranks, microbatches and durations, what a rank is idle for by the formula; None where that is not
+            said to hold. Messages are taken to take no time.
+    """
+
+    make: Callable[[int, int, int], PipelineSchedule]
+    bubble: Callable[[int, int, Durations], int | None]
+
+
+def _fill_and_drain(p: int, m: int, t: Durations) -> int:
+    return (p - 1) * (t.of(F) + t.of(B))
+
+
+FAMILIES = {
+    "gpipe": Family(make=lambda p, m, v: gpipe(p, m), bubble=_fill_and_drain),
+    "1f1b": Family(make=lambda p, m, v: one_f_one_b(p, m), bubble=_fill_and_drain),
+    "interleaved-1f1b": Family(
+        make=interleaved_1f1b, bubble=lambda p, m, t: _fill_and_drain(p, m, t) if m >= p else None
+    ),
+    "zb-h1": Family(
+        make=lambda p, m, v: zb_h1(p, m),
+        bubble=lambda p, m, t: (p - 1) * max(t.of(F) + t.of(I) - t.of(W), t.of(F), t.of(I)) if m >= p else None,
+    ),
+}
+"""Every published schedule that there is, by name."""
+
+
+def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None) -> PipelineSchedule:
+    """Make a published schedule by its name, in any case.
+
+    Args:
+        name: "gpipe", "1f1b", "interleaved-1f1b" or "zb-h1".
+        ranks: Of the pipeline.
+        microbatches: Into how many each batch is cut.
+        chunks: Stages on each rank, for "interleaved-1f1b"; 2 by default.
+
+    Raises:
+        UsageError: If the name is unknown, or a number cannot be meant.
+    """
+    family = FAMILIES.get(name.lower()) if isinstance(name, str) else None
+    if family is None:
+        raise UsageError(f"name: {name!r} is no schedule; known are {', '.join(FAMILIES)}")
+    if chunks is not None and chunks != 1 and family is not FAMILIES["interleaved-1f1b"]:
+        raise UsageError(f"chunks: {name} has one stage on each rank, got {chunks}; interleaved-1f1b has several")
+    return family.make(ranks, microbatches, 2 if chunks is None else chunks)
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise UsageError(f"{name}: expected a whole number from 1, got {count!r}")

@@ -1,0 +1,123 @@
+"""The proof of a pipeline schedule: every microbatch passes every stage once, in an order that ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ...errors import ScheduleError
+from .action import Action, Kind
+
+__all__ = ["Rows", "peak_live", "prove"]
+
+Rows = Sequence[Sequence[Action]]
+
+
+def prove(name: str, rows: Rows) -> tuple[int, int, tuple[int, ...]]:
+    """Prove a schedule; return how many stages and microbatches it has, and the rank of every stage.
+
+    Each stage belongs to one rank. Of each stage and microbatch there is one F, and one B or one I and one W, nothing
+    twice, in an order that dependencies allow. The ranks, each in its own order, come to the end.
+
+    Raises:
+        ScheduleError: If any of this does not hold. The message has every row, and marks where.
+    """
+    owners = _owners(name, rows)
+    stages, microbatches = len(owners), 1 + max(action.microbatch for row in rows for action in row)
+    _prove_complete(name, rows, owners, microbatches)
+    _prove_local_order(name, rows)
+    _prove_end(name, rows, stages - 1)
+    return stages, microbatches, owners
+
+
+def peak_live(rows: Rows) -> tuple[int, ...]:
+    """Return for every rank how many activations it holds at most, each of one microbatch at one of its stages.
+
+    One is held from its F to its B, or to its W.
+    """
+    return tuple(_peak(row) for row in rows)
+
+
+def _peak(row: Sequence[Action]) -> int:
+    live = most = 0
+    for action in row:
+        live += action.kind is Kind.FORWARD
+        most = max(most, live)
+        live -= action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
+    return most
+
+
+def _owners(name: str, rows: Rows) -> tuple[int, ...]:
+    owners: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for step, action in enumerate(row):
+            owner = owners.setdefault(action.stage, rank)
+            if owner != rank:
+                raise _error(name, rows, rank, step, f"stage {action.stage} is rank {owner}'s already")
+    if not owners:
+        raise _error(name, rows, None, None, "nothing is to be done")
+    for stage in range(max(owners) + 1):
+        if stage not in owners:
+            raise _error(name, rows, None, None, f"no rank has stage {stage}")
+    return tuple(owners[stage] for stage in range(len(owners)))
+
+
+def _prove_complete(name: str, rows: Rows, owners: tuple[int, ...], microbatches: int) -> None:
+    counts = Counter(action for row in rows for action in row)
+    for rank, row in enumerate(rows):
+        for step, action in enumerate(row):
+            if counts[action] > 1 and action in row[:step]:
+                raise _error(name, rows, rank, step, f"{action} is there twice")
+    for stage, rank in enumerate(owners):
+        for i in range(microbatches):
+            found = "".join(kind for kind in Kind if Action(stage, kind, i) in counts)
+            if found not in ("FB", "FIW"):
+                told = f"has {', '.join(found) or 'nothing'} of microbatch {i}"
+                raise _error(name, rows, rank, None, f"stage {stage} {told}; it takes F and B, or F, I and W")
+
+
+def _prove_local_order(name: str, rows: Rows) -> None:
+    for rank, row in enumerate(rows):
+        seen: set[Action] = set()
+        for step, action in enumerate(row):
+            stage, kind, i = action
+            before = Action(stage, Kind.INPUT_GRADIENT if kind is Kind.WEIGHT_GRADIENT else Kind.FORWARD, i)
+            if kind is not Kind.FORWARD and before not in seen:
+                raise _error(name, rows, rank, step, f"{action} stands before {before}, which it needs")
+            seen.add(action)
+
+
+def _prove_end(name: str, rows: Rows, last_stage: int) -> None:
+    """Let every rank go as far as it can until all are through, or none gets on."""
+    done: set[Action] = set()
+    heads = [0] * len(rows)
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(rows):
+            while heads[rank] < len(row) and not _missing(row[heads[rank]], done, last_stage):
+                done.add(row[heads[rank]])
+                heads[rank], moved = heads[rank] + 1, True
+    stuck = [rank for rank, row in enumerate(rows) if heads[rank] < len(row)]
+    if stuck:
+        waits = [rows[rank][heads[rank]] for rank in stuck]
+        told = ", ".join(
+            f"rank {rank} waits in {action} for {_missing(action, done, last_stage)}"
+            for rank, action in zip(stuck, waits, strict=True)
+        )
+        raise _error(name, rows, stuck[0], heads[stuck[0]], f"it never ends: {told}")
+
+
+def _missing(action: Action, done: set[Action], last_stage: int) -> str:
+    for either in action.needs(last_stage):
+        if not done.intersection(either):
+            return " or ".join(map(str, either))
+    return ""
+
+
+def _error(name: str, rows: Rows, rank: int | None, step: int | None, what: str) -> ScheduleError:
+    lines = [f"schedule {name!r}: {what}"]
+    for each, row in enumerate(rows):
+        cells = [f">>{action}<<" if (each, at) == (rank, step) else str(action) for at, action in enumerate(row)]
+        lines.append(f"  rank {each}: {' '.join(cells)}".rstrip())
+    return ScheduleError("\n".join(lines), rank=rank, step=step)

@@ -1,0 +1,99 @@
+"""A pipeline schedule: for every rank, what it computes in which order. Data, proved when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...errors import ScheduleError
+from .action import Action, Kind
+from .grid import time_grid
+from .proof import peak_live, prove
+from .timing import Durations, Timing, replay
+
+__all__ = ["PipelineSchedule"]
+
+
+class PipelineSchedule:
+    """For every rank of a pipeline, its actions in their order.
+
+    Make one with `schedules.make(name, ...)`, from text, or from rows of your own. Rows that miss or repeat an action,
+    or with which ranks wait for each other for ever, make no schedule.
+
+    Attributes:
+        name: For messages.
+        rows: The actions of every rank.
+        ranks: How many ranks there are.
+        stages: How many stages there are, over all ranks.
+        microbatches: Into how many each batch is cut.
+        owners: The rank of every stage.
+        peak_live: For every rank, how many activations it holds at most, each of one microbatch at one stage: from its
+            F to its B or W.
+
+    Raises:
+        ScheduleError: If it cannot be meant; the message has all rows, and marks the place.
+    """
+
+    def __init__(self, name: str, rows: Iterable[Sequence[Action]]) -> None:
+        self.name = name
+        self.rows = tuple(tuple(row) for row in rows)
+        self.ranks = len(self.rows)
+        self.stages, self.microbatches, self.owners = prove(name, self.rows)
+        self.peak_live = peak_live(self.rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PipelineSchedule {self.name}: {self.ranks} ranks, {self.stages} stages, "
+            f"{self.microbatches} microbatches>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.grid())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PipelineSchedule) and self.rows == other.rows
+
+    def __hash__(self) -> int:
+        return hash(self.rows)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether a stage computes the gradients of its inputs and of its weights apart (I and W)."""
+        return any(action.kind is Kind.INPUT_GRADIENT for row in self.rows for action in row)
+
+    def timing(self, durations: Durations | None = None) -> Timing:
+        """Return when each action runs, and what ranks are idle for; F, I and W take one unit by default."""
+        return replay(self.rows, self.stages, self.owners, durations or Durations())
+
+    def grid(self, durations: Durations | None = None, *, width: int | None = None) -> list[str]:
+        """Return the lines of a drawing, ranks by time; what does not fit in `width` characters goes below."""
+        durations = durations or Durations()
+        return time_grid(self.rows, self.timing(durations), durations, width=width)
+
+    def check_live(self, most: int) -> None:
+        """Raise if a rank would hold more activations at once than `most`.
+
+        Raises:
+            ScheduleError: Naming the first rank that would.
+        """
+        for rank, live in enumerate(self.peak_live):
+            if live > most:
+                raise ScheduleError(
+                    f"schedule {self.name!r}: rank {rank} holds up to {live} activations at once; "
+                    f"at most {most} are allowed",
+                    rank=rank,
+                )
+
+    def text(self) -> str:
+        """Return the text form: a line for each rank, its actions with commas, as PyTorch reads and writes them."""
+        return "\n".join(",".join(map(str, row)) for row in self.rows) + "\n"
+
+    @classmethod
+    def parse(cls, text: str, *, name: str = "own") -> PipelineSchedule:
+        """Read the text form; empty cells, which mean that a rank is idle there, are passed over.
+
+        Raises:
+            UsageError: If a cell is no action.
+            ScheduleError: If the actions make no schedule.
+        """
+        lines = [line for line in text.splitlines() if line.strip()]
+        return cls(name, [[Action.parse(cell.strip()) for cell in line.split(",") if cell.strip()] for line in lines])

@@ -1,0 +1,88 @@
+"""When each action of a pipeline schedule runs, if actions take what is said, and messages nothing or a fixed time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .action import Action, Kind
+from .proof import Rows
+
+__all__ = ["Durations", "Timing", "replay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """What one microbatch takes at one stage, in any unit of time.
+
+    Attributes:
+        forward: F.
+        input_gradient: I.
+        weight_gradient: W. A whole backward, B, takes I + W.
+        hop: From the end of an action to when its message is there, on another rank.
+    """
+
+    forward: int = 1
+    input_gradient: int = 1
+    weight_gradient: int = 1
+    hop: int = 0
+
+    def of(self, kind: Kind) -> int:
+        """Return what an action of a kind takes."""
+        if kind is Kind.BACKWARD:
+            return self.input_gradient + self.weight_gradient
+        if kind is Kind.INPUT_GRADIENT:
+            return self.input_gradient
+        return self.forward if kind is Kind.FORWARD else self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When everything runs.
+
+    Attributes:
+        starts: Of every action.
+        makespan: From the first start to the last end.
+        busy: Of every rank, what its actions take together.
+    """
+
+    starts: dict[Action, int]
+    makespan: int
+    busy: tuple[int, ...]
+
+    @property
+    def bubble(self) -> tuple[int, ...]:
+        """What every rank is idle for, from the first start anywhere to the last end anywhere."""
+        return tuple(self.makespan - busy for busy in self.busy)
+
+
+def replay(rows: Rows, stages: int, owners: tuple[int, ...], durations: Durations) -> Timing:
+    """Run a proved schedule on paper: each rank in its own order, each action when what it needs is over."""
+    starts: dict[Action, int] = {}
+    ends: dict[Action, int] = {}
+    heads, free = [0] * len(rows), [0] * len(rows)
+    left = sum(map(len, rows))
+    while left:
+        for rank, row in enumerate(rows):
+            while heads[rank] < len(row):
+                action = row[heads[rank]]
+                ready = _ready(action, rank, ends, owners, stages - 1, durations.hop)
+                if ready is None:
+                    break
+                starts[action] = max(ready, free[rank])
+                ends[action] = free[rank] = starts[action] + durations.of(action.kind)
+                heads[rank], left = heads[rank] + 1, left - 1
+    busy = tuple(sum(durations.of(action.kind) for action in row) for row in rows)
+    return Timing(starts=starts, makespan=max(free), busy=busy)
+
+
+def _ready(
+    action: Action, rank: int, ends: dict[Action, int], owners: tuple[int, ...], last_stage: int, hop: int
+) -> int | None:
+    """Return when everything that an action needs is there; None if that is not known yet."""
+    ready = 0
+    for either in action.needs(last_stage):
+        over = [ends[each] + hop * (owners[each.stage] != rank) for each in either if each in ends]
+        if not over:
+            return None
+        ready = max(ready, *over)
+    return ready

@@ -1,0 +1,149 @@
+"""One bucket on one rank of several that share it: what this rank keeps of it, and the plain functions of its steps."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.rank import Rank
+from .buckets import BucketPlan
+from .optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+__all__ = ["Gauge", "Shard", "Stage", "shares"]
+
+Stage: TypeAlias = Literal[1, 2, 3]
+"""What is shared out: the optimizer's state; gradients as well; parameters as well."""
+
+
+class Gauge:
+    """How many bytes are there now, and how many there were at most; any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run while its holder adds
+        self.now = self.peak = 0
+
+    def add(self, nbytes: int) -> None:
+        """Take note of bytes that have come, or, below 0, gone."""
+        with self._lock:
+            self.now += nbytes
+            self.peak = max(self.peak, self.now)
+
+
+class _Gathered(dict[str, "Array"]):
+    """Whole parameters by name, for as long as somebody has them."""
+
+    __slots__ = ("__weakref__",)
+
+
+def shares(size: int, ranks: int) -> tuple[int, ...]:
+    """Return how many of `size` elements each rank has: as even as can be, the first ones have one more."""
+    return tuple(size // ranks + (rank < size % ranks) for rank in range(ranks))
+
+
+class Shard:
+    """A bucket's parameters, gradients and optimizer state, as far as a stage leaves them on this rank.
+
+    Its methods are called on compute streams, and write what is theirs through views of their own: a collective that
+    has been issued locks the arrays that it was given, long before it uses them.
+
+    Attributes:
+        plan: What is in the bucket.
+        counts: Elements of every rank.
+        param: This rank's part of the parameters; in stages 1 and 2 a view of `whole`.
+        whole: All parameters, in stages 1 and 2.
+        grad: All gradients in stage 1, this rank's part in stages 2 and 3.
+        state: What the optimizer keeps of this rank's part.
+    """
+
+    def __init__(
+        self, rank: Rank, plan: BucketPlan, *, ranks: int, place: int, stage: Stage, optimizer: Optimizer, gauge: Gauge
+    ) -> None:
+        self.plan, self.counts, self._optimizer, self._gauge = plan, shares(plan.size, ranks), optimizer, gauge
+        mine = self.counts[place]
+        stop = list(accumulate(self.counts))[place]
+        self.mine = slice(stop - mine, stop)
+        self.whole = rank.empty(plan.size, plan.dtype) if stage < 3 else None
+        self.param = rank.empty(mine, plan.dtype) if self.whole is None else self.whole[self.mine]
+        self.real = rank.empty(1).flags.writeable  # else the world has no data
+        self.grad = rank.empty(plan.size if stage == 1 else mine, plan.dtype)
+        kept = optimizer.fresh(mine if self.real else 0, plan.dtype)
+        self.state = kept if self.real else {key: rank.empty(mine, each.dtype) for key, each in kept.items()}
+        self._stage = stage
+        self._nothing = None if self.real else rank.empty(plan.size, plan.dtype)
+        self._views = None if self.whole is None else self._cut(self.whole)
+
+    @property
+    def even(self) -> bool:
+        """Whether all ranks have equally many elements."""
+        return len(set(self.counts)) == 1
+
+    @property
+    def moved_bytes(self) -> int:
+        """What an update reads and writes: the gradient, the parameters and all state twice."""
+        return 3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values())
+
+    def begin(self, flat: Array) -> Array:
+        """Take over the parameters that all ranks begin with; return what is kept of them."""
+        target, source = (self.param[:], flat[self.mine]) if self.whole is None else (self.whole[:], flat)
+        if self.real:
+            target[:] = source
+        return target
+
+    def part(self) -> Array:
+        """Return this rank's part of the parameters."""
+        return self.param[:]
+
+    def place_of_gradient(self) -> Array | None:
+        """Return where the mean gradient of this rank's part comes; None if that is not kept."""
+        return self.grad[:] if self._stage > 1 and self.real else None
+
+    def place_of_whole(self) -> Array | None:
+        """Return where gathered parameters come; None if they are not kept."""
+        return None if self.whole is None or not self.real else self.whole[:]
+
+    def pack(self, step: int, _: Array | None, *gradients: Array) -> Array:
+        """Return the whole gradient, flat. The second argument is only waited for.
+
+        Raises:
+            UsageError: If one has another shape than its parameter.
+        """
+        for slot, gradient in zip(self.plan.slots, gradients, strict=True):
+            shape = getattr(gradient, "shape", None)
+            if shape != slot.shape:
+                found = f"the gradient of {slot.name!r} in step {step} has shape {shape}"
+                raise UsageError(f"reduce: {found}, the parameter {slot.shape}")
+        if self._nothing is not None:
+            return self._nothing
+        flat = self.grad[:] if self._stage == 1 else np.empty(self.plan.size, self.plan.dtype)
+        for slot, gradient in zip(self.plan.slots, gradients, strict=True):
+            flat[slot.start : slot.stop] = gradient.reshape(-1)
+        return flat
+
+    def update(self, step: int, gradient: Array, *_: Array) -> Array:
+        """Let the optimizer make a step with the mean gradient of this rank's part; return the part."""
+        if self.real and self.param.size:
+            self._optimizer.update(self.param[:], gradient, self.state, step)
+        return self.param[:]
+
+    def opened(self, whole: Array) -> dict[str, Array]:
+        """Return the parameters by name, in their shapes, read-only."""
+        if self._views is not None:
+            return self._views
+        gathered = _Gathered(self._cut(whole))
+        self._gauge.add(whole.nbytes)
+        weakref.finalize(gathered, self._gauge.add, -whole.nbytes).atexit = False
+        return gathered
+
+    def _cut(self, flat: Array) -> dict[str, Array]:
+        views = {slot.name: flat[slot.start : slot.stop].reshape(slot.shape) for slot in self.plan.slots}
+        for view in views.values():
+            view.setflags(write=False)
+        return views

@@ -1,0 +1,113 @@
+"""One bucket that ranks share at work: gradients are scattered, parts updated, parameters gathered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .memory_work import MemoryWork
+from .shards import Shard
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+__all__ = ["SharedBucket"]
+
+IN_FLIGHT = 8
+"""Operations of a stream at once: the library's own default."""
+
+
+class SharedBucket:
+    """A bucket's operations, each issued when it is asked for.
+
+    Updates have a compute stream of their own, "optimizer": the update of a layer that is far behind backward runs
+    while backward goes on.
+
+    Attributes:
+        shard: What this rank keeps of it.
+        handed: Gradients of this step, by name; empty once they have been sent.
+        sent: Whether this step's gradients have been.
+        reduced: This rank's part of the mean gradient, of the step that was sent last.
+        updated: This rank's part of the newest parameters; in stages 1 and 2 all of those to begin with.
+        unused: Gathers whose result nobody has asked for, but which may still read this rank's part.
+    """
+
+    def __init__(self, rank: Rank, group: Group, shard: Shard, work: MemoryWork, *, place: int) -> None:
+        self.shard, self.handed, self.sent = shard, dict[str, object](), False
+        self.reduced: Future[Array] | None = None
+        self.unused: list[Future[Array]] = []
+        self._rank, self._group, self._work, self._place = rank, group, work, place
+        self._scatters = rank.stream(f"scatters of {group.name}", window=IN_FLIGHT)
+        self._gathers = rank.stream(f"gathers of {group.name}", window=IN_FLIGHT)
+        self._counts = None if shard.even else shard.counts
+        self.updated: Future[Array]
+
+    def begin(self, flat: Array) -> None:
+        """Give all ranks the parameters of the first."""
+        told: Array | Future[Array] = flat
+        if self._group.size > 1:
+            told = self._group.broadcast(flat, stream=self._gathers, name="first weights")
+        self.updated = self._work.compute(
+            self.shard.begin, told, name="first weights", moved_bytes=2 * flat.nbytes, stream="optimizer"
+        )
+
+    def send(self, step: int, after: Future[Array] | None) -> None:
+        """Pack the gradients, as soon as `after` is done, and scatter their mean."""
+        gradients = [self.handed.pop(name) for name in self.shard.plan.names]
+        self.sent = True
+        moved_bytes = 2 * self.shard.plan.nbytes
+        packed = self._work.compute(self.shard.pack, step, after, *gradients, name="pack", moved_bytes=moved_bytes)
+        if self._group.size == 1:
+            self.reduced = packed
+            return
+        self.reduced = self._group.reduce_scatter(
+            packed,
+            op="mean",
+            out=self.shard.place_of_gradient(),
+            counts=self._counts,
+            priority=self._place,
+            stream=self._scatters,
+            name=f"scatter bucket {self.shard.plan.index}",
+        )
+
+    def update(self, step: int) -> None:
+        """Let the optimizer make a step with the gradient that was sent last."""
+        work = partial(self.shard.update, step)
+        self.updated = self._work.compute(
+            work, self.reduced, *self.unused, name="update", moved_bytes=self.shard.moved_bytes, stream="optimizer"
+        )
+        self.sent = False
+        self.unused.clear()
+
+    def gather(self, *, when: bool = False) -> Future[Array]:
+        """Return all parameters, flat, after the newest update.
+
+        Args:
+            when: Start it only when all that has been issued on the compute stream so far has run.
+        """
+        part = self.updated
+        if when:
+            run = self._rank.compute(self.shard.part, name="room", seconds=0.0)
+            part = run if part.done else self._rank.compute(_last, run, part, name="room", stream="room", seconds=0.0)
+        if self._group.size == 1:
+            return part
+        return self._group.all_gather(
+            part,
+            out=self.shard.place_of_whole(),
+            counts=self._counts,
+            priority=self._place,
+            stream=self._gathers,
+            name=f"gather bucket {self.shard.plan.index}",
+        )
+
+    def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
+        """Return the parameters by name, once they are there and all that was issued before has run."""
+        return self._rank.compute(self.shard.opened, whole, name="open", seconds=0.0)
+
+
+def _last(_: Array, part: Array) -> Array:
+    """Return the second argument, once both are there."""
+    return part

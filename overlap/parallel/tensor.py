@@ -1,0 +1,194 @@
+"""Tensor-parallel linear layers: a matrix cut by columns or by rows over a group (Megatron-LM, arXiv 1909.08053).
+
+Column first, then what is element by element, then row: one collective forward and one backward for the two.
+
+===============  =======================  ==========================
+layer            forward                  backward
+===============  =======================  ==========================
+column           nothing                  all-reduce of `dx`
+row              all-reduce of `y`        nothing
+column sequence  all-gather of `x`        reduce-scatter of `dx`, all-gather of `x`
+row sequence     reduce-scatter of `y`    all-gather of `dy`
+===============  =======================  ==========================
+
+The sequence-parallel ones (arXiv 2205.05198) leave each rank a block of the rows (axis 0) wherever no matrix is cut:
+the same bytes travel, and activations there take 1/t of the memory. Bytes sent by a rank, of t: 2(t-1)/t of the array
+for an all-reduce, (t-1)/t for the others.
+
+What travels in backward does so under the gradients of the weights; forward, `Sequential(parts=2)` hides it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .layers import Pair
+from .pending import has_no_data
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+    Weights = Mapping[str, Array]
+
+__all__ = ["ColumnLinear", "RowLinear"]
+
+
+class _Linear(ABC):
+    """What both have: weights {"weight": (inputs, outputs), "bias": (outputs,)}, of which the bias may be left out.
+
+    Args:
+        rank: This rank.
+        group: The ranks that share the matrix.
+        inputs: Columns of what comes in, of the whole layer.
+        outputs: Columns of what goes out, of the whole layer.
+        sequence: Whether each rank has a block of the rows outside the pair of layers.
+        tokens: Rows of what comes in, for the virtual clock: of all ranks, in one part.
+
+    Raises:
+        UsageError: If what is cut does not divide by the ranks of the group.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        group: Group,
+        inputs: int,
+        outputs: int,
+        *,
+        sequence: bool = False,
+        tokens: int | None = None,
+    ) -> None:
+        self.rank, self.group, self.inputs, self.outputs, self.sequence = rank, group, inputs, outputs, sequence
+        name, cut = self._cut()
+        if cut % group.size:
+            raise UsageError(f"{name}: {cut} do not divide by the {group.size} ranks of group '{group.name}'")
+        self._flops = None if tokens is None else 2.0 * tokens * inputs * outputs / group.size
+
+    def shard(self, whole: Weights) -> dict[str, Array]:
+        """Return copies of this rank's parts of the whole layer's weights.
+
+        Raises:
+            UsageError: If they have other shapes.
+        """
+        expected = {"weight": (self.inputs, self.outputs), "bias": (self.outputs,)}
+        for name, array in whole.items():
+            if array.shape != expected.get(name):
+                known = " and ".join(f"{each} {shape}" for each, shape in expected.items())
+                raise UsageError(f"whole: {name!r} has shape {array.shape}; the layer has {known}")
+        return {name: self._mine(name, array) for name, array in whole.items()}
+
+    @abstractmethod
+    def _cut(self) -> tuple[str, int]:
+        """Return what is cut, and how long it is."""
+
+    @abstractmethod
+    def _mine(self, name: str, array: Array) -> Array:
+        """Return this rank's part."""
+
+    def backward(self, w: object, kept: object, dy: object) -> Pair:
+        """Issue both halves."""
+        dx, needed = self.backward_input(w, kept, dy)
+        return dx, self.backward_weights(w, needed)
+
+    @abstractmethod
+    def backward_input(self, w: object, kept: object, dy: object) -> Pair:
+        """Issue the gradient of `x`, and what travels."""
+
+    def backward_weights(self, w: object, kept: object) -> Future[object]:
+        """Issue the gradients of the weights."""
+        x, dy = cast("Pair", kept)
+        return self.rank.compute(_weight_gradients, w, x, dy, flops=self._flops)
+
+    def _block(self, array: Array, axis: int) -> Array:
+        each = array.shape[axis] // self.group.size
+        mine = slice(self.group.rank * each, (self.group.rank + 1) * each)
+        return array[(slice(None),) * axis + (mine,)].copy()
+
+
+class ColumnLinear(_Linear):
+    """y_i = x W_i + b_i: rank i has a block of the columns of W, and gets those columns of y.
+
+    `x` is whole on all ranks, or this rank's rows of it with `sequence`: then it is gathered forward, and again
+    backward, so that only a block is kept.
+    """
+
+    def forward(self, w: object, x: object) -> Pair:
+        """Issue the product: (..., inputs) to (..., outputs / t)."""
+        whole = self.group.all_gather(cast("Array", x), name="gather x") if self.sequence else x
+        return self.rank.compute(_product, w, whole, flops=self._flops, name="column product"), x
+
+    def backward_input(self, w: object, kept: object, dy: object) -> Pair:
+        """Issue the gradient of `x`, summed over the group."""
+        x = self.group.all_gather(cast("Array", kept), name="gather x again") if self.sequence else kept
+        partial = self.rank.compute(_input_gradient, w, dy, flops=self._flops, name="column input gradient")
+        if self.sequence:
+            return self.group.reduce_scatter(partial, name="scatter dx"), (x, dy)
+        return self.group.all_reduce(partial, name="sum dx"), (x, dy)
+
+    def _cut(self) -> tuple[str, int]:
+        return "outputs", self.outputs
+
+    def _mine(self, name: str, array: Array) -> Array:
+        return self._block(array, array.ndim - 1)
+
+
+class RowLinear(_Linear):
+    """y = sum of x_i W_i, + b: rank i has those rows of W that belong to its columns of x.
+
+    `y` is whole on all ranks, or this rank's rows of it with `sequence`. The bias is added once, by the first rank.
+    """
+
+    def forward(self, w: object, x: object) -> Pair:
+        """Issue the product, and its sum: (..., inputs / t) to (..., outputs)."""
+        name = "row product"
+        partial = self.rank.compute(_product, w, x, self.group.rank == 0, flops=self._flops, name=name)
+        if self.sequence:
+            return self.group.reduce_scatter(partial, name="scatter y"), x
+        return self.group.all_reduce(partial, name="sum y"), x
+
+    def backward_input(self, w: object, kept: object, dy: object) -> Pair:
+        """Issue the gradient of `x`, of which each rank has its columns."""
+        whole = self.group.all_gather(cast("Array", dy), name="gather dy") if self.sequence else dy
+        dx = self.rank.compute(_input_gradient, w, whole, flops=self._flops, name="row input gradient")
+        return dx, (kept, whole)
+
+    def _cut(self) -> tuple[str, int]:
+        return "inputs", self.inputs
+
+    def _mine(self, name: str, array: Array) -> Array:
+        return self._block(array, 0) if name == "weight" else array.copy()
+
+
+def _product(w: Weights, x: Array, biased: bool = True) -> Array:
+    if has_no_data(x):
+        return np.broadcast_to(x.flat[0], (*x.shape[:-1], w["weight"].shape[1]))
+    y: Array = x @ w["weight"]
+    if biased and "bias" in w:
+        y += w["bias"]
+    return y
+
+
+def _input_gradient(w: Weights, dy: Array) -> Array:
+    if has_no_data(dy):
+        return np.broadcast_to(dy.flat[0], (*dy.shape[:-1], w["weight"].shape[0]))
+    dx: Array = dy @ w["weight"].T
+    return dx
+
+
+def _weight_gradients(w: Weights, x: Array, dy: Array) -> dict[str, Array]:
+    if has_no_data(dy):
+        return dict(w)
+    rows = dy.reshape(-1, dy.shape[-1])
+    gradients = {"weight": x.reshape(-1, x.shape[-1]).T @ rows}
+    return gradients | ({"bias": rows.sum(0)} if "bias" in w else {})

@@ -1,0 +1,84 @@
+"""Tasks beside the program, and groups whose operations take another stream."""
+
+import numpy as np
+import pytest
+
+import overlap
+
+from .worlds import TIMEOUT_S, failing
+
+
+def run(main, ranks=2):
+    return overlap.run(main, ranks=ranks, timeout_s=TIMEOUT_S)
+
+
+def test_a_task_runs_beside_the_program_and_its_future_can_be_passed_on():
+    async def summed(group, x):
+        return await group.all_reduce(x)
+
+    async def main(rank):
+        task = rank.spawn(summed, rank.world, np.array([rank.rank + 1.0]))
+        doubled = rank.compute(lambda x: 2 * x, task)
+        return (await doubled).tolist()
+
+    assert run(main) == [[6.0], [6.0]]
+
+
+def test_an_error_of_a_task_that_nobody_awaits_fails_the_rank():
+    async def bad():
+        raise ValueError("no")
+
+    async def main(rank):
+        if rank.rank == 1:
+            rank.spawn(bad)
+
+    with failing() as seen:
+        run(main)
+    assert (seen[0].rank, str(seen[0].__cause__)) == (1, "no")
+
+
+def test_a_rank_waits_for_its_tasks():
+    async def late(rank, done):
+        await rank.barrier()
+        done.append(rank.rank)
+
+    async def main(rank, done):
+        rank.spawn(late, rank, done)
+
+    done = []
+    overlap.run(main, done, ranks=3, timeout_s=TIMEOUT_S)
+    assert sorted(done) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrong", [7, None])
+def test_what_is_no_function_is_refused(wrong):
+    async def main(rank):
+        with pytest.raises(overlap.UsageError) as caught:
+            rank.spawn(wrong)
+        return str(caught.value)
+
+    kind = type(wrong).__name__
+    assert run(main, 1) == [f"fn: expected an async function, got {kind}; pass its arguments separately"]
+
+
+def test_a_group_on_a_stream_numbers_its_operations_with_those_of_the_stream():
+    async def main(rank):
+        rank.stream("other")
+        other = rank.world.on("other")
+        on_it = [other.all_reduce(np.ones(1)), rank.all_reduce(np.ones(1), stream="other"), other.barrier()]
+        beside = rank.all_reduce(np.ones(1))
+        for future in [*on_it, beside]:
+            await future
+        return [future.seq for future in on_it], beside.seq
+
+    assert run(main) == [([0, 1, 2], 0)] * 2
+
+
+def test_operations_of_groups_on_different_streams_may_come_in_any_order():
+    async def main(rank):
+        groups = [rank.world.on(rank.stream(f"s{i}", window=1)) for i in range(3)]
+        order = (0, 1, 2) if rank.rank else (2, 1, 0)
+        futures = {i: groups[i].all_reduce(np.array([float(i)])) for i in order}
+        return [(await futures[i]).tolist() for i in range(3)]
+
+    assert run(main) == [[[0.0], [2.0], [4.0]]] * 2
