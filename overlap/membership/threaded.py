@@ -5,7 +5,7 @@ So signs of life, the messages of others, and what is told from other threads go
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TypeAlias
 
 import trio
@@ -17,7 +17,7 @@ from .control_frames import check_body
 from .control_messages import Body, MessageError
 from .gathering import Take
 from .handle import Membership
-from .inbox import Inbox, News
+from .inbox import Inbox, Lost, News
 from .own_loop import OwnLoop, call_in
 
 __all__ = ["AnyMembership", "ThreadedMembership"]
@@ -29,12 +29,14 @@ class ThreadedMembership:
     Attributes:
         member: Index of this process.
         members: How many there are.
+        on_loss: Called with each loss of a member at once, before it is read among the messages; or None.
     """
 
     def __init__(self, loop: OwnLoop, there: Membership) -> None:
         self.member, self.members = there.member, there.members
         self._loop, self._there = loop, there
         self._inbox = Inbox()
+        self.on_loss: Callable[[Lost], object] | None = None
 
     @property
     def clock(self) -> ClockOffset:
@@ -90,8 +92,13 @@ class ThreadedMembership:
         """Pass on what comes; a task of the membership's loop, for as long as that lasts."""
         home = self._loop.home
         async for news in self._there.messages():
-            home.run_sync_soon(self._inbox.put, news)
+            home.run_sync_soon(self._take, news)
         home.run_sync_soon(self._inbox.close)
+
+    def _take(self, news: News) -> None:
+        if self.on_loss is not None and isinstance(news, Lost):
+            self.on_loss(news)
+        self._inbox.put(news)
 
     def _tell(self, body: Body) -> None:
         try:

@@ -95,8 +95,11 @@ async def joined(
                 config = await _agreed(config, membership)
                 notices = Notices()
                 between = await _between(place, placement, config, membership, run, notices)
+                # until the wires are open; then the control plane does so, and says more
+                membership.on_loss = lambda lost: between.lose(placement[lost.member], lost.reason)
                 transport = wires(Router([NeuronLink(list(place.ranks)), between]))
                 async with _opened(transport):
+                    membership.on_loss = None
                     yield Joined(
                         transport=transport,
                         control_plane=ControlPlane(

@@ -69,6 +69,36 @@ WAYS = (
 )
 
 
+DIES_WHILE_WIRING = """
+import os, signal
+import overlap
+from transports.efa import joining
+
+def die(self, others):
+    os.kill(os.getpid(), signal.SIGKILL)  # it has told its address, and calls nobody
+
+if os.environ["OVERLAP_NODE_RANK"] == "0":
+    joining.Joining._check = die
+async def main(rank):
+    raise AssertionError("the wires are not open")
+overlap.run(main)
+"""
+
+
+def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DIES_WHILE_WIRING)
+    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    launchers = [
+        subprocess.Popen(
+            [*command, "--node-rank", node, "train.py"], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True
+        )
+        for node in "01"
+    ]
+    told = [launcher.communicate(timeout=LIMIT_S / 2)[1] for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [137, 1]
+    assert told[1] == "overlap: process 0 is lost: its connection ended without a goodbye\n"
+
+
 @pytest.mark.parametrize(
     "way",
     [*(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[:2]), WAYS[2]],  # the test of traces goes the first

@@ -178,6 +178,10 @@ class Joining:
             who = ", ".join(absent or partly)
             raise LinkLostError(f"process {self.member} has {what} with process {who} after {self.join_s:g} s")
 
+    def lose(self, member: int, reason: str) -> None:
+        """Wait no longer for a process that will not come."""
+        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
+
     def _fail(self, error: TransportError) -> None:
         self._failure = self._failure or error
         self._complete.set()

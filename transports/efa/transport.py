@@ -196,9 +196,10 @@ class Efa(MatchedTransport):
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:
         """Give up ranks of other processes: a wire that is down and has nothing under way does not show it for long."""
-        lost = [link for member, link in self.links.items() if not set(ranks).isdisjoint(self.placement[member])]
-        for link in lost:
-            link.give_up(reason)
+        lost = [member for member in self.links if not set(ranks).isdisjoint(self.placement[member])]
+        for member in lost:
+            self._joining.lose(member, reason)
+            self.links[member].give_up(reason)
         return bool(lost)
 
     async def aclose(self) -> None:

@@ -511,6 +511,24 @@ def test_a_process_that_does_not_come_is_named() -> None:
     run(main)
 
 
+def test_a_process_that_is_lost_is_not_waited_for_any_longer() -> None:
+    async def main() -> None:
+        world = World(join_s=60)
+        card = PeerAddress(host="", unix="", tcp=(("127.0.0.1", 1),)).pack()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.tables.of(0), "efa", card)
+            nursery.start_soon(lose_soon, world.efas[1])
+            with pytest.raises(LinkLostError, match=r"^process 0 is lost: its connection ended$"):
+                async with world.efas[1].open():
+                    raise AssertionError("nobody has come")
+
+    async def lose_soon(efa: Efa) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        efa.lose([0], "its connection ended")
+
+    run(main)
+
+
 def _available_bytes() -> int:
     with open("/proc/meminfo", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
