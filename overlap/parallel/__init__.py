@@ -16,12 +16,20 @@ await model.finish()
 #   sharded        Sharded: ZeRO; of its parts, names: what model[name] may name;  shards: what a rank keeps of a bucket
 #                  shared_bucket: its operations;  gathering: when whole parameters are there;  memory: what it takes
 #   schedules/     pipeline schedules as data
+#   layers         what issues: Local functions;  sequential: a chain of layers, in parts that hide each other
+#   tensor         ColumnLinear, RowLinear: matrices cut over a group
+#   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
+#   pending        trees of which any part may be a future
 
 from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
 from .data_parallel import DataParallel
+from .layers import Layer, Local
 from .memory import ModelMemory, expected_memory
 from .optimizers import SGD, Adam, AdamW, Optimizer
+from .pipeline import Passed, Pipeline
+from .sequential import Replicated, Sequential
 from .sharded import Sharded
+from .tensor import ColumnLinear, RowLinear
 from .tree import flatten, rebuild
 
 __all__ = [
@@ -29,11 +37,19 @@ __all__ = [
     "Adam",
     "AdamW",
     "BucketPlan",
+    "ColumnLinear",
     "DataParallel",
     "GradientBucket",
     "Hook",
+    "Layer",
+    "Local",
     "ModelMemory",
     "Optimizer",
+    "Passed",
+    "Pipeline",
+    "Replicated",
+    "RowLinear",
+    "Sequential",
     "Sharded",
     "expected_memory",
     "flatten",

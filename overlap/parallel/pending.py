@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..runtime.future import Future
-from ..runtime.rank import Rank
+from .memory_work import MemoryWork
 
 if TYPE_CHECKING:
     from typing import Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
     Path: TypeAlias = tuple[str | int, ...]
 
-__all__ = ["add_up", "filled", "has_no_data", "leaves", "pick", "total"]
+__all__ = ["RunningSum", "add_up", "filled", "has_no_data", "last_future", "leaves", "pick", "total"]
 
 
 def leaves(tree: object) -> dict[str, Path]:
@@ -31,19 +31,24 @@ def pick(tree: object, path: Path) -> object:
     return tree
 
 
-def add_up(rank: Rank, like: object, trees: Sequence[object], *, name: str = "add gradients") -> object:
+def last_future(tree: object) -> Future[object] | None:
+    """Return the last future in a tree; None if there is none."""
+    futures = [leaf for path in _paths(tree, ()) if isinstance(leaf := pick(tree, path), Future)]
+    return futures[-1] if futures else None
+
+
+def add_up(work: MemoryWork, like: object, trees: Sequence[object]) -> object:
     """Return the sum of trees of one form, in their order; of one tree, the tree itself.
 
     Args:
-        rank: Whose compute stream does it.
+        work: Who issues it.
         like: A tree of that form, for its size: what the virtual clock has it take.
         trees: At least one.
-        name: For the timeline.
     """
     if len(trees) == 1:
         return trees[0]
-    moved = (len(trees) + 1) * _nbytes(like)
-    return rank.compute(total, list(trees), name=name, bytes_moved=moved)
+    moved_bytes = (len(trees) + 1) * _nbytes(like)
+    return work.compute(total, list(trees), name="add gradients", moved_bytes=moved_bytes)
 
 
 def total(trees: Sequence[object]) -> object:
@@ -54,6 +59,49 @@ def total(trees: Sequence[object]) -> object:
     if isinstance(first, (list, tuple)):
         return [total([pick(tree, (index,)) for tree in trees]) for index in range(len(first))]
     return _added(cast("Sequence[Array]", trees))
+
+
+class RunningSum:
+    """The sum of trees of one form that come one after the other, such as gradients of microbatches.
+
+    What was given is left as it is; from the third on, nothing new is allocated.
+
+    Args:
+        work: Who issues the additions.
+        like: A tree of that form, for its size: what the virtual clock has an addition take.
+    """
+
+    def __init__(self, work: MemoryWork, like: object) -> None:
+        self._work, self._moved_bytes = work, 3 * _nbytes(like)
+        self._first: object = None
+        self._own: object = None
+        self._newest: object = None
+
+    def add(self, tree: object) -> object:
+        """Issue the addition of a tree, or of a future of one; return the sum so far, or a future of it."""
+        if self._newest is None:
+            self._first = self._newest = tree
+        else:
+            first, self._first = self._first, None
+            self._newest = self._work.compute(
+                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes
+            )
+        return self._newest
+
+    def _add(self, first: object, tree: object) -> object:
+        if first is not None:
+            self._own = total([first, tree])
+        else:
+            _add_into(self._own, tree)
+        return self._own
+
+
+def _add_into(own: object, tree: object) -> None:
+    if isinstance(own, (Mapping, list)):
+        for key in own if isinstance(own, Mapping) else range(len(own)):
+            _add_into(own[key], pick(tree, (key,)))
+    elif not has_no_data(cast("Array", own)):
+        own += tree  # type: ignore[operator]
 
 
 def filled(like: object, values: Mapping[str, object]) -> object:

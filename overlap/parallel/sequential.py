@@ -13,6 +13,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .layers import Half, Layer, Pair, first_half, forward_of, second_half, splits
+from .memory_work import MemoryWork
 from .pending import add_up, filled, leaves, pick
 
 __all__ = ["Replicated", "Sequential"]
@@ -70,6 +71,7 @@ class Sequential:
         if not isinstance(parts, int) or parts < 1:
             raise UsageError(f"parts: expected a whole number from 1, got {parts!r}")
         self.rank, self.layers, self.parts, self.axis = rank, dict(layers), parts, axis
+        self._work = MemoryWork(rank)
 
     @property
     def splits(self) -> bool:
@@ -113,7 +115,7 @@ class Sequential:
 
     def _second_halves(self, name: str, w: object, halves: list[Half]) -> object:
         layer, mine = self.layers[name], pick(w, (name,))
-        return add_up(self.rank, mine, [second_half(layer, mine, half) for half in halves])
+        return add_up(self._work, mine, [second_half(layer, mine, half) for half in halves])
 
     def _cut(self, x: object) -> list[object]:
         if self.parts == 1:

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap.parallel.layers import Local
-from overlap.parallel.sequential import Replicated, Sequential
-from overlap.parallel.tensor import ColumnLinear, RowLinear
+from overlap.parallel import ColumnLinear, Local, Replicated, RowLinear, Sequential
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
 from tests.parallel import blocks as b

@@ -60,6 +60,10 @@ class PipelineSchedule:
         """Whether a stage computes the gradients of its inputs and of its weights apart (I and W)."""
         return any(action.kind is Kind.INPUT_GRADIENT for row in self.rows for action in row)
 
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank, ascending."""
+        return tuple(stage for stage, owner in enumerate(self.owners) if owner == rank)
+
     def timing(self, durations: Durations | None = None) -> Timing:
         """Return when each action runs, and what ranks are idle for; F, I and W take one unit by default."""
         return replay(self.rows, self.stages, self.owners, durations or Durations())

@@ -1,0 +1,195 @@
+"""Pipeline parallel: each rank has some of the model's layers, and runs a schedule over microbatches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .layers import Cost, Layer, splits
+from .memory_work import MemoryWork
+from .pending import last_future, leaves
+from .pipeline_pass import Model, Pass
+
+if TYPE_CHECKING:
+    from ..runtime.calls import Like
+    from .schedules import PipelineSchedule
+
+__all__ = ["Model", "Passed", "Pipeline"]
+
+Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A batch whose schedule has been issued; the last of it may not have run yet.
+
+    Attributes:
+        losses: On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
+        gradients: Of every stage of this rank, the mean over the batch: a tree like its weights, or a future of one.
+        group: The ranks of the pipeline.
+        last: The rank of the group that has the last stage.
+    """
+
+    losses: Sequence[Future[object]]
+    gradients: Mapping[int, object]
+    group: Group
+    last: int
+
+    async def loss(self) -> float:
+        """Return the mean loss of the batch, on every rank of the pipeline: all of them must ask for it."""
+        mine = None
+        if self.group.rank == self.last:
+            mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])
+        return float((await self.group.broadcast(mine, root=self.last, name="loss"))[0])
+
+
+class Pipeline:
+    """Stages of a model on the ranks of a group, run by a schedule.
+
+    Every rank issues its actions in the order of the schedule, and stays `ahead` actions ahead of what it computes: so
+    what an action receives travels while those before it compute, and no more activations are held than the schedule
+    says, and `ahead` beyond. Nothing waits at the end of a batch: the next one is issued behind it.
+
+    Gradients are added up over the microbatches in the order of the schedule. Those of a stage are complete, and handed
+    to the `model`, with its last backward, while earlier stages still compute.
+
+    Attributes:
+        schedule: What is run.
+        params: The weights by stage; put others there if nobody else keeps them.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        schedule: PipelineSchedule,
+        layers: Mapping[int, Layer],
+        params: Mapping[int, object],
+        *,
+        loss: Callable[..., tuple[object, object]],
+        boundary: Like | Sequence[Like],
+        group: Group | None = None,
+        model: Model | None = None,
+        loss_cost: Cost | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """Put the stages of this rank together.
+
+        Args:
+            rank: This rank.
+            schedule: For as many ranks as the group has; see `schedules.make`.
+            layers: Those of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer, which
+                may be a `Sequential` of others.
+            params: Their weights by stage: trees of arrays.
+            loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
+                means over the microbatch. It runs on the compute stream, behind the last forward.
+            boundary: Shape and dtype of what passes from stage to stage of one microbatch; a list, if that differs.
+            group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
+            model: Who keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
+                gradients. By default they stay as they are, and `run` returns the gradients.
+            loss_cost: What the loss costs on the virtual clock.
+            ahead: How many actions are issued before those before them have been computed.
+
+        Raises:
+            UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
+                piece; if the layers or weights are not those of this rank's stages; if a number cannot be meant.
+        """
+        self.rank, self.group, self.schedule = rank, group or rank.world, schedule
+        self._check_schedule()
+        self._check_stages("layers", layers)
+        self._check_stages("params", params)
+        self._check_halves(layers)
+        if not isinstance(ahead, int) or ahead < 0:
+            raise UsageError(f"ahead: expected a whole number from 0, got {ahead!r}")
+        self.layers, self.params, self.model = dict(layers), dict(params), model
+        self.names = {stage: leaves(each) for stage, each in params.items()}
+        self.loss, self.loss_cost = loss, dict(loss_cost or {})
+        self.boundaries = self._boundaries(boundary)
+        self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
+        self._ahead = ahead
+        self._under_way: deque[Future[object]] = deque()
+
+    async def run(self, x: Batch = None, target: Batch = None) -> Passed:
+        """Issue the schedule for one batch; returns when all but the last actions have been computed.
+
+        Args:
+            x: On the rank with the first stage, the batch, cut along axis 0 into equal microbatches, or a list of them;
+                ignored elsewhere.
+            target: On the rank with the last stage, what the loss compares with, cut likewise; ignored elsewhere.
+
+        Raises:
+            UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
+        """
+        passing = Pass(self, self._microbatches("x", x, 0), self._microbatches("target", target, -1))
+        for action in self.schedule.rows[self.group.rank]:
+            while len(self._under_way) > self._ahead:
+                await self._under_way.popleft()
+            issued = last_future(await passing.issue(action))
+            if issued is not None:
+                self._under_way.append(issued)
+        return Passed(
+            losses=passing.losses,
+            gradients=passing.gradients,
+            group=self.group,
+            last=self.schedule.owners[-1],
+        )
+
+    def _microbatches(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
+        if self.schedule.owners[stage] != self.group.rank:
+            return ()
+        count = self.schedule.microbatches
+        if batch is None:
+            which = "last" if stage else "first"
+            raise UsageError(
+                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the {which} stage; got None"
+            )
+        if isinstance(batch, np.ndarray):
+            if not batch.ndim or len(batch) % count:
+                raise UsageError(f"{argument}: shape {batch.shape} does not divide into {count} microbatches")
+            return [batch[i * len(batch) // count : (i + 1) * len(batch) // count] for i in range(count)]
+        if len(batch) != count:
+            raise UsageError(
+                f"{argument}: {len(batch)} microbatches were given; schedule {self.schedule.name} has {count}"
+            )
+        return batch
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def _check_schedule(self) -> None:
+        if self.schedule.ranks != self.group.size:
+            raise UsageError(
+                f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "
+                f"group '{self.group.name}' has {self.group.size}"
+            )
+
+    def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:
+        mine = self.schedule.stages_of(self.group.rank)
+        if set(given) != set(mine):
+            got = ", ".join(map(str, given)) or "none"
+            raise UsageError(
+                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the stages "
+                f"{', '.join(map(str, mine))}; got {got}"
+            )
+
+    def _check_halves(self, layers: Mapping[int, Layer]) -> None:
+        whole = [stage for stage, layer in layers.items() if not splits(layer)]
+        if self.schedule.splits_backward and whole:
+            raise UsageError(
+                f"layers: the backward of stage {whole[0]} is one piece; schedule {self.schedule.name} needs "
+                "backward_input and backward_weights"
+            )
+
+    def _boundaries(self, boundary: Like | Sequence[Like]) -> list[Like]:
+        between = self.schedule.stages - 1
+        if isinstance(boundary, list):
+            if len(boundary) != between:
+                raise UsageError(f"boundary: {len(boundary)} were given; {between} lie between {between + 1} stages")
+            return boundary
+        return [cast("Like", boundary)] * between
