@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from sys import _getframe
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
 
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Hook, plan_buckets
+from .agreement import check_alike, digests
+from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
 from .memory_work import MemoryWork
+from .norms import clip_factor
 from .optimizers import Optimizer
 from .parameters import Parameters
-from .reduction import Reduction
+from .reduction import Reduction, Wiring
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["Ahead", "DataParallel", "Order"]
+__all__ = ["Ahead", "DataParallel", "Order", "Unused"]
 
 Order: TypeAlias = Literal["forward", "fifo"]
+Unused: TypeAlias = Literal["error", "zeros"]
+
+_ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
 
 IN_FLIGHT = 64
 """Buckets on the wire at once. They are reduced in place, so more of them take no more memory."""
@@ -36,8 +46,8 @@ class Ahead:
 
     __slots__ = ("_pending",)
 
-    def __init__(self, pending: list[Future[Array]]) -> None:
-        self._pending = pending
+    def __init__(self, pending: Iterable[Future[object]]) -> None:
+        self._pending = list(pending)
 
     def __await__(self) -> Generator[object, object, None]:
         for future in self._pending:
@@ -47,8 +57,11 @@ class Ahead:
 class DataParallel:
     """A model whose gradients are averaged over a group of ranks.
 
-    The loop names parameters in the order of forward, and hands over their gradients in any order, the same on all
-    ranks. Nothing in it waits: the update of a weight is issued when the weight is next asked for.
+    Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
+    ranks. Nothing in the loop waits: the update of a weight is issued when the weight is next asked for, and whatever
+    needs it waits on the compute stream. Gradients that are not finite fail the rank that hands them over.
+
+    The first weights are the group's first rank's: models may be initialised as one likes, on all ranks differently.
 
     Attributes:
         rank: That it runs on.
@@ -66,70 +79,105 @@ class DataParallel:
         bucket_bytes: int | None = None,
         order: Order = "forward",
         hook: Hook | None = None,
+        clip_norm: float | None = None,
+        unused: Unused = "error",
+        rebuild_buckets: bool = True,
+        uneven: bool = False,
         in_flight: int = IN_FLIGHT,
         ahead: int = 2,
     ) -> None:
-        """Take the weights over: copies of `params`, the same on all ranks.
+        """Take the weights over: copies of `params`.
 
         Args:
             rank: This rank.
             params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
-                The root's values count.
             optimizer: What changes the weights.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
                 of 1 MiB and more travel alone.
             order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of all_reduce; see `GradientBucket`.
+            clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
+                gradient has come: what overlaps with forward is lost.
+            unused: What a parameter without a gradient is: an "error", or "zeros", on this rank.
+            rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
+            uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
+                and the mean is over the ranks that still have samples.
             in_flight: How many buckets may be on the wire at once.
             ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
 
         Raises:
-            UsageError: If an argument cannot be meant.
+            UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
         """
-        leaves = flatten(params)
+        self._leaves = leaves = flatten(params)
         _check_choice("order", order, ("forward", "fifo"))
+        _check_choice("unused", unused, ("error", "zeros"))
         _check_count("in_flight", in_flight)
-        _check_count("ahead", ahead)
-        if bucket_bytes is not None:
-            _check_count("bucket_bytes", bucket_bytes)
+        _check_count("ahead", ahead, least=0)
+        _check_count("bucket_bytes", 1 if bucket_bytes is None else bucket_bytes)
+        if clip_norm is not None and not clip_norm > 0:
+            raise UsageError(f"clip_norm: expected a number above 0, got {clip_norm!r}")
         self.rank, self.group, self.steps = rank, group or rank.world, 0
-        self._like, self._order, self._ahead = params, order, ahead
-        backward = list(reversed(leaves))
-        self._parameters = Parameters(rank, leaves, optimizer, order=backward)
-        plans = plan_buckets(
-            {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()},
-            backward,
-            bucket_bytes=bucket_bytes or BUCKET_BYTES,
-            first_bytes=FIRST_BUCKET_BYTES,
-            alone_bytes=None if bucket_bytes else FIRST_BUCKET_BYTES,
+        self._like, self._order, self._ahead, self._unused, self._clip_norm = params, order, ahead, unused, clip_norm
+        self._bucket_bytes, self._uneven = bucket_bytes, uneven and self.group.size > 1
+        self._backward = list(reversed(leaves))
+        self._observed: list[str] | None = [] if rebuild_buckets and unused == "error" and not uneven else None
+        self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
+        self._wiring = Wiring(
+            rank=rank,
+            group=self.group,
+            stream=rank.stream(f"gradients of {self.group.name}", window=in_flight),
+            hook=hook,
+            parameters=self._parameters,
+            work=MemoryWork(rank),
         )
-        places = {name: place for place, name in enumerate(leaves)}
-        stream = rank.stream(f"gradients of {self.group.name}", window=in_flight)
-        work = MemoryWork(rank)
+        self._syncs = True
+        self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
+        self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
+        self._active: Future[Array] | None = None  # how many ranks have samples in this step
+        self._joins = False
+        self._sent: deque[list[Future[Array]]] = deque()
+        self._newest: dict[str, Future[dict[str, Array]]] = {}
+        if self.group.size > 1:
+            self._newest = dict.fromkeys(leaves, self._broadcast())
+        self._plan()
+
+    def _plan(self) -> None:
+        """Make the buckets, for gradients that come in the order of `_backward`."""
+        size = self._bucket_bytes
+        plans = plan_buckets(
+            {name: (leaf.shape, leaf.dtype) for name, leaf in self._leaves.items()},
+            self._backward,
+            bucket_bytes=size or BUCKET_BYTES,
+            first_bytes=FIRST_BUCKET_BYTES,
+            alone_bytes=None if size else FIRST_BUCKET_BYTES,
+        )
+        places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
         self._buckets = [
-            Reduction(
-                rank,
-                self.group,
-                plan,
-                self._parameters,
-                work,
-                stream=stream,
-                hook=hook,
-                priority=min(places[name] for name in plan.names) if order == "forward" else 0,
-            )
-            for plan in plans
+            Reduction(self._wiring, plan, priority=min(places[name] for name in plan.names)) for plan in plans
         ]
         self._home = {name: bucket for bucket in self._buckets for name in bucket.plan.names}
         self._next = 0  # bucket to be sent
-        self._sent: deque[list[Future[Array]]] = deque()
-        self._start = self._broadcast() if self.group.size > 1 else None
 
     def _broadcast(self) -> Future[dict[str, Array]]:
-        """Give all ranks the weights of the first, so that models may be initialised as one likes."""
+        """Give all ranks the weights of the first, once it is known that they have the same parameters."""
+        told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in self._leaves.items()]
+        alike = self._agree("params", told)
         flats = [flat.view() for flat in self._parameters.flat.values()]
-        told = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
-        return self.rank.compute(lambda *_: self._parameters.views, *told, name="first weights", seconds=0.0)
+        sent = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
+        return self.rank.compute(lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0)
+
+    def _agree(self, what: str, mine: list[str]) -> Future[None]:
+        """Fail unless all ranks tell the same."""
+        gathered = self.group.all_gather(digests(mine), name=f"compare {what}")
+        check = partial(check_alike, what, mine, ranks=self.group.ranks, own=self.rank.rank)
+        real = self._parameters.real
+        return self.rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0)
+
+    @property
+    def plans(self) -> tuple[BucketPlan, ...]:
+        """The buckets, in the order in which they travel."""
+        return tuple(bucket.plan for bucket in self._buckets)
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -141,11 +189,23 @@ class DataParallel:
         Raises:
             UsageError: If there is no such parameter.
         """
-        newest = self._bucket(name).newest()
-        newest = self._start if newest is None else newest
-        if newest is None or newest.done:
+        bucket = self._bucket(name)
+        if bucket.waits:
+            self._update(bucket)
+        newest = self._newest.get(name)
+        if newest is None or (newest.done and newest.exception() is None):
             return self._parameters.views[name]
         return newest[name]
+
+    def gradient(self, name: str) -> Array:
+        """Return where the gradient of a parameter is packed: backward may write it there, and no copy is made.
+
+        It may do so in its next compute after the weight has been asked for, in each step, once; ask anew in each step.
+
+        Raises:
+            UsageError: If there is no such parameter.
+        """
+        return self._bucket(name).views[name]
 
     def reduce(self, name: str, grad: object) -> None:
         """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
@@ -156,48 +216,140 @@ class DataParallel:
                 copied, which is the next thing on the compute stream once its bucket is full.
 
         Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step.
+            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
+                or of `finish`, if the gradient has another shape.
+            NonFiniteError: There, if the gradient is not finite.
         """
         bucket = self._bucket(name)
-        if name in bucket.handed:
+        frame = _getframe(1)
+        bucket.place = (frame.f_code, frame.f_lasti)
+        if bucket.waits:
+            self._update(bucket)
+        if not self._syncs:
+            bucket.add(name, grad)
+            return
+        if self._next > bucket.plan.index or name in bucket.handed:
             raise UsageError(f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already")
         bucket.handed[name] = grad
+        if self._observed is not None:
+            self._observed.append(name)
         while self._next < len(self._buckets) and self._buckets[self._next].full:
-            self._buckets[self._next].send(self.steps + 1)
-            self._next += 1
+            self._send(self._buckets[self._next])
+
+    def _send(self, bucket: Reduction) -> None:
+        if bucket.waits:
+            self._update(bucket)
+        if self._uneven and self._next == 0 and not self._joins:
+            self._active = self._count(1.0)
+        bucket.send(self.steps + 1)
+        self._next += 1
+
+    def _count(self, mine: float) -> Future[Array]:
+        """Ask how many ranks have samples in this step."""
+        return self.group.all_reduce(np.array([mine]), stream=self._wiring.stream, name="ranks with samples")
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up the gradients that are handed over inside the ``with``, here; the next ones take them along.
+
+        So the mean over ranks is one of sums over micro-batches: divide the loss by their number.
+        """
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
 
     def step(self) -> Ahead:
         """Let all weights make a step, once their gradients are there. Issues, and never waits.
 
         Returns:
-            What may be awaited, to keep the program at most `ahead` steps ahead of its computes.
+            What may be awaited, to keep the program at most `ahead` steps ahead of its gradients.
 
         Raises:
-            UsageError: If a parameter has had no gradient.
+            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
         """
-        missing = [name for name, bucket in self._home.items() if self._next <= bucket.plan.index]
-        missing = [name for name in missing if name not in self._home[name].handed]
-        if missing:
-            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}")
+        late = self._buckets[self._next :]
+        missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
+        if missing and self._unused == "error" and not self._joins:
+            raise UsageError(
+                f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}; "
+                "hand it over, or pass unused='zeros'"
+            )
+        for bucket in late:
+            self._send(bucket)
         self.steps += 1
         self._next = 0
-        self._sent.append([bucket.reduced for bucket in self._buckets if bucket.reduced is not None])
+        reduced = [bucket.reduced for bucket in self._buckets if bucket.reduced is not None]
+        self._factors = (*self._mean_factor(), *self._clip(reduced), *self._agreed)
+        self._sent.append(reduced)
         if self._order == "fifo":
-            for bucket in self._buckets:
-                bucket.newest()
+            self._update_all()
+        self._rebuild()
         return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [])
 
     async def finish(self) -> object:
-        """Wait until all updates are done.
+        """Wait until all updates are done; then go on, if you like.
 
         Returns:
             The weights, in a tree like `params`; the arrays are the model's own.
         """
-        last = [newest for bucket in self._buckets if (newest := bucket.newest()) is not None]
-        for newest in [*last, *([self._start] if self._start is not None else [])]:
+        if self._uneven:
+            await self._join()
+        self._update_all()
+        for newest in set(self._newest.values()):
             await newest
         await self.rank.compute(_nothing, name="finish", seconds=0.0)
         return rebuild(self._like, self._parameters.views)
+
+    async def _join(self) -> None:
+        """Take part, with zeros, in the steps of ranks that have more samples."""
+        self._joins = True
+        while True:
+            active = self._count(0.0)
+            if (await active)[0] == 0:
+                break
+            self._active = active
+            self.step()
+        self._joins = False
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def _update_all(self) -> None:
+        for bucket in self._buckets:
+            if bucket.waits:
+                self._update(bucket)
+
+    def _update(self, bucket: Reduction) -> None:
+        newest = bucket.update(*self._factors)
+        self._newest.update(dict.fromkeys(bucket.plan.names, newest))
+
+    def _mean_factor(self) -> tuple[Future[object], ...]:
+        """Return what makes the mean over all ranks one over those that have samples."""
+        if self._active is None:
+            return ()
+        size, active, self._active = self.group.size, self._active, None
+        real = self._parameters.real
+        return (self.rank.compute(lambda told: size / told[0] if real else 1.0, active, name="mean", seconds=0.0),)
+
+    def _clip(self, reduced: list[Future[Array]]) -> tuple[Future[object], ...]:
+        if self._clip_norm is None or not self._parameters.real:
+            return ()
+        factor = partial(clip_factor, self._clip_norm, self.plans)
+        moved_bytes = sum(plan.nbytes for plan in self.plans)
+        return (self._wiring.work.compute(factor, *reduced, name="norm", moved_bytes=moved_bytes),)
+
+    def _rebuild(self) -> None:
+        """Make the buckets anew after the first step, in the order in which its gradients have come."""
+        order, self._observed = self._observed, None
+        if order is None:
+            return
+        if self.group.size > 1:
+            self._agreed = (self._agree(_ORDER, list(map(repr, order))),)
+        if order != self._backward:
+            self._update_all()
+            self._backward = order
+            self._plan()
 
     def _bucket(self, name: str) -> Reduction:
         bucket = self._home.get(name)
@@ -206,7 +358,7 @@ class DataParallel:
         return bucket
 
 
-def _nothing() -> None:
+def _nothing(*_: object, **__: object) -> None:
     """Be done when all computes before it are."""
 
 
@@ -215,6 +367,6 @@ def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
 
 
-def _check_count(argument: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise UsageError(f"{argument}: expected a whole number from 1, got {value!r}")
+def _check_count(argument: str, value: int, *, least: int = 1) -> None:
+    if not isinstance(value, int) or value < least:
+        raise UsageError(f"{argument}: expected a whole number from {least}, got {value!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +15,35 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .buckets import BucketPlan, GradientBucket, Hook
+from .finite import check_finite
 from .memory_work import MemoryWork
 from .parameters import Parameters
 
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Reduction"]
+__all__ = ["Reduction", "Wiring"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What all buckets of a model share.
+
+    Attributes:
+        rank: This rank.
+        group: Whose gradients are averaged.
+        stream: That their operations take.
+        hook: What takes the place of all_reduce.
+        parameters: The weights.
+        work: What issues computes that move memory.
+    """
+
+    rank: Rank
+    group: Group
+    stream: Stream
+    hook: Hook | None
+    parameters: Parameters
+    work: MemoryWork
 
 
 class Reduction:
@@ -31,86 +55,112 @@ class Reduction:
     Attributes:
         plan: What is in it.
         handed: Gradients of this step that have not been packed, by name.
+        views: Where they are packed, by name, each in its parameter's shape.
         reduced: The mean over the group, of the step that was sent last.
     """
 
-    def __init__(
-        self,
-        rank: Rank,
-        group: Group,
-        plan: BucketPlan,
-        parameters: Parameters,
-        work: MemoryWork,
-        *,
-        stream: Stream,
-        hook: Hook | None,
-        priority: int,
-    ) -> None:
+    def __init__(self, wiring: Wiring, plan: BucketPlan, *, priority: int) -> None:
         self.plan, self.handed = plan, dict[str, object]()
         self.reduced: Future[Array] | None = None
-        self._rank, self._parameters, self._work, self._hook = rank, parameters, work, hook
-        self._runs = parameters.runs(plan)
-        self._buffer = buffer = rank.empty(plan.size, plan.dtype)
-        self._views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
-        self._group, self._stream, self._priority = group, stream, priority
-        if hook is not None:
-            self._group = group.on(rank.stream(f"{stream.name}, bucket {plan.index}"))
+        self.place: tuple[CodeType, int] | None = None  # where a gradient was handed over last
+        self._wiring, self._priority = wiring, priority
+        self._rank, self._parameters = wiring.rank, wiring.parameters
+        self._runs = wiring.parameters.runs(plan)
+        self._buffer = buffer = wiring.rank.empty(plan.size, plan.dtype)
+        self.views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
+        self._group = wiring.group
+        if wiring.hook is not None:
+            self._group = wiring.group.on(wiring.rank.stream(f"{wiring.stream.name}, bucket {plan.index}"))
         self._state: dict[str, object] = {}
-        self._step = 0  # that was sent last
-        self._updated = 0  # and that was updated last
-        self._newest: Future[dict[str, Array]] | None = None
+        self._step = self._updated = 0  # that was sent last, and updated last
+        self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
+        self._update: Future[dict[str, Array]] | None = None
 
     @property
     def full(self) -> bool:
         """Whether all gradients of this step are there."""
         return len(self.handed) == len(self.plan.slots)
 
-    def send(self, step: int) -> None:
-        """Pack the gradients and send them."""
-        self.newest()
-        gradients = [self.handed[name] for name in self.plan.names]
-        self.handed.clear()
-        index = self.plan.index
-        buffer = self._buffer[:]  # a view for this step: the one of the step before may still be locked
-        pack = partial(self._pack, buffer, step)
-        packed = self._work.compute(pack, *gradients, name="pack", moved_bytes=2 * self.plan.nbytes)
-        if self._hook is not None:
-            self.reduced = self._rank.spawn(self._run_hook, self._hook, packed, step, name=f"hook of bucket {index}")
-        elif self._group.size == 1:
-            self.reduced = packed
-        else:
-            self.reduced = self._group.all_reduce(
-                packed,
-                op="mean",
-                out=buffer,
-                priority=self._priority,
-                stream=self._stream,
-                name=f"bucket {index}",
-            )
-        self._step = step
+    def add(self, name: str, gradient: object) -> None:
+        """Add a gradient to the buffer, to be sent with later ones."""
+        assert not self.waits, "an update reads the buffer first"
+        fill = partial(self._fill, name, name in self._added, self._step + 1)
+        self._added.add(name)
+        self._wiring.work.compute(fill, gradient, name="add", moved_bytes=3 * self.views[name].nbytes)
 
-    def newest(self) -> Future[dict[str, Array]] | None:
-        """Issue the update of the step that was sent last, unless it has been; return the weights after it."""
-        if self._updated != self._step:
-            self._updated = self._step
-            moved_bytes = self._parameters.moved_bytes(self.plan)
-            self._newest = self._work.compute(
-                self._update, self._step, self.reduced, name="update", moved_bytes=moved_bytes
-            )
-        return self._newest
+    def send(self, step: int) -> None:
+        """Pack the gradients and send them; what nobody has handed over is 0."""
+        assert not self.waits, "an update reads the buffer first"
+        gradients = [self.handed.get(name) for name in self.plan.names]
+        self.handed.clear()
+        buffer = self._buffer[:]  # a view for this step: the one of the step before may still be locked
+        pack = partial(self._pack, buffer, frozenset(self._added), step)
+        packed = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=2 * self.plan.nbytes)
+        self.reduced = self._reduce(packed, buffer, step)
+        self._step = step
+        self._added.clear()
+
+    def _reduce(self, packed: Future[Array], buffer: Array, step: int) -> Future[Array]:
+        hook, index = self._wiring.hook, self.plan.index
+        if hook is not None:
+            return self._rank.spawn(self._run_hook, hook, packed, step, name=f"hook of bucket {index}")
+        if self._group.size == 1:
+            return packed
+        return self._group.all_reduce(
+            packed,
+            op="mean",
+            out=buffer,
+            priority=self._priority,
+            stream=self._wiring.stream,
+            name=f"bucket {index}",
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update is due that has not been issued."""
+        return self._updated != self._step
+
+    def update(self, *after: object) -> Future[dict[str, Array]]:
+        """Issue the update of the step that was sent last.
+
+        Args:
+            after: What its gradient is multiplied with: numbers, or futures of numbers.
+        """
+        self._updated = self._step
+        return self._wiring.work.compute(
+            self._apply,
+            self._step,
+            self.reduced,
+            *after,
+            name="update",
+            moved_bytes=self._parameters.moved_bytes(self.plan),
+        )
 
     # -- on the compute stream, and in tasks -------------------------------------------------------------------
 
-    def _pack(self, buffer: Array, step: int, *gradients: Array) -> Array:
-        for slot, gradient in zip(self.plan.slots, gradients, strict=True):
-            if getattr(gradient, "shape", None) != slot.shape:
-                raise UsageError(
-                    f"reduce: the gradient of {slot.name!r} in step {step} has shape "
-                    f"{getattr(gradient, 'shape', None)}, the parameter {slot.shape}"
-                )
-            if self._parameters.real and gradient is not self._views[slot.name]:
-                self._views[slot.name][...] = gradient
+    def _pack(self, buffer: Array, added: frozenset[str], step: int, *gradients: Array | None) -> Array:
+        for name, gradient in zip(self.plan.names, gradients, strict=True):
+            if gradient is not None:
+                self._fill(name, name in added, step, gradient)
+            elif name not in added and self._parameters.real:
+                self.views[name].fill(0)
+        if self._parameters.real:
+            check_finite(buffer, self.views, rank=self._rank.rank, step=step, place=self.place)
         return buffer
+
+    def _fill(self, name: str, add: bool, step: int, gradient: Array) -> None:
+        view = self.views[name]
+        if getattr(gradient, "shape", None) != view.shape:
+            raise UsageError(
+                f"reduce: the gradient of {name!r} in step {step} has shape {getattr(gradient, 'shape', None)}, "
+                f"the parameter {view.shape}"
+            )
+        if not self._parameters.real:
+            return
+        if add:
+            np.add(view, gradient, out=view, casting="unsafe")
+        elif not _is_same(gradient, view):
+            view[...] = gradient
 
     async def _run_hook(self, hook: Hook, packed: Future[Array], step: int) -> Array:
         buffer = await packed
@@ -134,6 +184,18 @@ class Reduction:
             )
         return reduced
 
-    def _update(self, step: int, reduced: Array) -> dict[str, Array]:
+    def _apply(self, step: int, reduced: Array, *factors: float | None) -> dict[str, Array]:
+        for factor in factors:
+            if factor not in (None, 1.0) and self._parameters.real:
+                reduced = reduced * reduced.dtype.type(factor)  # type: ignore[operator]
         self._parameters.update(self.plan.dtype, self._runs, reduced, step)
         return self._parameters.views
+
+
+def _is_same(gradient: Array, view: Array) -> bool:
+    """Whether a gradient is where it belongs already."""
+    return (
+        gradient.__array_interface__["data"] == view.__array_interface__["data"]
+        and gradient.strides == view.strides
+        and gradient.dtype == view.dtype
+    )

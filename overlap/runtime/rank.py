@@ -81,6 +81,7 @@ class Rank(Calls):
         self.recorder, self.restart = recorder, restart
         self._state_dir = state_dir
         self._state: RankState | None = None
+        self._rng: np.random.Generator | None = None
         self._context, self._backend, self._compute = context, backend, compute
         self._computes = Known()
         self._streams = Streams(context)
@@ -101,6 +102,17 @@ class Rank(Calls):
         if self._state is None:
             self._state = RankState(self, self._state_dir, real=self._backend.name == "real")
         return self._state
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers of this rank's own: other ones on every rank, the same in every run.
+
+        The global generators of Python, numpy and PyTorch are shared by all ranks of a process: what a rank draws from
+        them depends on what the others have drawn. For another sequence: `np.random.default_rng((seed, rank.rank))`.
+        """
+        if self._rng is None:
+            self._rng = np.random.default_rng((0, self.rank))
+        return self._rng
 
     def statistics(self) -> RankStatistics:
         """Return figures of what this rank stands on; they change from moment to moment."""

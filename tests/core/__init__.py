@@ -43,7 +43,7 @@ TESTS = {
     "runtime/stall_watch": "core/test_stall",
     "runtime/standing": "core/test_stall",
     "runtime/stream": "core/test_streams",
-    "runtime/task": "core/test_spawn",
+    "runtime/task": "core/test_beside",
     "runtime/world": "core/test_failure core/test_leaving core/test_stall core/test_traces",
     "remote/call_codec": "core/test_uneven core/test_remote",
     "remote/communicators": "core/test_any_source core/test_remote",

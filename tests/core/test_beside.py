@@ -1,4 +1,4 @@
-"""Tasks beside the program, and groups whose operations take another stream."""
+"""What a rank has beside its program: tasks, groups whose operations take another stream, random numbers."""
 
 import numpy as np
 import pytest
@@ -82,3 +82,12 @@ def test_operations_of_groups_on_different_streams_may_come_in_any_order():
         return [(await futures[i]).tolist() for i in range(3)]
 
     assert run(main) == [[[0.0], [2.0], [4.0]]] * 2
+
+
+def test_each_rank_has_random_numbers_of_its_own_which_are_the_same_in_every_run():
+    async def main(rank):
+        return [rank.rng.random() for _ in range(3)]
+
+    drawn = run(main, 3)
+    assert drawn == [np.random.default_rng((0, rank)).random(3).tolist() for rank in range(3)]
+    assert drawn[0] != drawn[1]
