@@ -9,12 +9,12 @@ await model.finish()
 
 # The map, in the order data flows:
 #
-#   tree           parameters by name;  parameters: where they live, flat
+#   tree           parameters by name;  names: what model[name] may name;  parameters: where they live, flat
 #   optimizers     what changes them, on flat arrays
 #   buckets        which gradients travel together;  reduction: one bucket at work
 #   data_parallel  DataParallel: every rank has all weights
-#   sharded        Sharded: ZeRO; of its parts, names: what model[name] may name;  shards: what a rank keeps of a bucket
-#                  shared_bucket: its operations;  gathering: when whole parameters are there;  memory: what it takes
+#   sharded        Sharded: ZeRO;  shards: what a rank keeps of a bucket;  shared_bucket: its operations
+#                  gathering: when whole parameters are there;  memory: what it all takes
 #   schedules/     pipeline schedules as data
 #   layers         what issues: Local functions;  sequential: a chain of layers, in parts that hide each other
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group

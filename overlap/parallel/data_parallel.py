@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
+from types import CodeType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..runtime.rank import Rank
 from .agreement import check_alike, digests
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
 from .memory_work import MemoryWork
+from .names import Names
 from .norms import clip_factor
 from .optimizers import Optimizer
 from .parameters import Parameters
@@ -120,6 +122,7 @@ class DataParallel:
         self.rank, self.group, self.steps = rank, group or rank.world, 0
         self._like, self._order, self._ahead, self._unused, self._clip_norm = params, order, ahead, unused, clip_norm
         self._bucket_bytes, self._uneven = bucket_bytes, uneven and self.group.size > 1
+        self._names = Names(params)
         self._backward = list(reversed(leaves))
         self._observed: list[str] | None = [] if rebuild_buckets and unused == "error" and not uneven else None
         self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
@@ -181,15 +184,18 @@ class DataParallel:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> Array | Future[object]:
-        """Return the newest weight, or a future of it.
+    def __getitem__(self, name: str) -> object:
+        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
 
         The array is the model's own: it changes with the update after the next `step`; copy what you keep.
 
         Raises:
             UsageError: If there is no such parameter.
         """
-        bucket = self._bucket(name)
+        return self._names.find(name, self._weight)
+
+    def _weight(self, name: str) -> Array | Future[object]:
+        bucket = self._home[name]
         if bucket.waits:
             self._update(bucket)
         newest = self._newest.get(name)
@@ -205,24 +211,30 @@ class DataParallel:
         Raises:
             UsageError: If there is no such parameter.
         """
-        return self._bucket(name).views[name]
+        if name not in self._home:
+            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
+        return self._home[name].views[name]
 
     def reduce(self, name: str, grad: object) -> None:
         """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
 
         Args:
-            name: Of the parameter.
-            grad: An array of the parameter's shape, or a future of one. It belongs to the model until it has been
-                copied, which is the next thing on the compute stream once its bucket is full.
+            name: Of the parameter, or of a part of the tree.
+            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
+                It belongs to the model until the update: large gradients are sent from where they are.
 
         Raises:
             UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
                 or of `finish`, if the gradient has another shape.
             NonFiniteError: There, if the gradient is not finite.
         """
-        bucket = self._bucket(name)
         frame = _getframe(1)
-        bucket.place = (frame.f_code, frame.f_lasti)
+        for leaf, gradient in list(self._names.pairs(name, grad)):
+            self._hand_over(leaf, gradient, (frame.f_code, frame.f_lasti))
+
+    def _hand_over(self, name: str, grad: object, place: tuple[CodeType, int]) -> None:
+        bucket = self._home[name]
+        bucket.place = place
         if bucket.waits:
             self._update(bucket)
         if not self._syncs:
@@ -350,12 +362,6 @@ class DataParallel:
             self._update_all()
             self._backward = order
             self._plan()
-
-    def _bucket(self, name: str) -> Reduction:
-        bucket = self._home.get(name)
-        if bucket is None:
-            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._parameters.views)}")
-        return bucket
 
 
 def _nothing(*_: object, **__: object) -> None:
