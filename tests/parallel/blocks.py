@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from overlap.parallel.layers import Local
+from overlap.parallel import SGD, Local, Optimizer
 
 Array = np.ndarray
 
@@ -82,9 +84,12 @@ def descend(w: dict[str, dict[str, Array]], dw: dict[str, dict[str, Array]]) -> 
     return {layer: {name: each - LR * dw[layer][name] for name, each in whole.items()} for layer, whole in w.items()}
 
 
-def one_rank(blocks: int, steps: int, rows: int = ROWS, **sizes: int) -> tuple[list[object], list[float]]:
-    """Train on one rank, without anything of ours; return all weights and the loss of every step."""
+def one_rank(
+    blocks: int, steps: int, rows: int = ROWS, optimizer: Optimizer | None = None, **sizes: int
+) -> tuple[list[Any], list[float]]:
+    """Train on one rank, without anything of ours but the optimizer; return all weights and the loss of every step."""
     weights = [block(10 * i, **sizes) for i in range(blocks)]
+    update = Updates(optimizer or SGD(LR))
     losses = []
     for step in range(steps):
         x, target = batch(step, rows, sizes.get("width", WIDTH))
@@ -96,8 +101,23 @@ def one_rank(blocks: int, steps: int, rows: int = ROWS, **sizes: int) -> tuple[l
         losses.append(loss)
         for i in reversed(range(blocks)):
             dy, dw = block_backward(weights[i], kept[i], dy)
-            weights[i] = descend(weights[i], dw)
+            update(i, weights[i], dw, step + 1)
     return weights, losses
+
+
+class Updates:
+    """An optimizer's steps, parameter by parameter."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.states = optimizer, dict[tuple[int, str, str], dict[str, Array]]()
+
+    def __call__(self, index: int, w: Any, dw: Any, step: int) -> None:
+        for layer, whole in w.items():
+            for name, each in whole.items():
+                if (index, layer, name) not in self.states:
+                    self.states[index, layer, name] = self.optimizer.fresh(each.size, each.dtype)
+                grad = np.ascontiguousarray(dw[layer][name]).reshape(-1)
+                self.optimizer.update(each.reshape(-1), grad, self.states[index, layer, name], step)
 
 
 def close(got: object, want: object, within: float = 1e-10) -> bool:

@@ -1,0 +1,108 @@
+"""Pipeline, data and tensor parallel at once, on a mesh: what one rank learns from the global batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap import parallel
+from overlap.parallel import ColumnLinear, Pipeline, RowLinear, Sequential, schedules
+from tests.core.companies import by_sockets, run_far
+from tests.core.worlds import run
+from tests.parallel import blocks as b
+from tests.virtual.worlds import simulate
+
+STEPS, MICROBATCHES = 3, 4
+OPTIMIZERS = {"sgd": parallel.SGD(b.LR), "adam": parallel.Adam(1e-2)}
+MESHES = {
+    "pp=2 dp=2 tp=2": ({"pp": 2, "dp": 2, "tp": 2}, "1f1b"),
+    "tp=2 pp=2 dp=2": ({"tp": 2, "pp": 2, "dp": 2}, "zb-h1"),
+    "pp=2 tp=2": ({"pp": 2, "dp": 1, "tp": 2}, "interleaved-1f1b"),
+    "dp=2 tp=2": ({"pp": 1, "dp": 2, "tp": 2}, "gpipe"),
+    "pp=2 dp=2": ({"pp": 2, "dp": 2, "tp": 1}, "zb-h1"),
+}
+
+
+async def train(rank: overlap.Rank, axes: dict[str, int], name: str, optimizer: str) -> tuple[list[float], Any]:
+    mesh = rank.mesh(**axes)
+    pp, dp, tp = mesh["pp"], mesh["dp"], mesh["tp"]
+    schedule = schedules.make(name, ranks=pp.size, microbatches=MICROBATCHES)
+    rows = b.ROWS // dp.size
+    tokens = rows // MICROBATCHES // 2
+    layers = {
+        "up": ColumnLinear(rank, tp, b.WIDTH, b.HIDDEN, tokens=tokens),
+        "act": b.act(rank),
+        "down": RowLinear(rank, tp, b.HIDDEN, b.WIDTH, tokens=tokens),
+    }
+    params: dict[int, Any] = {}
+    for stage in schedule.stages_of(pp.rank):
+        whole = b.block(10 * stage)
+        params[stage] = {name: layers[name].shard(whole[name]) if whole[name] else {} for name in layers}
+    model = parallel.DataParallel(rank, params, optimizer=OPTIMIZERS[optimizer], group=dp)
+    pipeline = Pipeline(
+        rank, schedule, dict.fromkeys(params, Sequential(rank, layers, parts=2)), params,
+        loss=b.square_loss, loss_cost={"seconds": 0}, boundary=((rows // MICROBATCHES, b.WIDTH), np.float64),
+        group=pp, model=model,
+    )  # fmt: skip
+    passed = []
+    for step in range(STEPS):
+        with rank.step(step):
+            mine = slice(dp.rank * rows, (dp.rank + 1) * rows)
+            x, target = b.batch(step)
+            passed.append(await pipeline.run(x[mine], target[mine]))
+            model.step()
+    learnt = await model.finish()
+    losses = [await each.loss() for each in passed]
+    return (await dp.all_reduce(np.array(losses), op="mean")).tolist(), learnt
+
+
+def one_ranks_parts(axes: dict[str, int], stages: int, rank: int, optimizer: str) -> tuple[list[float], Any]:
+    """What a rank of the mesh must have: its parts of what one rank learns from the whole batch."""
+    weights, losses = b.one_rank(stages, STEPS, optimizer=OPTIMIZERS[optimizer])
+    places = dict(zip(axes, np.unravel_index(rank, tuple(axes.values())), strict=True))
+    size, mine = axes["tp"], places["tp"]
+    parts = {
+        str(stage): {
+            "up": {name: np.split(each, size, -1)[mine] for name, each in weights[stage]["up"].items()},
+            "act": {},
+            "down": weights[stage]["down"] | {"weight": np.split(weights[stage]["down"]["weight"], size)[mine]},
+        }
+        for stage in range(places["pp"], stages, axes["pp"])
+    }
+    return losses, parts
+
+
+def learnt_alone(found: list[Any], axes: dict[str, int], name: str, optimizer: str) -> bool:
+    stages = axes["pp"] * (2 if name.startswith("interleaved") else 1)
+    return all(
+        b.close(
+            [losses, {str(stage): w for stage, w in learnt.items()}], one_ranks_parts(axes, stages, rank, optimizer)
+        )
+        for rank, (losses, learnt) in enumerate(found)
+    )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_learns_what_one_rank_learns(mesh: str, optimizer: str) -> None:
+    axes, name = MESHES[mesh]
+    assert learnt_alone(run(train, int(np.prod(list(axes.values()))), axes, name, optimizer), axes, name, optimizer)
+
+
+@pytest.mark.parametrize("mesh", ["pp=2 dp=2 tp=2", "pp=2 tp=2"])
+def test_in_virtual_time(mesh: str) -> None:
+    axes, name = MESHES[mesh]
+    found, _ = simulate(train, int(np.prod(list(axes.values()))), axes, name, "sgd")
+    assert learnt_alone(found, axes, name, "sgd")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_over_efa(mesh: str) -> None:
+    axes, name = MESHES[mesh]
+    ranks = int(np.prod(list(axes.values())))
+    found = run_far(train, 2, ranks // 2, axes, name, "adam", wires=by_sockets)
+    assert learnt_alone(found, axes, name, "adam")
