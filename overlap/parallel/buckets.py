@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -130,6 +130,7 @@ class GradientBucket:
         index: Of the bucket; the same on all ranks.
         step: Of the model, from 1.
         names: Of the parameters in it.
+        shapes: Theirs, in that order.
         buffer: This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
         priority: For its operations; lower is more urgent.
         state: The hook's own, kept from step to step as long as the bucket lives.
@@ -141,9 +142,10 @@ class GradientBucket:
     index: int
     step: int
     names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     buffer: Array
     priority: int = 0
-    state: dict[str, object] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator
 
 

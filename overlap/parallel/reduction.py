@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class Reduction:
         self._group = wiring.group
         if wiring.hook is not None:
             self._group = wiring.group.on(wiring.rank.stream(f"{wiring.stream.name}, bucket {plan.index}"))
-        self._state: dict[str, object] = {}
+        self._state: dict[str, Any] = {}
         self._step = self._updated = 0  # that was sent last, and updated last
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
         self._update: Future[dict[str, Array]] | None = None
@@ -170,6 +170,7 @@ class Reduction:
             index=self.plan.index,
             step=step,
             names=self.plan.names,
+            shapes=tuple(slot.shape for slot in self.plan.slots),
             buffer=buffer,
             priority=self._priority,
             state=self._state,

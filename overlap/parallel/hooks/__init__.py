@@ -1,0 +1,32 @@
+"""Bucket hooks: how the mean of a bucket gets around, where sending all of its bits would cost more than it gains.
+
+A hook is an async function from a bucket to the mean of it over the group. `DataParallel(..., hook=bfloat16())` calls
+it for each bucket in each step; a hook of your own is one function::
+
+    async def halves(bucket: GradientBucket) -> NDArray[np.float32]:
+        mean = await bucket.group.all_reduce(bucket.buffer.astype(np.float16), op="mean")
+        return mean.astype(np.float32)
+
+=================  ==============  ============================  ===============================================
+hook               bytes sent      collectives, one after other  what the mean loses
+=================  ==============  ============================  ===============================================
+bfloat16           1/2             1 (2 if stochastic)           all but 8 bits, to nearest or unbiased
+float16            1/2             2, the first of 4 bytes       all but 11 bits, and what is 2^-29 of the largest
+float8             1/4             3, the first of 4 bytes       all but 4 bits, and what is 2^-17 of the largest
+top_k              2 * density *   1                             nothing in the end: what is not sent is kept for
+                   (ranks - 1)                                   later steps
+power_sgd          rank (n + m)    2                             nothing in the end, likewise
+                   / (n m)
+=================  ==============  ============================  ===============================================
+
+Bytes are those of an all-reduce of float32. What hooks compute runs on a compute stream of its own, `hooks`, beside the
+backward pass.
+"""
+
+from .bfloat16 import bfloat16
+from .float8 import float8
+from .float16 import float16
+from .power_sgd import power_sgd
+from .top_k import top_k
+
+__all__ = ["bfloat16", "float8", "float16", "power_sgd", "top_k"]

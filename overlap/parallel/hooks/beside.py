@@ -1,0 +1,76 @@
+"""What every hook does: compute beside the backward pass, and exchange pieces of which ranks add up one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from ..buckets import GradientBucket
+
+__all__ = ["Floats", "Values", "beside", "check_floats", "cut", "mean_of_pieces"]
+
+Floats: TypeAlias = NDArray[np.float32]
+Values: TypeAlias = NDArray[Any]
+T = TypeVar("T")
+
+_STREAM = "hooks"
+
+
+async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
+    """Compute beside the backward pass; arrays among the arguments are read-only meanwhile.
+
+    They are there, and not futures: all buckets of a rank share one stream, in which none may wait for another's wires.
+
+    Args:
+        bucket: Whose hook it is.
+        fn: A plain function.
+        args: Its arguments.
+        passes: How often it walks over memory of the bucket's size: what it costs on the virtual clock.
+        name: For the timeline.
+    """
+
+    def quietly(*args: object) -> T:
+        with np.errstate(all="ignore"):  # an infinite gradient is the program's business, not a warning of ours
+            return fn(*args)
+
+    return await bucket.rank.compute(
+        quietly, *args, name=name, bytes_moved=passes * bucket.buffer.nbytes, stream=_STREAM
+    )
+
+
+def check_floats(bucket: GradientBucket, hook: str) -> None:
+    """Refuse a bucket whose gradients are no real numbers.
+
+    Raises:
+        UsageError: Naming the hook and the bucket.
+    """
+    if bucket.buffer.dtype.kind != "f" and bucket.buffer.dtype.name != "bfloat16":
+        raise UsageError(f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}")
+
+
+def cut(values: Values, ranks: int) -> Values:
+    """Return the values with zeros behind them, to be cut in a piece for each rank."""
+    missing = -len(values) % ranks
+    return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
+
+
+async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Values], Values]) -> Values:
+    """Send each rank its piece of all narrowed buckets, let it add them up, and gather what came out.
+
+    Nothing is ever added in a narrow type. Every rank gets the same bits.
+
+    Args:
+        bucket: Which one.
+        sent: This rank's values as they travel, cut for the ranks of the group.
+        add: Makes the mean of a piece, as it travels, of (ranks, piece) pieces.
+    """
+    group, priority = bucket.group, bucket.priority
+    pieces = await group.all_to_all(sent, priority=priority, name="pieces")
+    mean = await beside(bucket, lambda: add(pieces.reshape(group.size, -1)), name="add pieces")
+    return await group.all_gather(mean, priority=priority, name="means")
