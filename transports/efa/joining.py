@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +13,8 @@ import trio
 from transports.base import ArgumentError, LinkLostError, TransportError
 from transports.efa.address import PeerAddress, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
+from transports.efa.queueing import shorten, spare
 from transports.factory import Exchange
-from transports.frame import CHUNK_BYTES
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.tls import Tls
 
@@ -23,13 +22,6 @@ __all__ = ["HANDSHAKE_S", "Connection", "Joining", "discard"]
 
 #: How long a handshake may take.
 HANDSHAKE_S = 2.0
-# Two chunks: enough that both processes keep busy (measured: 2.8 GB/s in both directions at 0.4 MB, 4.1 GB/s at 4 MB),
-# and little for an urgent frame to stand behind. TCP sizes its buffers itself, but may be told how much to hold unsent.
-_UNIX_BUFFER_BYTES = 2 * CHUNK_BYTES
-_TCP_UNSENT_BYTES = CHUNK_BYTES
-# Inside one host nothing is lost and nothing needs pacing: BBR, which paces segments by a timer, takes 1.5 times as
-# long there (64 MiB both ways: 37 ms, not 25). Between hosts the choice is the administrator's.
-_LOCAL_CONGESTION = b"reno"
 _KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_PROBES = 1, 1, 3
 
 
@@ -88,6 +80,7 @@ class Joining:
         self._reserved: set[tuple[int, int]] = set()
         self._complete = trio.Event()
         self.refused: list[str] = []
+        self._said: set[str] = set()
         self._failure: TransportError | None = None
         self.door = Door((), unix=False, pending=0, stays=False)
         self._others: dict[int, PeerAddress] = {}
@@ -223,7 +216,7 @@ class Joining:
             await trio.socket.from_stdlib_socket(connection).connect(where)
             stream = self._stream(connection, serving=False)
             await greet(stream, self.hello(detail), self.secret, deadline_s=deadline_s)
-            return _connection(connection, stream)
+            return self._made(connection, stream)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
@@ -253,7 +246,7 @@ class Joining:
             self._prepare(connection)
             stream = self._stream(connection, serving=True)
             await welcome(stream, self.secret, judge, deadline_s=HANDSHAKE_S)
-            made = _connection(connection, stream)
+            made = self._made(connection, stream)
             kept = True
             return made
         except (HandshakeError, OSError) as error:
@@ -292,14 +285,12 @@ class Joining:
 
     def _prepare(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        spare(connection)
         if connection.family == socket.AF_UNIX:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                connection.setsockopt(socket.SOL_SOCKET, option, _UNIX_BUFFER_BYTES)
             return
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_NODELAY", 1),
-            ("TCP_NOTSENT_LOWAT", _TCP_UNSENT_BYTES),
             ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
             ("TCP_KEEPINTVL", _KEEPALIVE_EVERY_S),
             ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
@@ -308,12 +299,14 @@ class Joining:
             if hasattr(socket, name):  # not every system has every one
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
+    def _made(self, connection: socket.socket, stream: trio.abc.Stream) -> Connection:
+        shorten(connection, self._say_once)
+        return Connection(socket=connection, encrypted=stream if isinstance(stream, trio.SSLStream) else None)
 
-def _unpaced_if_local(connection: socket.socket) -> None:
-    """Choose how to treat congestion if both ends have one address, which is that of this host."""
-    if connection.family != socket.AF_UNIX and connection.getsockname()[0] == connection.getpeername()[0]:
-        with suppress(OSError, AttributeError):  # not every system has it, and not every user may choose
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _LOCAL_CONGESTION)
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.report(line)
 
 
 async def discard(connection: Connection) -> None:
@@ -322,8 +315,3 @@ async def discard(connection: Connection) -> None:
     connection.socket.close()
     if connection.encrypted is not None:
         await trio.aclose_forcefully(connection.encrypted)
-
-
-def _connection(connection: socket.socket, stream: trio.abc.Stream) -> Connection:
-    _unpaced_if_local(connection)
-    return Connection(socket=connection, encrypted=stream if isinstance(stream, trio.SSLStream) else None)
