@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from transports.base import (
     ArgumentError,
     Buffer,
+    Call,
     Delivery,
     Endpoint,
     Envelope,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentError",
     "Buffer",
+    "Call",
     "Delivery",
     "Efa",
     "Endpoint",

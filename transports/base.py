@@ -7,7 +7,7 @@ a buffer of one rank into a buffer of another; what they mean is not known here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeAlias, cast
@@ -180,6 +180,35 @@ class Delivery:
         self.release()
 
 
+class Call(ABC):
+    """A send or receive that was started by a plain function, and whose end is told by a call.
+
+    Attributes:
+        error: What it failed with.
+        withdrawn: It was taken back in time, and has never been.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def error(self) -> TransportError | None:
+        """What it failed with."""
+
+    @property
+    @abstractmethod
+    def withdrawn(self) -> bool:
+        """Whether it was taken back in time."""
+
+    @abstractmethod
+    def withdraw(self) -> None:
+        """Take it back, as a cancellation would; its end is told all the same, at once or later."""
+
+    @abstractmethod
+    def delivery(self) -> Delivery:
+        """Return what a receive without a place of its own has got; once."""
+
+
 class Endpoint(ABC):
     """Where one rank sends and receives.
 
@@ -240,6 +269,51 @@ class Endpoint(ABC):
             TransportClosedError: This end is closed.
         """
         return False
+
+    def tells(self, peers: Iterable[int]) -> bool:
+        """Whether `begin_send` and `begin_recv` serve these peers. This default serves none."""
+        return False
+
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+        """Start a `send`, whose end is told by a call: it needs no task.
+
+        Args:
+            dst: Receiving rank.
+            tag: As for `send`.
+            data: As for `send`, until `done` is called.
+            priority: As for `send`.
+            done: Called once, with what was started: perhaps before this returns, else by whatever task brings the
+                news. It must neither raise nor wait; after an error it must not call this endpoint.
+
+        Returns:
+            The send; if `done` has been called, over.
+
+        Raises:
+            ArgumentError: For an unknown rank, a bad tag or a bad buffer; these are not told.
+            LinkLostError: The wire is cut or the peer is gone; only if it has been before.
+            TransportClosedError: This end is closed.
+        """
+        raise NotImplementedError(f"{self!r} tells nobody")
+
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
+        """Start a `recv_into` (or, without `out`, a `recv`), whose end is told by a call: it needs no task.
+
+        Args:
+            src: Sending rank.
+            tag: As for `recv`.
+            out: As for `recv_into`, until `done` is called.
+            nbytes: Length of the message.
+            done: As for `begin_send`.
+
+        Returns:
+            The receive; if `done` has been called, over.
+
+        Raises:
+            ArgumentError: For an unknown rank, a bad tag or a bad buffer; these are not told.
+            LinkLostError: The wire is cut or the peer is gone; only if it has been before.
+            TransportClosedError: This end is closed.
+        """
+        raise NotImplementedError(f"{self!r} tells nobody")
 
     @abstractmethod
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:

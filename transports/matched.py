@@ -25,11 +25,13 @@ from trio.lowlevel import (
 from transports.base import (
     ArgumentError,
     Buffer,
+    Call,
     Delivery,
     Endpoint,
     Statistics,
     Transport,
     TransportClosedError,
+    TransportError,
     as_bytes,
     check_choices,
     check_length,
@@ -174,6 +176,41 @@ class MatchedTransport(Transport):
         return self.links[home]
 
 
+class _MatchedCall(Call):
+    """A send or receive that was started by a plain function."""
+
+    __slots__ = ("_end", "_link", "_memory")
+
+    def __init__(self, link: Link, end: Send | Receive, memory: BounceBuffers, done: Callable[[Call], None]) -> None:
+        self._link, self._end, self._memory = link, end, memory
+        end.wake = partial(done, self)
+
+    @property
+    def error(self) -> TransportError | None:
+        return self._end.error
+
+    @property
+    def withdrawn(self) -> bool:
+        return self._end.withdrawn
+
+    def withdraw(self) -> None:
+        if not self._end.ended:
+            self._link.engine.withdraw(self._end)
+            self._link.settle()
+
+    def delivery(self) -> Delivery:
+        assert isinstance(self._end, Receive)
+        return _delivery(self._end, self._memory)
+
+
+def _delivery(receive: Receive, memory: BounceBuffers) -> Delivery:
+    lent = receive.lent
+    assert lent is not None, "what is received without a place is lent"
+    if lent.readonly:  # it came with its announcement, in memory of its own
+        return Delivery(lent)
+    return Delivery(lent[: receive.nbytes].toreadonly(), partial(memory.give_back, lent))
+
+
 class _MatchedEndpoint(Endpoint):
     """The end of one rank."""
 
@@ -208,13 +245,9 @@ class _MatchedEndpoint(Endpoint):
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         check_length(nbytes)
-        lent = await self._receive((src, self.rank, tag), None, nbytes)
-        assert lent is not None, "what is received without a place is lent"
-        if lent.readonly:  # it came with its announcement, in memory of its own
-            return Delivery(lent)
-        return Delivery(lent[:nbytes].toreadonly(), partial(self._transport.memory.give_back, lent))
+        return _delivery(await self._receive((src, self.rank, tag), None, nbytes), self._transport.memory)
 
-    async def _receive(self, lane: Lane, view: memoryview | None, nbytes: int) -> memoryview | None:
+    async def _receive(self, lane: Lane, view: memoryview | None, nbytes: int) -> Receive:
         link = self._transport.link(lane, lane[0])
         await checkpoint_if_cancelled()
         link.look()
@@ -222,7 +255,32 @@ class _MatchedEndpoint(Endpoint):
         if link.engine.receive(receive):
             link.settle()
         await link.end_of(receive)
-        return receive.lent
+        return receive
+
+    def tells(self, peers: Iterable[int]) -> bool:
+        return True
+
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+        view = as_bytes(data)
+        lane = (self.rank, dst, tag)
+        link = self._transport.link(lane, dst)
+        link.engine.check(lane)
+        send = Send(lane, view, priority)
+        call = _MatchedCall(link, send, self._transport.memory, done)
+        link.engine.outgoing.announce(send)
+        link.settle()
+        return call
+
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
+        view = None if out is None else as_bytes(out, name="out", writable=True)
+        lane = (src, self.rank, tag)
+        link = self._transport.link(lane, src)
+        link.look()
+        receive = Receive(lane, view, nbytes)
+        call = _MatchedCall(link, receive, self._transport.memory, done)
+        if link.engine.receive(receive):
+            link.settle()
+        return call
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -11,6 +11,7 @@ import trio
 from transports.base import (
     ArgumentError,
     Buffer,
+    Call,
     Delivery,
     Endpoint,
     Statistics,
@@ -113,6 +114,15 @@ class _RouterEndpoint(Endpoint):
 
     def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
         return self._to(dst).try_send(dst, tag, data, priority=priority)
+
+    def tells(self, peers: Iterable[int]) -> bool:
+        return all(self._to(peer).tells((peer,)) for peer in peers)
+
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+        return self._to(dst).begin_send(dst, tag, data, priority=priority, done=done)
+
+    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
+        return self._to(src).begin_recv(src, tag, out, nbytes, done=done)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         await self._to(src).recv_into(src, tag, out)

@@ -21,6 +21,7 @@ TESTS = {
     "runtime/engine/real_engine": "core/test_collectives core/test_culprits",
     "runtime/engine/shared_memory": "core/test_collectives core/test_bits",
     "runtime/engine/thin_buffers": "core/test_exact",
+    "runtime/engine/wire_driven": "core/test_remote core/test_cancellation core/test_wire_driven",
     "runtime/engine/workers": "runtime/test_workers runtime/test_narrow",
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",

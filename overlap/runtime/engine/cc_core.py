@@ -299,16 +299,22 @@ class Execution:
 
     async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
         """Move or add `incoming` into `target`, in worker threads if it is large."""
+        pieces = self._pieces(step, incoming, target)
+        if len(pieces) == 1:
+            with np.errstate(all="ignore"):  # as in the worker threads
+                pieces[0]()
+        else:
+            await run_in_workers(self._workers, pieces, priority=self._priority)
+
+    def _pieces(self, step: Step, incoming: Array, target: Array) -> list[Callable[[], None]]:
+        """Return what moves or adds `incoming` into `target`: one piece of work for this thread, or more for others."""
         work = self._addition(step, incoming, target) if step.op is Op.ADD else self._move(step, incoming, target)
         reducer = self._buffers.reducer
         weight = 1 if reducer is None else reducer.weight
         if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES:
-            with np.errstate(all="ignore"):  # as in the worker threads
-                work(slice(None))
-        else:
-            length = max(1, PIECE_BYTES // target.itemsize)
-            parts = [slice(start, start + length) for start in range(0, target.size, length)]
-            await run_in_workers(self._workers, [partial(work, part) for part in parts], priority=self._priority)
+            return [partial(work, slice(None))]
+        length = max(1, PIECE_BYTES // target.itemsize)
+        return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
 
     def _addition(self, step: Step, incoming: Array, target: Array) -> Callable[[slice], None]:
         reducer = self._buffers.reducer

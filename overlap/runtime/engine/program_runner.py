@@ -26,6 +26,7 @@ from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
 from .compiler import Compiler
 from .thin_buffers import ThinBuffers, runs_touched
+from .wire_driven import WORTH_DRIVING_BYTES, WireDrivenExecution
 from .workers import Workers
 
 __all__ = ["ProgramRunner"]
@@ -86,10 +87,14 @@ class ProgramRunner:
         position = operation.port.position
         schedule, program = self._compiler.compile(pattern, communicator.members, position)
         operation.algorithm = schedule.algorithm
-        return Execution(
+        endpoint = self._transport.endpoint(communicator.members[position])
+        others = communicator.members[:position] + communicator.members[position + 1 :]
+        driven = pattern.nbytes >= WORTH_DRIVING_BYTES and endpoint.tells(others)
+        kind = WireDrivenExecution if driven else Execution
+        return kind(
             program,
             _buffers(schedule, program, operation, operation.context.arrays),
-            self._transport.endpoint(communicator.members[position]),
+            endpoint,
             members=communicator.members,
             tag=communicator.tag(pattern, operation.seq),
             priority=operation.urgency,

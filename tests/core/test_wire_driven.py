@@ -1,0 +1,109 @@
+"""Executions that the wires drive: the same results as by tasks, and nothing under way once one has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from overlap.runtime.engine import cc_core, program_runner
+from overlap.runtime.engine.wire_driven import WireDrivenExecution
+
+from .cases import KINDS, cases
+from .companies import Company, by_sockets, run_far
+from .test_collectives import check_world, issue_all
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[WireDrivenExecution]:
+    """Let wires drive executions of all sizes; return those that have begun."""
+    executions: list[WireDrivenExecution] = []
+
+    class Seen(WireDrivenExecution):
+        def begin(self) -> bool:
+            executions.append(self)
+            return super().begin()
+
+    monkeypatch.setattr(program_runner, "WORTH_DRIVING_BYTES", 0)
+    monkeypatch.setattr(program_runner, "WireDrivenExecution", Seen)
+    return executions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_collective(kind: str, begun: list[WireDrivenExecution]) -> None:
+    todo = list(cases(kind, 4))
+    check_world(todo, run_far(issue_all, 4, 1, todo, wires=by_sockets))
+    assert begun
+    assert not any(execution._running for execution in begun)
+
+
+@pytest.mark.parametrize("in_threads", [True, False])
+def test_messages_of_every_length_at_once(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that leave at once, those whose chunks follow unasked, and those that are offered."""
+    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0 if in_threads else 1 << 30)
+
+    async def main(rank: overlap.Rank) -> bool:
+        sizes = [100, 50_000, 300_000, 3_300_000]
+        inputs = [np.arange(size, dtype=np.float32) % 1000 + rank.rank for size in sizes]
+        sums = [rank.all_reduce(x, priority=-i) for i, x in enumerate(inputs)]
+        copies = [rank.broadcast(x, root=i % 3) for i, x in enumerate(inputs)]
+        right = [(await got == 3 * (x - rank.rank) + 3).all() for got, x in zip(sums, inputs, strict=True)]
+        for i, (copy, x) in enumerate(zip(copies, inputs, strict=True)):
+            right.append((await copy == x - rank.rank + i % 3).all())
+        return all(right)
+
+    assert run_far(main, 3, 1, wires=by_sockets) == [True] * 3
+
+
+async def many(rank: overlap.Rank, step: int, mine: list[np.ndarray], end: Callable[[], Awaitable[None]]) -> None:
+    """Have several operations of different lengths under way; one rank ends it all after so many turns."""
+    mine += [np.full(size, rank.rank, np.float32) for size in (10, 60_000, 400_000)]
+    pending = [rank.all_reduce(x) for x in mine] + [rank.all_gather(x) for x in mine]
+    if rank.rank == 1:
+        for _ in range(step):
+            await trio.lowlevel.checkpoint()
+        await end()
+    for future in pending:
+        await future
+
+
+@pytest.mark.parametrize("step", [0, 7, 19])
+def test_when_a_rank_raises_nothing_stays_under_way(step: int, begun: list[WireDrivenExecution]) -> None:
+    arrays: list[list[np.ndarray]] = [[], [], []]
+
+    async def fail() -> None:
+        raise ValueError("on purpose")
+
+    async def main(rank: overlap.Rank) -> None:
+        await many(rank, step, arrays[rank.rank], fail)
+
+    outcomes = run_far(main, 3, 1, wires=by_sockets)
+    assert [type(outcome) for outcome in outcomes] == [overlap.RankFailedError] * 3
+    assert not any(execution._running for execution in begun)
+    assert all(array.flags.writeable for mine in arrays for array in mine)
+
+
+@pytest.mark.parametrize("step", [0, 7, 19])
+def test_when_a_process_is_lost_nothing_stays_under_way(step: int, begun: list[WireDrivenExecution]) -> None:
+    arrays: list[list[np.ndarray]] = [[], [], []]
+    reached = trio.Event()
+
+    async def lose(companies: list[Company]) -> None:
+        await reached.wait()
+        for company, other in zip(companies, (1, 0, 1), strict=True):
+            company.lose(other, "its connection broke")
+
+    async def lost() -> None:
+        reached.set()
+        await trio.sleep_forever()
+
+    async def main(rank: overlap.Rank) -> None:
+        await many(rank, step, arrays[rank.rank], lost)
+
+    outcomes = run_far(main, 3, 1, wires=by_sockets, nemesis=lose)
+    assert all(isinstance(outcome, overlap.RankFailedError) for outcome in outcomes)
+    assert not any(execution._running for execution in begun)
+    assert all(array.flags.writeable for mine in arrays for array in mine)
