@@ -81,6 +81,7 @@ class DataParallel:
         bucket_bytes: int | None = None,
         order: Order = "forward",
         hook: Hook | None = None,
+        exact: bool = False,
         clip_norm: float | None = None,
         unused: Unused = "error",
         rebuild_buckets: bool = True,
@@ -99,6 +100,8 @@ class DataParallel:
                 of 1 MiB and more travel alone.
             order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of all_reduce; see `GradientBucket`.
+            exact: Add up every gradient in the order of ranks: the same bits whatever buckets, order, bound, algorithm
+                and wires. What that costs, `overlap plan all_reduce --exact` says; in one process it is nothing.
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
                 gradient has come: what overlaps with forward is lost.
             unused: What a parameter without a gradient is: an "error", or "zeros", on this rank.
@@ -117,6 +120,8 @@ class DataParallel:
         _check_count("in_flight", in_flight)
         _check_count("ahead", ahead, least=0)
         _check_count("bucket_bytes", 1 if bucket_bytes is None else bucket_bytes)
+        if exact and hook is not None:
+            raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm: expected a number above 0, got {clip_norm!r}")
         self.rank, self.group, self.steps = rank, group or rank.world, 0
@@ -131,6 +136,7 @@ class DataParallel:
             group=self.group,
             stream=rank.stream(f"gradients of {self.group.name}", window=in_flight),
             hook=hook,
+            exact=exact,
             parameters=self._parameters,
             work=MemoryWork(rank),
         )

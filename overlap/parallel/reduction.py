@@ -34,6 +34,7 @@ class Wiring:
         group: Whose gradients are averaged.
         stream: That their operations take.
         hook: What takes the place of all_reduce.
+        exact: Whether every gradient is added up in the order of ranks.
         parameters: The weights.
         work: What issues computes that move memory.
     """
@@ -42,6 +43,7 @@ class Wiring:
     group: Group
     stream: Stream
     hook: Hook | None
+    exact: bool
     parameters: Parameters
     work: MemoryWork
 
@@ -109,6 +111,7 @@ class Reduction:
         return self._group.all_reduce(
             packed,
             op="mean",
+            exact=self._wiring.exact,
             out=buffer,
             priority=self._priority,
             stream=self._wiring.stream,
