@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
 from traceback import format_exception, format_tb
@@ -27,7 +28,7 @@ from ..runtime.standing import Standing
 from ..runtime.world import World
 from . import call_codec, standing_codec
 from .communicators import SpanningCommunicators
-from .spanning import Said
+from .spanning import ANNOUNCED, Said
 from .standing_codec import cut
 
 __all__ = ["ControlConnection", "ControlPlane"]
@@ -41,6 +42,7 @@ _VERDICT_S = 0.5
 # What is told at most, in UTF-8: together less than half of what fits in a message.
 _LINE_BYTES, _LINES = 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
+_MOST_ALIKE = 4096  # operations that one message speaks of
 
 
 class ControlConnection(Protocol):
@@ -57,6 +59,21 @@ class ControlConnection(Protocol):
 
     async def barrier(self, name: str) -> None:
         """Wait for every other process to come here."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Announced:
+    """One call of a rank here in `count` operations that follow each other."""
+
+    communicator_id: int
+    seq: int
+    said: Said
+    count: int = 1
+
+    def continues(self, communicator_id: int, seq: int, said: Said) -> bool:
+        """Whether an operation is the next one."""
+        following = self.communicator_id == communicator_id and self.seq + self.count == seq
+        return following and self.said == said and self.count < _MOST_ALIKE
 
 
 class ControlPlane:
@@ -83,6 +100,8 @@ class ControlPlane:
         self._world: World
         self._communicators: SpanningCommunicators
         self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
+        self._announced: list[_Announced] = []  # not told yet
+        self._asked: set[int] = set()  # communicators in which somebody needs to be told
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
         self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
@@ -170,21 +189,41 @@ class ControlPlane:
 
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
+        self._tell_announced()
         pairs = [list(pair) for pair in self._communicators.issued(rank).items()]
         for start in range(0, len(pairs), 1000):
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
         self._tell("left", rank=rank, uncounted=self._communicators.lost_count)
 
-    def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
-        """Say what a rank here has called."""
+    def tell_call(self, communicator_id: int, seq: int, said: Said, *, count: int = 1) -> None:
+        """Say what a rank here has called, in so many operations; without a dtype, it asks for it."""
         self._tell(
             "call",
             channel=communicator_id,
             seq=seq,
+            count=count,
             rank=said.rank,
             call=call_codec.pack(said.call),
             site=said.call_site,
         )
+
+    def announce_call(self, communicator_id: int, seq: int, said: Said) -> None:
+        """Say what a rank here has called, within `_WATCH_S`, or at once where somebody has asked.
+
+        Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
+        longer than a broadcast of a gradient bucket.
+        """
+        if communicator_id in self._asked:
+            self.tell_call(communicator_id, seq, said)
+        elif self._announced and self._announced[-1].continues(communicator_id, seq, said):
+            self._announced[-1].count += 1
+        else:
+            self._announced.append(_Announced(communicator_id=communicator_id, seq=seq, said=said))
+
+    def _tell_announced(self) -> None:
+        announced, self._announced = self._announced, []
+        for one in announced:
+            self.tell_call(one.communicator_id, one.seq, one.said, count=one.count)
 
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
@@ -234,6 +273,7 @@ class ControlPlane:
     async def _watch(self) -> None:
         while True:
             await trio.sleep(_WATCH_S)
+            self._tell_announced()
             while self._broken_ends and self._broken_ends[0][0] <= trio.current_time():
                 self._broken_ends.popleft()[1]()
             before_ns = perf_counter_ns() - _LONG_NS
@@ -289,12 +329,20 @@ class ControlPlane:
             self._uncounted.add(rank)
         self._communicators.rank_left(rank)
 
-    def _hear_call(self, _: int, *, channel: int, seq: int, rank: int, call: list[object], site: str) -> None:
+    def _hear_call(
+        self, member: int, *, channel: int, seq: int, count: int, rank: int, call: list[object], site: str
+    ) -> None:
+        if not 0 < count <= _MOST_ALIKE:
+            raise OverlapError(f"process {member} speaks of {count} operations; at most {_MOST_ALIKE} are alike")
         said = Said(rank=rank, call=call_codec.unpack(call), call_site=site)
-        if not self._communicators.hear(channel, seq, said):
-            self._said.setdefault((channel, seq), []).append(said)
-            if len(self._said) > _MOST_SAID:
-                self._said.popitem(last=False)
+        for one in range(seq, seq + count):
+            if not self._communicators.hear(channel, one, said):
+                self._said.setdefault((channel, one), []).append(said)
+                if len(self._said) > _MOST_SAID:
+                    self._said.popitem(last=False)
+        if said.call.kind in ANNOUNCED and said.call.dtype is None:
+            self._asked.add(channel)
+            self._tell_announced()
 
     def _hear_differ(
         self, _: int, *, channel: int, seq: int, group: str, ranks: list[int], calls: list[str], sites: list[str]
@@ -355,7 +403,10 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     ),
     "issued": (ControlPlane._hear_issued, {"rank": int, "issued": list}),
     "left": (ControlPlane._hear_left, {"rank": int, "uncounted": bool}),
-    "call": (ControlPlane._hear_call, {"channel": int, "seq": int, "rank": int, "call": list, "site": str}),
+    "call": (
+        ControlPlane._hear_call,
+        {"channel": int, "seq": int, "count": int, "rank": int, "call": list, "site": str},
+    ),
     "differ": (
         ControlPlane._hear_differ,
         {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},

@@ -28,7 +28,7 @@ from ..timeline.spans import call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
-__all__ = ["CodePlace", "Said", "SpanningCommunicator", "Telling", "difference"]
+__all__ = ["ANNOUNCED", "CodePlace", "Said", "SpanningCommunicator", "Telling", "difference"]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
@@ -37,8 +37,9 @@ _REMEMBERED = 256
 # Calls of which the tags are remembered: training repeats a few, but blocks that differ make a new one each time.
 _BASES = 256
 
-_ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
-"""Operations in which ranks that only receive need not say dtype and shape: the root's process tells the others."""
+ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
+"""Operations in which ranks that only receive need not say dtype and shape: the root's process tells the others, soon,
+or at once where somebody has asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,10 @@ class Telling(Protocol):
     """What communicators tell other processes, and know from them: the control plane, as they see it."""
 
     def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
-        """Say what a rank here has called."""
+        """Say what a rank here has called; without a dtype, it asks for it."""
+
+    def announce_call(self, communicator_id: int, seq: int, said: Said) -> None:
+        """Say what a rank here has called to those who do not know it, as soon as one of them asks."""
 
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""
@@ -143,10 +147,12 @@ class SpanningCommunicator(Communicator):
         self.issued[self.members[position]] = max(seq + 1, self.issued.get(self.members[position], 0))
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        if operation.kind in _ANNOUNCED and operation.call.dtype is not None:
-            self._others.tell_call(self.id, seq, self._said(operation))
+        if operation.kind in ANNOUNCED and operation.call.dtype is not None:
+            self._others.announce_call(self.id, seq, self._said(operation))
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
+        if operation.kind in ANNOUNCED and match.pattern is not None and not match.pattern.settled:
+            self._others.tell_call(self.id, seq, self._said(operation))
         failed = match.error is not None
         self._proceed(match, operation)
         if failed:

@@ -9,7 +9,10 @@ import pytest
 import trio
 
 import overlap
+from overlap.remote import control_plane
+from overlap.remote.control_plane import ControlPlane
 
+from . import companies
 from .cases import KINDS, Case, cases, differs
 from .companies import LAYOUTS, Company, Wires, by_sockets, in_memory, run_far
 from .test_collectives import check_world, issue_all
@@ -68,6 +71,31 @@ def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> Non
 
     for rank, (got, want) in enumerate(zip(run_far(main, 2, 2), case.expected(4), strict=True)):
         assert differs(got, want) is None, rank
+
+
+def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
+    told: list[tuple[int, int, bool]] = []
+
+    class Listening(ControlPlane):
+        def _tell(self, what: str, **fields: object) -> None:
+            if what == "call":
+                told.append((fields["seq"], fields["count"], fields["rank"] == 0))  # type: ignore[arg-type]
+            super()._tell(what, **fields)
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        mine = np.full(2, 7.0 * (1 - rank.rank))
+        got = [float((await rank.broadcast(mine)).sum()) for _ in range(5)]
+        for _ in range(2):
+            got.append(float((await rank.broadcast(mine if rank.rank == 0 else None)).sum()))
+        return got
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companies, "ControlPlane", Listening)
+        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
+    asked = [seq for seq, _, by_root in told if not by_root]
+    assert asked[0] == 5
+    assert sorted(seq + i for seq, count, by_root in told if by_root for i in range(count)) == list(range(7))
 
 
 def test_point_to_point_and_groups() -> None:
@@ -280,6 +308,13 @@ def test_a_lost_process_ends_the_world() -> None:
         (
             {"what": "left", "rank": "3", "uncounted": False},
             "process 1 said 'left', which this version does not understand",
+        ),
+        *(
+            (
+                {"what": "call", "channel": 1, "seq": 0, "count": count, "rank": 2, "call": [], "site": "there"},
+                f"process 1 speaks of {count} operations; at most 4096 are alike",
+            )
+            for count in (0, 4097)
         ),
         ({"what": "jump"}, "process 1 said 'jump', which this version does not understand"),
         ({}, "process 1 said None, which this version does not understand"),
