@@ -201,6 +201,7 @@ class GPT:
         inner = {
             f"{kind}{i}": layer for i in range(blocks) for kind, layer in (("attend", attention), ("mlp", perceptron))
         }
+        self.inner = frozenset(inner)  # the names of those that can be cut into heads and units
         self.layers = {"embed": Embedding(), **inner, "head": Head()}
 
     def weights(self, seed: int = 0, dtype: type = np.float32) -> dict[str, Weights]:
@@ -218,6 +219,42 @@ class GPT:
             "head": lambda: {"norm": np.ones(c, dtype), "letter": draw(c, len(ALPHABET))},
         }
         return {name: shapes[name.rstrip("0123456789")]() for name in self.layers}
+
+    def gradients(self, weights: dict[str, Weights], x: Array, y: Array) -> tuple[dict[str, Weights], float]:
+        """Return the gradients of all weights, and the loss: a whole step in one piece."""
+        saved, found = {}, {}
+        for name, layer in self.layers.items():
+            x, saved[name] = layer.forward(weights[name], x)
+        grad, loss = cross_entropy(x, y)
+        for name, layer in reversed(self.layers.items()):
+            grad, found[name] = layer.backward(weights[name], saved[name], grad)
+        return {name: found[name] for name in self.layers}, loss
+
+    def flat_gradient(self, weights: Array, x: Array, y: Array) -> tuple[Array, float]:
+        """Return what `gradients` does, of weights in one flat array, as one."""
+        found, loss = self.gradients(tree(self.weights(), weights), x, y)
+        return flat(found), loss
+
+
+def flat(weights: dict[str, Weights]) -> Array:
+    """Return all weights in one array, in the order of layers."""
+    return np.concatenate([w.reshape(-1) for layer in weights.values() for w in layer.values()])
+
+
+def tree(like: dict[str, Weights], weights: Array) -> dict[str, Weights]:
+    """Return parts of one array in the form of other weights."""
+    found, start = {}, 0
+    for layer, old in like.items():
+        found[layer] = {}
+        for name, w in old.items():
+            found[layer][name] = weights[start : start + w.size].reshape(w.shape)
+            start += w.size
+    return found
+
+
+def mean(a: Weights, b: Weights) -> Weights:
+    """Return the mean of what two halves of a batch say, array by array."""
+    return {name: (a[name] + b[name]) / 2 for name in a}
 
 
 def part(weights: dict[str, Weights], index: int, parts: int) -> dict[str, Weights]:

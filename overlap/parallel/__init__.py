@@ -29,6 +29,7 @@ from .optimizers import SGD, Adam, AdamW, Optimizer
 from .pipeline import Passed, Pipeline
 from .sequential import Replicated, Sequential
 from .sharded import Sharded
+from .shards import Stage
 from .tensor import ColumnLinear, RowLinear
 from .tree import flatten, rebuild
 
@@ -51,6 +52,7 @@ __all__ = [
     "RowLinear",
     "Sequential",
     "Sharded",
+    "Stage",
     "expected_memory",
     "flatten",
     "plan_buckets",

@@ -28,16 +28,6 @@ def loss_of(gpt, model, weights, x, y):
     return gpt["cross_entropy"](x, y)[1]
 
 
-def gradients_of(gpt, model, weights, x, y):
-    saved, gradients = {}, {}
-    for name, layer in model.layers.items():
-        x, saved[name] = layer.forward(weights[name], x)
-    grad, loss = gpt["cross_entropy"](x, y)
-    for name, layer in reversed(model.layers.items()):
-        grad, gradients[name] = layer.backward(weights[name], saved[name], grad)
-    return gradients, loss
-
-
 @pytest.fixture
 def small(gpt):
     model = gpt["GPT"](blocks=1, channels=8, heads=2, length=6)
@@ -48,7 +38,7 @@ def small(gpt):
 
 def test_gradients_are_finite_differences(gpt, small):
     model, weights, x, y = small
-    gradients, _ = gradients_of(gpt, model, weights, x, y)
+    gradients, _ = model.gradients(weights, x, y)
     random = np.random.default_rng(2)
     tried = 0
     for layer, tree in weights.items():
@@ -70,8 +60,20 @@ def test_gradients_are_finite_differences(gpt, small):
 
 def test_a_letter_that_nobody_saw_has_no_gradient(gpt, small):
     model, weights, x, y = small
-    rows = gradients_of(gpt, model, weights, x, y)[0]["embed"]["letter"]
+    rows = model.gradients(weights, x, y)[0]["embed"]["letter"]
     assert set(np.flatnonzero(rows.any(axis=1))) == set(x.flat)
+
+
+def test_one_array_is_as_good_as_a_tree(gpt, small):
+    model, weights, x, y = small
+    flat = gpt["flat"](weights)
+    assert all((w == weights[layer][k]).all() for layer, t in gpt["tree"](weights, flat).items() for k, w in t.items())
+    whole, loss = model.flat_gradient(flat, x, y)
+    gradients, same_loss = model.gradients(weights, x, y)
+    assert loss == same_loss
+    for layer, tree in gpt["tree"](weights, whole).items():
+        for key, gradient in tree.items():
+            assert (gradient == gradients[layer][key]).all()
 
 
 def test_no_position_sees_what_is_later(gpt, small):
@@ -92,7 +94,7 @@ def test_the_first_loss_is_that_of_guessing(gpt):
 
 def test_parts_add_up_to_the_whole(gpt, small):
     model, weights, x, y = small
-    gradients, loss = gradients_of(gpt, model, weights, x, y)
+    gradients, loss = model.gradients(weights, x, y)
     parts = [gpt["part"](weights, i, 2) for i in range(2)]
     half = gpt["GPT"](blocks=1, channels=8, heads=2, length=6, share=0.5)
     saved = [{}, {}]
