@@ -75,13 +75,14 @@ def main(args: argparse.Namespace) -> int:
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
         found = compare(task, advance)
     of = gain(found)
-    console.print(f"\n{summary(found, of)}", soft_wrap=True)
-    color = console.color_system is not None and not console.no_color
-    for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
-        console.print(line)
     if args.trace:
         write_trace(found.timeline, args.trace)
         console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
+    console.print()
+    color = console.color_system is not None and not console.no_color
+    for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
+        console.print(line)
+    console.print(summary(found, of), soft_wrap=True)
     return 0 if found.identical else 1
 
 

@@ -13,7 +13,7 @@ from ...timeline import Timeline, TimelineView, breakdowns
 from ...units import format_ns
 from .training import ALGORITHM, COMM_PER_COMPUTE, Comparison, Task
 
-DRAWN_RANKS = 4  # all ranks of a step look alike; the trace file has them all
+DRAWN_RANKS = 2  # all ranks of a step look alike, and all that is told fits in 24 lines; the trace file has them all
 _SHOWN = 16  # of 64: chance agreement of two digests is one in 2**64
 
 
@@ -139,23 +139,33 @@ def summary(found: Comparison, of: Gain) -> str:
         [
             f"{'':28}{'without overlap':>16}{'with overlap':>16}",
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
-            "",
+            f"test accuracy      {found.right / found.tests:.1%} of {found.tests} images",
+            *_weights(found),
             f"speed-up           {before.wall_ns / after.wall_ns:.2f}x",
             textwrap.fill(f"possible gain      {of}", 79, subsequent_indent=" " * 19),
-            f"test accuracy      {found.right / found.tests:.1%} of {found.tests} images",
-            f"identical weights  {'yes, bit by bit' if found.identical else 'NO'}; SHA-256 of all weights:",
-            *(f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}" for rank, (a, b) in enumerate(found.digests)),
         ]
     )
 
 
+def _weights(found: Comparison) -> Iterator[str]:
+    """Say whether all ranks have the same weights after both trainings; of which they differ if they do."""
+    if found.identical:
+        digest = found.digests[0][0][:_SHOWN]
+        yield f"identical weights  yes, bit by bit on all {len(found.digests)} ranks; SHA-256 {digest}"
+        return
+    yield "identical weights  NO; SHA-256 of all weights:"
+    for rank, (a, b) in enumerate(found.digests):
+        yield f"  rank {rank:<13}{a[:_SHOWN]}    {b[:_SHOWN]}"
+
+
 def drawings(found: Comparison, of: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the median step without overlap and the one with it."""
+    """Draw the median step without overlap and the one with it, with one legend for both."""
     ranks = range(min(DRAWN_RANKS, found.timeline.world_size))
     for title, step in (("without overlap", of.without), ("with overlap", of.overlapped)):
         picture = TimelineView(found.timeline, step=step.index, ranks=ranks).lines(
             width=width, ascii=ascii, color=color
         )
-        picture[0] = [(f"\n{title}, ", ""), *picture[0]]
-        for line in picture[: picture.index([])]:  # below the blank line is a table; the summary has one
+        picture[0] = [(f"{title}, ", ""), *picture[0]]
+        end = picture.index([])  # below the blank line is a table; the summary has one
+        for line in picture[: end if step is of.overlapped else end - 1]:
             yield Text.assemble(*line, no_wrap=True, overflow="crop")
