@@ -18,11 +18,13 @@ await model.finish()
 #   schedules/     pipeline schedules as data
 #   layers         what issues: Local functions;  sequential: a chain of layers, in parts that hide each other
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group
+#   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
 #   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
 #   pending        trees of which any part may be a future
 
 from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
 from .data_parallel import DataParallel
+from .experts import Experts
 from .layers import Layer, Local
 from .memory import ModelMemory, expected_memory
 from .optimizers import SGD, Adam, AdamW, Optimizer
@@ -40,6 +42,7 @@ __all__ = [
     "BucketPlan",
     "ColumnLinear",
     "DataParallel",
+    "Experts",
     "GradientBucket",
     "Hook",
     "Layer",

@@ -1,0 +1,206 @@
+"""Expert parallel: a layer of many perceptrons on many ranks, of which every token passes few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .layers import Cost, Layer, Pair, forward_of
+from .own_experts import OwnExperts
+from .pending import pick
+from .routing import Routing, by_token, merge, route, route_backward, split_gradient
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+__all__ = ["Experts"]
+
+
+class Kept(TypedDict):
+    """What forward leaves for backward.
+
+    Attributes:
+        routed: Future of where the tokens of this rank went.
+        table: Rows from every rank to every expert, (n, E).
+        load: Rows to every expert, (E,), or a future of them: what is to be balanced.
+        outputs: Future of what the experts returned for this rank's tokens, in sorted rows.
+        saved: Future of what each expert of this rank has kept.
+        shared: What the shared expert has kept.
+    """
+
+    routed: Future[object]
+    table: Array
+    load: object
+    outputs: object
+    saved: object
+    shared: object
+
+
+class Experts:
+    """A mixture of experts, spread evenly over a group: rank r has the experts r*E/n to (r+1)*E/n.
+
+    Each token goes to the `top_k` experts that the router finds most probable, wherever these are, by an all-to-all of
+    as many rows as there are; what they return comes back by another, and is added up by gates. No token is dropped.
+    The weights are {"router": (h, E), "experts": [those of this rank], "shared": if there is one}.
+
+    Forward waits once, for the other ranks' counts; the `shared` expert, which all tokens pass, is computed meanwhile
+    and while the rows travel. Backward waits for nothing: the router's gradient and the shared expert's are computed
+    while the first all-to-all travels, and with halves of backward those of the experts' weights under the second.
+
+    Gradients: with a loss that is the mean over a rank's tokens, those of the experts are divided by the size of the
+    group, so that they are those of the mean over all ranks. Average them further over the ranks that have the same
+    experts, if there are such; the router's and the shared expert's over all ranks, as in any data parallel layer.
+
+    Bytes sent by each rank: T*k*h elements times (n-1)/n, in each of two all-to-alls forward and two backward, if the
+    load is balanced. It needs data: the counts are the router's.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        group: Group,
+        forward: Callable[..., Pair],
+        backward: Callable[..., Pair] | None = None,
+        *,
+        experts: int,
+        top_k: int = 1,
+        backward_input: Callable[..., Pair] | None = None,
+        backward_weights: Callable[..., object] | None = None,
+        shared: Layer | None = None,
+        normalised: bool = False,
+        balance: float = 0.0,
+        balance_over: Group | None = None,
+        costs: Mapping[str, Cost] | None = None,
+    ) -> None:
+        """Describe the layer.
+
+        Args:
+            rank: This rank.
+            group: The ranks that share the experts.
+            forward: Of one expert, a plain function of its weights and rows, to as many rows of the same width, and
+                what backward needs. Experts without rows are not called, and have gradients of zero.
+            backward: Of one expert, as for `Local`.
+            experts: E, over all ranks.
+            top_k: How many of them each token passes.
+            backward_input: The first half of `backward`, as for `Local`.
+            backward_weights: The second half.
+            shared: A layer that all tokens pass besides.
+            normalised: Whether the gates of a token are made to add up to 1.
+            balance: How strongly the router is to spread tokens: the gradient of `balance` * E * sum of f_e P_e, with
+                the share f of rows and the mean probability P of each expert, is added (0.01 in arXiv 2101.03961).
+            balance_over: The ranks whose rows are counted for f, such as all; by default `group`.
+            costs: On the virtual clock: of "route", and of "forward", "backward" or its halves for a single row.
+                Sorting rows takes no time there.
+
+        Raises:
+            UsageError: If the experts do not divide by the ranks, `top_k` is none of 1 to E, or a backward is missing.
+        """
+        if not isinstance(experts, int) or experts < 1 or experts % group.size:
+            raise UsageError(f"experts: {experts!r} do not divide by the {group.size} ranks of group '{group.name}'")
+        if not isinstance(top_k, int) or not 1 <= top_k <= experts:
+            raise UsageError(f"top_k: expected 1 to {experts}, the number of experts, got {top_k!r}")
+        if (backward_input is None) != (backward_weights is None):
+            raise UsageError("backward_input, backward_weights: one is the half of the other; give both, or none")
+        if backward is None and backward_input is None:
+            raise UsageError("backward: give it, or its halves backward_input and backward_weights")
+        self.rank, self.group, self.experts, self.top_k, self.shared = rank, group, experts, top_k, shared
+        self._normalised, self._costs = normalised, dict(costs or {})
+        self._balance, self._balance_over = balance, balance_over
+        self._own = OwnExperts(forward, backward, backward_input, backward_weights, share=group.size)
+        each = experts // group.size
+        self._mine = slice(group.rank * each, (group.rank + 1) * each)
+
+    def load(self, kept: object) -> Array:
+        """Return how many rows each expert was sent by all ranks, (E,): whether the router spreads them."""
+        table: Array = cast("Kept", kept)["table"]
+        return cast("Array", table.sum(0))
+
+    async def forward(self, w: object, x: object) -> Pair:
+        """Issue the layer for this rank's tokens, (..., h); waits for the counts of all ranks."""
+        routed = self._issue("route", route, pick(w, ("router",)), x, self.top_k, self._normalised)
+        counts = self.group.all_gather(routed[2], name="rows for each expert")
+        load: object = None
+        if self._balance and self._balance_over is not None:
+            load = self._balance_over.all_reduce(routed[2], name="rows for all experts")
+        shared, kept_shared = (None, None)
+        if self.shared is not None:
+            shared, kept_shared = await forward_of(self.shared, pick(w, ("shared",)), x)
+        table = (await counts).reshape(self.group.size, self.experts)
+        there, back = self._ways(table)
+        received = self.group.all_to_all(routed[1], counts=there, name="tokens to experts")
+        rows = int(there[:, self.group.rank].sum())
+        both = self._issue(
+            "forward", self._own.forward, table[:, self._mine], pick(w, ("experts",)), received, rows=rows
+        )
+        outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens")
+        y = self.rank.compute(_merged, routed, outputs, shared, name="merge", seconds=0.0)
+        kept: Kept = {
+            "routed": routed, "table": table, "load": table.sum(0) if load is None else load,
+            "outputs": outputs, "saved": both[1], "shared": kept_shared,
+        }  # fmt: skip
+        return y, kept
+
+    def backward(self, w: object, kept: object, dy: object) -> Pair:
+        """Issue the way back; waits for nothing."""
+        left = cast("Kept", kept)
+        there, back = self._ways(left["table"])
+        split = self.rank.compute(_split, left["routed"], left["outputs"], dy, name="split gradient", seconds=0.0)
+        received = self.group.all_to_all(split[0], counts=there, name="gradients to experts")
+        chosen = self._issue("route", self._route_backward, pick(w, ("router",)), left["routed"], left["load"], split)
+        dx_shared, dw_shared = None, None
+        if self.shared is not None:
+            dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), left["shared"], dy)
+        d_rows, dw = self._experts_backward(w, left, received, back)
+        dx = self.rank.compute(_gradient, left["routed"], d_rows, chosen[0], dx_shared, name="merge", seconds=0.0)
+        gradients = {"router": chosen[1], "experts": dw}
+        return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
+
+    def _experts_backward(self, w: object, left: Kept, received: object, back: Array) -> Pair:
+        """Issue the experts' backward, and the gradients of their rows; with halves, those travel under the second."""
+        weights, mine, own = pick(w, ("experts",)), left["table"][:, self._mine], self._own
+        rows, saved = int(mine.sum()), left["saved"]
+        if not own.splits:
+            both = self._issue("backward", own.backward, mine, weights, saved, received, rows=rows)
+            return self.group.all_to_all(both[0], counts=back, name="gradients to tokens"), both[1]
+        first = self._issue("backward_input", own.backward_input, mine, weights, saved, received, rows=rows)
+        d_rows = self.group.all_to_all(first[0], counts=back, name="gradients to tokens")
+        return d_rows, self._issue("backward_weights", own.backward_weights, weights, first[1], rows=rows)
+
+    def _ways(self, table: Array) -> tuple[Array, Array]:
+        """Return how many rows go from rank to rank, there and back."""
+        there = table.reshape(self.group.size, self.group.size, -1).sum(-1)
+        return there, there.T
+
+    def _issue(self, what: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
+        cost = {unit: each * rows for unit, each in self._costs.get(what, {}).items()}
+        return self.rank.compute(function, *args, name=what, **cost)  # type: ignore[arg-type]
+
+    def _route_backward(self, router: Array, routed: tuple[Routing, object, object], load: Array, split: Pair) -> Pair:
+        d_balance = None
+        if self._balance:
+            d_balance = self._balance * self.experts / len(routed[0].x) * load / load.sum()
+        return route_backward(router, routed[0], cast("Array", split[1]), d_balance)
+
+
+def _merged(routed: tuple[Routing, object, object], outputs: Array, shared: Array | None) -> Array:
+    y = merge(routed[0], outputs)
+    return y if shared is None else y + shared
+
+
+def _split(routed: tuple[Routing, object, object], outputs: Array, dy: Array) -> Pair:
+    return split_gradient(routed[0], outputs, dy)
+
+
+def _gradient(routed: tuple[Routing, object, object], d_rows: Array, d_choice: Array, d_shared: Array | None) -> Array:
+    """Add up what comes back to every token: from its experts, its router, and the shared expert."""
+    routing = routed[0]
+    dx: Array = (by_token(routing, d_rows).sum(1) + d_choice).reshape(routing.shape)
+    return dx if d_shared is None else dx + d_shared

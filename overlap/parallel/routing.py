@@ -1,0 +1,119 @@
+"""Which tokens go to which experts: pure functions on arrays, for a mixture of experts.
+
+Letters: T tokens of width h on this rank, E experts over all ranks, each token goes to k of them; n ranks. Sorted rows
+are the T*k copies of tokens, by expert and then by token: so those for one rank lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+__all__ = ["Routing", "by_token", "merge", "places_by_expert", "route", "route_backward", "split_gradient"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Where the tokens of a rank go.
+
+    Attributes:
+        x: The tokens, (T, h).
+        shape: That they came in.
+        probabilities: Of the router, (T, E).
+        chosen: The experts of every token, (T, k), the most probable first.
+        gates: What their outputs are multiplied by, (T, k).
+        order: Of the T*k copies, token by token, those that are sorted rows.
+        normalised: Whether the gates of a token add up to 1.
+    """
+
+    x: Array
+    shape: tuple[int, ...]
+    probabilities: Array
+    chosen: Array
+    gates: Array
+    order: Array
+    normalised: bool
+
+
+def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, Array, Array]:
+    """Choose the k most probable experts of each token: softmax(x router), at least in float32.
+
+    Returns:
+        The choice; the sorted rows, (T*k, h); how many of them each expert gets, (E,), int64.
+    """
+    tokens = x.reshape(-1, x.shape[-1])
+    scores = tokens.astype(np.result_type(x, np.float32), copy=False) @ router
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    chosen = np.argsort(-p, axis=1, kind="stable")[:, :k]
+    gates = np.take_along_axis(p, chosen, 1)
+    if normalised:
+        gates = gates / gates.sum(-1, keepdims=True)
+    order = np.argsort(chosen.reshape(-1), kind="stable")
+    counts = np.bincount(chosen.reshape(-1), minlength=router.shape[1]).astype(np.int64)
+    routing = Routing(
+        x=tokens, shape=x.shape, probabilities=p, chosen=chosen, gates=gates, order=order, normalised=normalised
+    )
+    return routing, tokens[order // k], counts
+
+
+def merge(routing: Routing, outputs: Array) -> Array:
+    """Return every token's outputs, in sorted rows, added up by gates: in the shape that the tokens came in."""
+    y: Array = (by_token(routing, outputs) * routing.gates[:, :, None]).sum(1)
+    return y.astype(outputs.dtype).reshape(routing.shape)
+
+
+def split_gradient(routing: Routing, outputs: Array, dy: Array) -> tuple[Array, Array]:
+    """Return the gradients of the outputs, in sorted rows, and those of the gates, (T, k)."""
+    each = dy.reshape(len(routing.gates), 1, -1)
+    rows = (each * routing.gates[:, :, None]).astype(dy.dtype).reshape(len(routing.order), -1)[routing.order]
+    return rows, (each * by_token(routing, outputs)).sum(-1)
+
+
+def route_backward(router: Array, routing: Routing, d_gates: Array, d_balance: Array | None) -> tuple[Array, Array]:
+    """Return the gradients of the tokens, as far as the router's choice depends on them, and of the router.
+
+    Args:
+        router: Its weights, (h, E).
+        routing: What it has chosen.
+        d_gates: The gradient of the gates, (T, k).
+        d_balance: The gradient of every token's probabilities that the balance of load asks for, (E,).
+    """
+    p = routing.probabilities
+    if routing.normalised:
+        total = np.take_along_axis(p, routing.chosen, 1).sum(-1, keepdims=True)
+        d_gates = (d_gates - (d_gates * routing.gates).sum(-1, keepdims=True)) / total
+    dp = np.zeros_like(p) if d_balance is None else np.broadcast_to(d_balance.astype(p.dtype), p.shape).copy()
+    rows = np.arange(len(p))[:, None]
+    dp[rows, routing.chosen] += d_gates
+    d_scores = p * (dp - (dp * p).sum(-1, keepdims=True))
+    return (d_scores @ router.T).astype(routing.x.dtype), (routing.x.T @ d_scores).astype(router.dtype)
+
+
+def places_by_expert(table: Array) -> Iterator[Array]:
+    """Yield for each expert of a rank where its rows are among those received: [source][expert] to [expert][source].
+
+    Args:
+        table: Rows from every rank for every expert of this rank, (n, experts of this rank).
+    """
+    ends = np.cumsum(table.reshape(-1)).reshape(table.shape)
+    for expert in range(table.shape[1]):
+        spans = [np.arange(ends[i, expert] - table[i, expert], ends[i, expert]) for i in range(len(table))]
+        yield np.concatenate(spans)
+
+
+def by_token(routing: Routing, rows: Array) -> Array:
+    """Return sorted rows token by token, (T, k, h)."""
+    out = np.empty_like(rows)
+    out[routing.order] = rows
+    return out.reshape(*routing.gates.shape, -1)
