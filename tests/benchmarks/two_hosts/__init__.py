@@ -6,7 +6,9 @@
 #   perceptron   what is trained
 #   training     one rank of ours: the step, and what it is made of
 #   ddp          one rank of PyTorch's DistributedDataParallel
+#   raw          one process that exchanges bytes over a bare socket
 #   programs     runs one program in both namespaces
+#   simulated    the same step on the virtual clock
 #   contest      all figures, and their aims
 
 from .contest import figures

@@ -16,7 +16,8 @@ from overlap.units import format_bytes, format_ns
 from ..figures import Figure, time_of
 from .network import Host, HostsUnavailableError, two_hosts
 from .perceptron import BATCH, LAYERS, WIDTH
-from .programs import all_reduces, ddp_steps, our_steps
+from .programs import all_reduces, ddp_steps, our_steps, raw_exchanges
+from .simulated import real_and_virtual_ns
 
 __all__ = ["figures"]
 
@@ -26,11 +27,15 @@ DEFAULT_MIB = 25  # of PyTorch's buckets
 BUCKETS_MIB = (1, 2, 4, 8, 16, DEFAULT_MIB)
 
 POSSIBLE_AIM = 1 / 1.05  # within 5 % of what backward order makes possible
-DEFAULT_AIM = 1.25
-BEST_AIM = 1.0
-RAILS_AIM = 1.8
+WITHOUT_BARRIER_AIM_NS = 300e6
+DEFAULT_AIM = 1.5
+BEST_AIM = 1.2
+RAW_AIM = 1 / 1.05
+TRUTH_AIM = 0.97
+RAILS_AIM = 1.9
 
-ALL_REDUCE_BYTES = 64 << 20
+ALONE_BYTES = (1 << 20, 4 << 20, 16 << 20)
+RAILS_BYTES = (4 << 20, 64 << 20)
 
 _TEXTS = {
     "head": "forward, and backward of one layer",
@@ -38,6 +43,7 @@ _TEXTS = {
     "communicate": "all-reduce of all gradients",
     "one_after_the_other": "step, one after the other",
     "overlapped": "step, overlapped",
+    "without_barrier": "step, overlapped, without a barrier",
 }
 
 
@@ -49,8 +55,12 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
                 f"two network namespaces, links of {BITS_PER_S // 10**9} Gbit/s; {LAYERS} layers of {WIDTH} x {WIDTH}, "
                 f"batch {BATCH} a rank, float32, one rank on each"
             )
+            alone = {nbytes: _all_reduce(hosts, nbytes, sampling) for nbytes in ALONE_BYTES}
+            yield from _alone(hosts, alone, sampling)
             yield from _steps(hosts, sampling)
-            yield from _rails(hosts, sampling)
+            yield _truth(*real_and_virtual_ns(hosts, {nbytes: row.times for nbytes, row in alone.items()}))
+            for nbytes in RAILS_BYTES:
+                yield from _rails(hosts, nbytes, sampling)
     except HostsUnavailableError as reason:
         yield str(reason)
 
@@ -59,7 +69,8 @@ def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
     told = our_steps(hosts, sampling)
     times = {name: slowest(samples, batch=1) for name, samples in told["samples_ns"].items()}
     for name, text in _TEXTS.items():
-        yield _time(name, text, times[name], wrong=told["wrong"])
+        aim_ns = WITHOUT_BARRIER_AIM_NS if name == "without_barrier" else None
+        yield _time(name, text, times[name], aim_ns, wrong=told["wrong"])
     yield from _compared(times)
     if find_spec("torch") is None:
         yield "torch is not installed: pip install torch"
@@ -67,7 +78,7 @@ def _steps(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure | str]:
     ddp = ddp_steps(hosts, sampling, BUCKETS_MIB)
     yield f"DDP is DistributedDataParallel of {ddp['version']} on gloo"
     yield from _against(
-        times["overlapped"], {float(size): slowest(s, batch=1) for size, s in ddp["samples_ns"].items()}
+        times["without_barrier"], {float(size): slowest(s, batch=1) for size, s in ddp["samples_ns"].items()}
     )
 
 
@@ -87,28 +98,39 @@ def _against(step: Times, by_bucket: Mapping[float, Times]) -> Iterator[Figure]:
     yield _ratio("ddp_best", text, times.median_ns, step, BEST_AIM)
 
 
-def _rails(hosts: Sequence[Host], sampling: Sampling) -> Iterator[Figure]:
-    case = Case(
-        operation=find("all_reduce"),
-        ranks=len(hosts),
-        count=ALL_REDUCE_BYTES // 4,
-        dtype=np.dtype(np.float32),
-        in_place=True,
-    )
-    one, two = (_all_reduce(hosts, case, sampling, rails) for rails in (1, 2))
+def _alone(hosts: Sequence[Host], alone: Mapping[int, Result], sampling: Sampling) -> Iterator[Figure]:
+    raw = raw_exchanges(hosts, sampling, list(alone))
+    for nbytes, row in alone.items():
+        name, text = f"alone/{nbytes >> 20}", f"all_reduce, {format_bytes(nbytes)}, alone"
+        yield _time(name, text, row.times, wrong=row.wrong or 0)
+        raw_ns = Times.of(raw[str(nbytes)]).median_ns
+        yield _ratio(f"{name}/raw", f"as fast as a bare socket ({format_ns(raw_ns)})", raw_ns, row.times, RAW_AIM)
+
+
+def _truth(real_ns: float, virtual_ns: float) -> Figure:
+    near = min(real_ns, virtual_ns) / max(real_ns, virtual_ns)
+    text = f"  the virtual clock ({format_ns(virtual_ns)}): as long as {format_ns(real_ns)}"
+    times = Times.of([real_ns])
+    return Figure(name="two_hosts/truth", text=text, value=near, unit="ratio", aim=TRUTH_AIM, times=times)
+
+
+def _rails(hosts: Sequence[Host], nbytes: int, sampling: Sampling) -> Iterator[Figure]:
+    one, two = (_all_reduce(hosts, nbytes, sampling, rails) for rails in (1, 2))
     for rails, row in ((1, one), (2, two)):
-        text = f"all_reduce, {format_bytes(case.size_bytes)}, {rails} link{'s' * (rails > 1)}"
-        yield _time(f"rails/{rails}", text, row.times, wrong=row.wrong or 0)
-    yield _ratio("rails", "two links: as fast as one", one.times.median_ns, two.times, RAILS_AIM)
+        text = f"all_reduce, {format_bytes(nbytes)}, {rails} link{'s' * (rails > 1)}"
+        yield _time(f"rails/{nbytes >> 20}/{rails}", text, row.times, wrong=row.wrong or 0)
+    yield _ratio(f"rails/{nbytes >> 20}", "two links: as fast as one", one.times.median_ns, two.times, RAILS_AIM)
 
 
-def _all_reduce(hosts: Sequence[Host], case: Case, sampling: Sampling, rails: int) -> Result:
+def _all_reduce(hosts: Sequence[Host], nbytes: int, sampling: Sampling, rails: int = 1) -> Result:
+    dtype = np.dtype(np.float32)
+    case = Case(operation=find("all_reduce"), ranks=len(hosts), count=nbytes // 4, dtype=dtype, in_place=True)
     [row] = all_reduces(hosts, [case], sampling, rails=rails)
     return row
 
 
-def _time(name: str, text: str, times: Times, *, wrong: int) -> Figure:
-    return time_of(f"two_hosts/{name}", text, times, wrong=wrong)
+def _time(name: str, text: str, times: Times, aim_ns: float | None = None, *, wrong: int) -> Figure:
+    return time_of(f"two_hosts/{name}", text, times, aim_ns, wrong=wrong)
 
 
 def _ratio(name: str, text: str, other_ns: float, times: Times, aim: float | None) -> Figure:

@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from overlap.cli.bench.cases import Assignment, Case
@@ -17,7 +18,7 @@ from overlap.rendezvous.launcher_environment import without_membership
 
 from .network import Host
 
-__all__ = ["all_reduces", "ddp_steps", "our_steps"]
+__all__ = ["all_reduces", "ddp_steps", "our_steps", "raw_exchanges", "traced_steps"]
 
 _PORT = 29500  # a namespace of our own has no port in use
 _LIMIT_S = 600  # absolute, as for peers
@@ -26,12 +27,28 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns of
 
 _TRAINING = "tests.benchmarks.two_hosts.training"
 _DDP = "tests.benchmarks.two_hosts.ddp"
+_RAW = "tests.benchmarks.two_hosts.raw"
 
 
 def our_steps(hosts: Sequence[Host], sampling: Sampling) -> dict[str, Any]:
     """Train with one rank of ours on each host."""
     [told] = _run(hosts, [], [_TRAINING, json.dumps(asdict(sampling))])
     return told
+
+
+def traced_steps(hosts: Sequence[Host], steps: int, trace: Path) -> None:
+    """Take steps without a barrier, and keep the timeline of both hosts."""
+    for _ in _run(hosts, ["--trace", str(trace)], [_TRAINING, "", str(steps)]):
+        raise AssertionError("nobody has anything to tell")
+
+
+def raw_exchanges(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int]) -> dict[str, list[int]]:
+    """Send so many bytes each way over a bare socket; return samples by size, in nanoseconds."""
+    where = [hosts[0].address(), str(_PORT), json.dumps(asdict(sampling)), json.dumps([str(size) for size in sizes])]
+    program = [sys.executable, "-m", _RAW]
+    [told] = hear([Child([*host.enter, *program, str(host.index), *where], environment()) for host in hosts])
+    samples: dict[str, list[int]] = told["samples_ns"]
+    return samples
 
 
 def all_reduces(hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int) -> list[Result]:

@@ -1,4 +1,4 @@
-"""One process of ours between the hosts: `overlap run ... -m tests.benchmarks.two_hosts.training SAMPLING`.
+"""One process of ours between the hosts: `overlap run ... -m tests.benchmarks.two_hosts.training SAMPLING [STEPS]`.
 
 It takes every measure in turn, so that whatever else the machine does meets all alike; the process of rank 0 prints
 what all ranks measured, as a line of JSON.
@@ -20,7 +20,7 @@ from overlap.cli.bench.sampling import Sampling
 
 from .perceptron import LAYERS, Floats, Perceptron, batch
 
-__all__ = ["MEASURES", "main"]
+__all__ = ["MEASURES", "main", "train_freely", "without_barrier"]
 
 Data: TypeAlias = "tuple[Floats, Floats]"
 Measure: TypeAlias = "Callable[[Rank, Perceptron, Data], Awaitable[None]]"
@@ -126,8 +126,7 @@ async def train(rank: Rank, sampling: Sampling) -> dict[str, object] | None:
             await measure(rank, own if name in _ALONE else model, data)
             samples[name].append(perf_counter_ns() - begun_ns)
     await rank.barrier()
-    free = await without_barrier(rank, model, data, sampling.warmup + sampling.iters)
-    samples[without_barrier.__name__] = free
+    samples[without_barrier.__name__] = await without_barrier(rank, model, data, sampling.warmup + sampling.iters)
     mine = np.array([one[sampling.warmup :] for one in samples.values()], np.int64)
     told = await rank.gather(mine[None])
     digests = await rank.gather(np.frombuffer(model.digest(), np.uint8)[None])
@@ -137,8 +136,18 @@ async def train(rank: Rank, sampling: Sampling) -> dict[str, object] | None:
     return {"samples_ns": by_name, "wrong": int((digests != digests[0]).any())}
 
 
-def main(text: str) -> None:
-    """Train and tell."""
+async def train_freely(rank: Rank, steps: int) -> None:
+    """Take steps without a barrier, and nothing else: what a trace is kept of, and what is simulated."""
+    model, data = Perceptron(), batch(rank.rank)
+    await rank.barrier()
+    await without_barrier(rank, model, data, steps)
+
+
+def main(text: str, steps: str = "") -> None:
+    """Train and tell; or take so many steps without a barrier."""
+    if steps:
+        run(train_freely, int(steps))
+        return
     told = run(train, Sampling(**json.loads(text)))[0]
     if told is not None:
         print(json.dumps(told), flush=True)
