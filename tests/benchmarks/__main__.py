@@ -13,7 +13,7 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import contests, costs, results, simulation, truth, two_hosts
+from . import contests, costs, results, simulation, sockets, truth, two_hosts
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -40,6 +40,7 @@ MEASURED: dict[str, Measure] = {
     "contests": contests.figures,
     "simulation": lambda how, _: simulation.figures(how),
     "truth": lambda how, _: truth.figures(how),
+    "sockets": lambda how, _: sockets.figures(how),
     "two_hosts": lambda how, _: two_hosts.figures(how),
 }
 
@@ -56,6 +57,7 @@ WHAT is
   contests    all-reduces beside those of gloo and MPI
 or, by itself,
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
+  sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
 

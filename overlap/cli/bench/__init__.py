@@ -7,6 +7,7 @@
 #   layout              how ranks are spread over nodes;  sampling: how a time is taken
 #   measuring           the timed loop on our ranks, here or (member) in each of several processes
 #   versus              the same through other libraries
+#   turns               ours and other libraries, row by row in turn
 #   comparison          the same with and without something, side by side
 #   columns, jsonfile   what is told, as text and as JSON
 #   session             goes through it all

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -102,16 +103,35 @@ class Assignment:
         cases: One for each row; they differ in their counts only.
         sampling: How often.
         check: Whether to look at the results, outside the timed loop.
+        turns: Where to wait for one's turn with each row; empty: nowhere.
+        name: Whose turn that is.
     """
 
     cases: Sequence[Case]
     sampling: Sampling
     check: bool = True
+    turns: str = ""
+    name: str = ""
+
+    def in_turn(self) -> Iterator[Case]:
+        """Yield each row when it is to be measured."""
+        if not self.turns:
+            yield from self.cases
+            return
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.turns)
+            connection.sendall(self.name.encode())
+            for case in self.cases:
+                if not connection.recv(1):
+                    return  # whoever wanted to know has gone
+                yield case
+                connection.sendall(b"d")
 
     def to_json(self) -> str:
         """Write it as one argument of a command."""
         rows = [asdict(case) | {"operation": case.operation.name, "dtype": case.dtype.name} for case in self.cases]
-        return json.dumps({"cases": rows, "sampling": asdict(self.sampling), "check": self.check})
+        told = {"cases": rows, "sampling": asdict(self.sampling), "check": self.check}
+        return json.dumps(told | {"turns": self.turns, "name": self.name})
 
     @classmethod
     def from_json(cls, text: str) -> Assignment:
@@ -121,4 +141,5 @@ class Assignment:
             Case(**row | {"operation": find(row["operation"]), "dtype": dtype_named(row["dtype"])})
             for row in told["cases"]
         ]
-        return cls(cases=cases, sampling=Sampling(**told["sampling"]), check=told["check"])
+        rest = {name: told[name] for name in ("check", "turns", "name")}
+        return cls(cases=cases, sampling=Sampling(**told["sampling"]), **rest)

@@ -18,7 +18,7 @@ __all__ = ["main"]
 def main(text: str) -> None:
     """Measure every row, each in a world of its own."""
     assignment = Assignment.from_json(text)
-    for case in assignment.cases:
+    for case in assignment.in_turn():
         told = run(on_rank, case, assignment.sampling, assignment.check)[0]
         if told is not None:
             print(json.dumps({"told": told}), flush=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from ... import UsageError
 from . import columns, comparison, jsonfile
-from .cases import Assignment
-from .measuring import measure_cases
+from .cases import Assignment, Case
+from .layout import NodeLayout
+from .measuring import Result, measure_cases
 from .options import cases, check_memory, layouts, sampling
 from .sampling import Sampling
+from .turns import measure_in_turn
 from .versus.contenders import (
     Contender,
     ContenderResult,
@@ -51,12 +54,13 @@ def _measure_collective(args: argparse.Namespace) -> int:
     say(columns.header())
     rows, others = [], []
     for world in worlds:
-        ours = []
-        for row in measure_cases(world, how, layout, check=bool(args.check), algorithm=args.algorithm):
-            ours.append(row)
-            say(columns.row(row))
-        assignment = Assignment(cases=world, sampling=how, check=bool(args.check))
-        results = list(_measure_contenders(contenders, assignment, say))
+        ours, results = [], []
+        for row in _measured(args, world, how, layout, contenders, say):
+            if isinstance(row, Result):
+                ours.append(row)
+                say(columns.row(row))
+            else:
+                results += row
         if results:
             say(columns.versus(ours, results))
         rows += ours
@@ -64,6 +68,28 @@ def _measure_collective(args: argparse.Namespace) -> int:
     say(columns.summary(rows))
     told_all = _write(args.json, how, {"layout": asdict(layout), "rows": jsonfile.measured_rows(rows), "peers": others})
     return _WRONG_EXIT if not told_all or any(row.wrong for row in rows) else 0
+
+
+def _measured(
+    args: argparse.Namespace,
+    world: Sequence[Case],
+    how: Sampling,
+    layout: NodeLayout,
+    contenders: Sequence[Contender],
+    say: Say,
+) -> Iterator[Result | list[ContenderResult]]:
+    """Measure the rows of one world, and last those of other libraries; processes take turns with each row."""
+    check = bool(args.check)
+    if contenders and layout.nodes > 1:
+        remark = partial(_remark, say)
+        yield from measure_in_turn(world, how, layout, contenders, check=check, algorithm=args.algorithm, say=remark)
+        return
+    yield from measure_cases(world, how, layout, check=check, algorithm=args.algorithm)
+    yield list(_measure_contenders(contenders, Assignment(cases=world, sampling=how, check=check), say))
+
+
+def _remark(say: Say, reason: str) -> None:
+    say(f"# {reason}")
 
 
 def _measure_contenders(contenders: Iterable[Contender], assignment: Assignment, say: Say) -> Iterator[ContenderResult]:

@@ -8,8 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,8 +27,10 @@ __all__ = [
     "CONTENDERS",
     "ContenderResult",
     "ContenderUnavailableError",
+    "Running",
     "contenders_named",
     "measure_contender",
+    "running",
 ]
 
 TIMEOUT_S = 600.0
@@ -97,6 +99,47 @@ def measure_contender(contender: Contender, assignment: Assignment) -> Contender
     Raises:
         ContenderUnavailableError: If the library is not installed, or does not finish properly.
     """
+    with running(contender, assignment) as result:
+        return result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A library's ranks while they run; call it to wait for what they measured.
+
+    Attributes:
+        contender: The library.
+        assignment: What they are to measure.
+        ranks: The processes that were started for them.
+        errors: Where their errors go.
+    """
+
+    contender: Contender
+    assignment: Assignment
+    ranks: Sequence[Child]
+    errors: IO[bytes]
+
+    @property
+    def live(self) -> bool:
+        """Whether none of them has ended."""
+        return all(rank.poll() is None for rank in self.ranks)
+
+    def __call__(self) -> ContenderResult:
+        """Wait for their end.
+
+        Raises:
+            ContenderUnavailableError: If that is not a proper one.
+        """
+        return _result(self.contender, _told(self.contender, self.ranks, self.errors), self.assignment)
+
+
+@contextmanager
+def running(contender: Contender, assignment: Assignment) -> Iterator[Running]:
+    """Have a library's ranks run for the length of a ``with``.
+
+    Raises:
+        ContenderUnavailableError: If the library is not installed.
+    """
     if find_spec(contender.module) is None:
         raise ContenderUnavailableError(
             f"{contender.name}: {contender.module} is not installed: pip install {contender.packages}"
@@ -110,8 +153,7 @@ def measure_contender(contender: Contender, assignment: Assignment) -> Contender
         ranks = contender.start(first.ranks, command, errors)
         for rank in ranks:
             stack.callback(rank.end)
-        told = _told(contender, ranks, errors)
-    return _result(contender, told, assignment)
+        yield Running(contender=contender, assignment=assignment, ranks=ranks, errors=errors)
 
 
 def _told(contender: Contender, ranks: Sequence[Child], errors: IO[bytes]) -> bytes:

@@ -57,7 +57,7 @@ class LibraryRank(ABC):
 
 def measure_rows(library: LibraryRank, assignment: Assignment) -> list[dict[str, object]]:
     """Measure every row; a row has `samples_ns` for each rank, and the count of wrong elements."""
-    return [_measure(library, case, assignment.sampling, check=assignment.check) for case in assignment.cases]
+    return [_measure(library, case, assignment.sampling, check=assignment.check) for case in assignment.in_turn()]
 
 
 def _measure(library: LibraryRank, case: Case, sampling: Sampling, *, check: bool) -> dict[str, object]:
