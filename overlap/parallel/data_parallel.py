@@ -18,6 +18,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .agreement import check_alike, digests
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
+from .finite import Blame
 from .memory_work import MemoryWork
 from .names import Names
 from .norms import clip_factor
@@ -139,13 +140,16 @@ class DataParallel:
             exact=exact,
             parameters=self._parameters,
             work=MemoryWork(rank),
+            blame=Blame(rank, self.group),
         )
         self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
         self._active: Future[Array] | None = None  # how many ranks have samples in this step
         self._joins = False
+        self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
         self._sent: deque[list[Future[Array]]] = deque()
+        self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
         if self.group.size > 1:
             self._newest = dict.fromkeys(leaves, self._broadcast())
@@ -301,7 +305,8 @@ class DataParallel:
         reduced = [bucket.reduced for bucket in self._buckets if bucket.reduced is not None]
         self._factors = (*self._mean_factor(), *self._clip(reduced), *self._agreed)
         self._sent.append(reduced)
-        if self._order == "fifo":
+        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0)
+        if self._order == "fifo" or self._all_hidden:
             self._update_all()
         self._rebuild()
         return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [])
@@ -315,8 +320,8 @@ class DataParallel:
         if self._uneven:
             await self._join()
         self._update_all()
-        for newest in set(self._newest.values()):
-            await newest
+        for update in [*self._issued, *set(self._newest.values())]:
+            await update
         await self.rank.compute(_nothing, name="finish", seconds=0.0)
         return rebuild(self._like, self._parameters.views)
 
@@ -340,7 +345,19 @@ class DataParallel:
 
     def _update(self, bucket: Reduction) -> None:
         newest = bucket.update(*self._factors)
+        issued = self._issued
+        while issued and issued[0].done and issued[0].exception() is None:
+            issued.popleft()
+        issued.append(newest)
         self._newest.update(dict.fromkeys(bucket.plan.names, newest))
+
+    def _look(self, reduced: list[Future[Array]]) -> None:
+        """See, when backward ends, whether there is anything but the last bucket on the wire.
+
+        If not, weights are updated all at once after the next step, while that bucket travels; else each of them right
+        before it is needed, as forward must not wait for weights that it needs later.
+        """
+        self._all_hidden = sum(not future.done for future in reduced) <= 1
 
     def _mean_factor(self) -> tuple[Future[object], ...]:
         """Return what makes the mean over all ranks one over those that have samples."""

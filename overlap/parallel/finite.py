@@ -1,4 +1,4 @@
-"""Finds a gradient that is not finite before it is added to anything, and says whose it is."""
+"""Finds gradients that are not finite, and says whose they are: rank, parameter, step."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, UsageError
 from ..runtime.checking import first_not_finite
+from ..runtime.group import Group
+from ..runtime.rank import Rank
 from ..timeline.spans import call_site
 
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["check_finite"]
+__all__ = ["Blame", "check_packed", "is_finite"]
+
+_KINDS = ("nan", "inf", "-inf")
+_FINITE = (0, 0, 0)
 
 
-def check_finite(
+def is_finite(flat: Array) -> bool:
+    """Whether all elements of a flat array are finite.
+
+    Cost: one pass, as a dot product with itself; element by element only if that is not finite, or the type has none.
+    """
+    if flat.dtype.char in "fd":
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.dot(flat, flat)):
+                return True
+    return first_not_finite(flat) is None
+
+
+def check_packed(
     buffer: Array, views: Mapping[str, Array], *, rank: int, step: int, place: tuple[CodeType, int] | None
 ) -> None:
-    """Look at the gradients of a bucket.
-
-    Cost: one pass over what has just been written, as a dot product with itself; only if that is not finite (or its
-    type knows none) element by element.
+    """Look at the gradients of a bucket before they are sent.
 
     Args:
         buffer: All of them, flat.
@@ -36,26 +50,72 @@ def check_finite(
     Raises:
         NonFiniteError: Naming rank, parameter, step and element.
     """
-    if buffer.dtype.char in "fd":
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(np.dot(buffer, buffer)):
-                return
-    for name, view in views.items():
-        at = first_not_finite(view)
-        if at is not None:
-            raise _error(name, view, at, rank, step, place)
+    if is_finite(buffer):
+        return
+    name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
+    raise _error(name, view, _seen(view), rank, step, place)
 
 
-def _error(name: str, view: Array, at: int, rank: int, step: int, place: tuple[CodeType, int] | None) -> NonFiniteError:
-    index = tuple(map(int, np.unravel_index(at, view.shape)))
+class Blame:
+    """Finds out whose gradient was not finite, when it shows in the mean that all ranks have got.
+
+    Looking at the mean costs nothing that counts, as the update reads it anyway; so the ranks ask each other only then.
+
+    Args:
+        rank: This rank.
+        group: Whose mean it is.
+    """
+
+    def __init__(self, rank: Rank, group: Group) -> None:
+        self._rank, self._group = rank, group.on(rank.stream(f"blame of {group.name}"))
+
+    def find(self, name: str, mine: Array | None, view: Array, step: int, place: tuple[CodeType, int] | None) -> None:
+        """Ask all ranks, on the thread of a compute; each comes here, as they have the same mean.
+
+        Args:
+            name: Of the parameter.
+            mine: This rank's gradient; None if it is known to be finite.
+            view: An array of its shape and type.
+            step: Of the model, from 1.
+            place: Where it was handed over.
+
+        Raises:
+            NonFiniteError: The same on every rank, if a rank had such a gradient.
+            UsageError: If none had: the sum was too large.
+        """
+        seen = _FINITE if mine is None else _seen(mine)
+        told = self._group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
+        for rank, (count, at, kind) in zip(self._group.ranks, told.tolist(), strict=True):
+            if count:
+                raise _error(name, view, (count, at, kind), rank, step, place)
+        raise UsageError(
+            f"reduce: the gradients of {name!r} in step {step} are finite, but their sum over the ranks is not; "
+            "scale the loss down"
+        )
+
+
+def _seen(array: Array) -> tuple[int, int, int]:
+    """Return how many elements are not finite, where the first is, and what it is."""
+    at = first_not_finite(array)
+    if at is None:
+        return _FINITE
+    value = float(array.reshape(-1)[at])
+    count = array.size - np.count_nonzero(np.isfinite(array))
+    return int(count), at, _KINDS.index(str(value))
+
+
+def _error(
+    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: tuple[CodeType, int] | None
+) -> NonFiniteError:
+    count, at, kind = seen
     return NonFiniteError(
         rank=rank,
         operation=f"the gradient of {name!r}",
         seq=-1,
         step=step,
         call_site=call_site(*place) if place is not None else "?",
-        array=f"{view.dtype.name} {view.shape}",
-        index=index,
-        value=str(view[index]),
-        count=int(view.size - np.count_nonzero(np.isfinite(view))),
+        array=f"{array.dtype.name} {array.shape}",
+        index=tuple(map(int, np.unravel_index(at, array.shape))),
+        value=_KINDS[kind],
+        count=count,
     )

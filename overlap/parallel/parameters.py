@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ..runtime.rank import Rank
 from .buckets import BucketPlan
+from .finite import is_finite
 from .optimizers import Optimizer
 
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Parameters", "Run"]
+__all__ = ["Parameters", "Run", "blocks"]
+
+_BLOCK = 1 << 16
+"""Elements looked at and updated at once: 256 KiB of float32, which a core's second-level cache holds."""
 
 DType: TypeAlias = "np.dtype[np.generic]"
 
@@ -75,16 +79,39 @@ class Parameters:
             runs.append((here, there))
         return runs
 
-    def update(self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int) -> None:
-        """Let the optimizer make a step with the gradient of a bucket."""
+    def update(self, dtype: DType, runs: Iterable[Run], gradient: Array, step: int, *, check: bool = False) -> bool:
+        """Let the optimizer make a step with the gradient of a bucket.
+
+        Args:
+            dtype: Of the weights.
+            runs: Where they are, and where their gradients are in the bucket.
+            gradient: Of the bucket, flat.
+            step: From 1.
+            check: Whether to look for what is not finite, while it is in the caches anyway.
+
+        Returns:
+            Whether nothing was found; else the update has not been made, or not all of it.
+        """
         if not self.real:
-            return
+            return True
         flat, state = self.flat[dtype], self.state[dtype]
-        for here, there in runs:
+        for here, there in blocks(runs):
+            part = gradient[there]
+            if check and not is_finite(part):
+                return False
             kept = {key: each[here] for key, each in state.items()}
-            self._optimizer.update(flat[here], gradient[there], kept, step)
+            self._optimizer.update(flat[here], part, kept, step)
+        return True
 
     def moved_bytes(self, plan: BucketPlan) -> int:
         """Return what an update of a bucket reads and writes: the gradient, the weights, and all state twice."""
         kept = sum(2 * each.dtype.itemsize for each in self.state[plan.dtype].values())
         return plan.size * (3 * plan.dtype.itemsize + kept)
+
+
+def blocks(runs: Iterable[Run]) -> Iterator[Run]:
+    """Cut runs into such pieces as the caches hold."""
+    for here, there in runs:
+        for start in range(0, here.stop - here.start, _BLOCK):
+            stop = min(start + _BLOCK, here.stop - here.start)
+            yield slice(here.start + start, here.start + stop), slice(there.start + start, there.start + stop)

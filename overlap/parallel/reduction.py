@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
@@ -15,7 +16,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .buckets import BucketPlan, GradientBucket, Hook
-from .finite import check_finite
+from .finite import Blame, check_packed
 from .memory_work import MemoryWork
 from .parameters import Parameters
 
@@ -37,6 +38,7 @@ class Wiring:
         exact: Whether every gradient is added up in the order of ranks.
         parameters: The weights.
         work: What issues computes that move memory.
+        blame: Who finds out whose gradient was not finite.
     """
 
     rank: Rank
@@ -46,6 +48,7 @@ class Wiring:
     exact: bool
     parameters: Parameters
     work: MemoryWork
+    blame: Blame
 
 
 class Reduction:
@@ -76,6 +79,9 @@ class Reduction:
         self._state: dict[str, Any] = {}
         self._step = self._updated = 0  # that was sent last, and updated last
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
+        self._alone = len(plan.slots) == 1 and wiring.hook is None  # so it need not be copied
+        self._looks_late = self._alone and wiring.rank.clock == "real"  # ranks ask each other then, which takes threads
+        self._mine: Array | None = None  # this rank's gradient, if it has been sent from where it was
         self._update: Future[dict[str, Array]] | None = None
 
     @property
@@ -97,7 +103,8 @@ class Reduction:
         self.handed.clear()
         buffer = self._buffer[:]  # a view for this step: the one of the step before may still be locked
         pack = partial(self._pack, buffer, frozenset(self._added), step)
-        packed = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=2 * self.plan.nbytes)
+        moved_bytes = 0 if self._alone else 2 * self.plan.nbytes
+        packed = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=moved_bytes)
         self.reduced = self._reduce(packed, buffer, step)
         self._step = step
         self._added.clear()
@@ -142,14 +149,30 @@ class Reduction:
     # -- on the compute stream, and in tasks -------------------------------------------------------------------
 
     def _pack(self, buffer: Array, added: frozenset[str], step: int, *gradients: Array | None) -> Array:
+        self._mine = self._ready(gradients[0]) if self._alone and not added else None
+        if self._mine is not None:
+            if not self._looks_late:
+                self._check(self._mine, dict(zip(self.plan.names, gradients, strict=True)), step)
+            return self._mine
         for name, gradient in zip(self.plan.names, gradients, strict=True):
             if gradient is not None:
                 self._fill(name, name in added, step, gradient)
             elif name not in added and self._parameters.real:
                 self.views[name].fill(0)
         if self._parameters.real:
-            check_finite(buffer, self.views, rank=self._rank.rank, step=step, place=self.place)
+            self._check(buffer, self.views, step)
         return buffer
+
+    def _check(self, buffer: Array, views: Mapping[str, Array | None], step: int) -> None:
+        known = {name: view for name, view in views.items() if view is not None}
+        check_packed(buffer, known, rank=self._rank.rank, step=step, place=self.place)
+
+    def _ready(self, gradient: Array | None) -> Array | None:
+        """Return a gradient, flat, if it can be sent from where it is."""
+        [view] = self.views.values()
+        if not self._parameters.real or not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous:
+            return None
+        return gradient.reshape(-1) if (gradient.shape, gradient.dtype) == (view.shape, view.dtype) else None
 
     def _fill(self, name: str, add: bool, step: int, gradient: Array) -> None:
         view = self.views[name]
@@ -192,7 +215,10 @@ class Reduction:
         for factor in factors:
             if factor not in (None, 1.0) and self._parameters.real:
                 reduced = reduced * reduced.dtype.type(factor)  # type: ignore[operator]
-        self._parameters.update(self.plan.dtype, self._runs, reduced, step)
+        if not self._parameters.update(self.plan.dtype, self._runs, reduced, step, check=self._looks_late):
+            [(name, view)] = self.views.items()
+            self._wiring.blame.find(name, self._mine, view, step, self.place)
+        self._mine = None
         return self._parameters.views
 
 

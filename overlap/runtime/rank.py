@@ -17,6 +17,7 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
 from ..state.store import RankState
+from ..timeline.spans import Clock as ClockName
 from ..timeline.spans import Recorder
 from .backend import Backend
 from .calls import Calls
@@ -102,6 +103,11 @@ class Rank(Calls):
         if self._state is None:
             self._state = RankState(self, self._state_dir, real=self._backend.name == "real")
         return self._state
+
+    @property
+    def clock(self) -> ClockName:
+        """Which time it lives in: "real" or "virtual"."""
+        return self._backend.name
 
     @property
     def rng(self) -> np.random.Generator:

@@ -332,6 +332,39 @@ def test_a_gradient_that_is_not_finite_names_rank_parameter_and_step(dtype):
     )
 
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.zeros((2, 3))}, optimizer=SGD)
+        for step in range(3):
+            bad = np.ones((2, 3))
+            if rank.rank == 1 and step == 1:
+                bad[0, 2], bad[1, 0] = -np.inf, np.nan
+            model.reduce("w", bad)
+            model.step()
+        with pytest.raises(overlap.NonFiniteError if clock == "real" else overlap.OverlapError) as caught:
+            await model.finish()
+        return str(caught.value)
+
+    first, second, third = run(main, 3, clock=clock)
+    assert second.startswith("rank 1 was about to send -inf by the gradient of 'w' at ")
+    assert " in step 2: element [0, 2] of float64 (2, 3), the first of 2 that are not finite, is -inf; " in second
+    assert clock == "virtual" or (first == third == second)
+
+
+def test_gradients_whose_sum_is_too_large_are_nobodys_fault():
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.zeros(2, np.float32)}, optimizer=SGD)
+        model.reduce("w", np.full(2, 3e38, np.float32))
+        model.step()
+        with pytest.raises(overlap.UsageError) as caught:
+            await model.finish()
+        return str(caught.value)
+
+    told = "reduce: the gradients of 'w' in step 1 are finite, but their sum over the ranks is not; scale the loss down"
+    assert run(main) == [told] * 2
+
+
 def test_numbers_whose_squares_are_too_large_are_finite():
     async def main(rank):
         model = parallel.DataParallel(rank, {"w": np.zeros(1, np.float32)}, optimizer=parallel.SGD(1.0))
