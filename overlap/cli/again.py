@@ -19,6 +19,7 @@ from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import Restarts, launch_again
 from ..launch.spec import LaunchSpec
 from ..launch.verdict import culprit
+from ..parallel.checkpoint_files import complete_steps
 from ..state.parts import Parts
 
 __all__ = ["run_again"]
@@ -54,9 +55,11 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
 
 
 def _latest(folder: str | None) -> int | None:
-    """Return the step of the newest complete state that this machine sees."""
-    complete = Parts(folder).complete() if folder is not None else []
-    return complete[0][0].step if complete else None
+    """Return the step of the newest complete state, or checkpoint, that this machine sees."""
+    if folder is None:
+        return None
+    states = [save.step for save, _ in Parts(folder).complete()]
+    return max([*states, *complete_steps(folder)], default=None)
 
 
 def _reached(records: Path, pids: Sequence[int]) -> int | None:

@@ -20,9 +20,13 @@ await model.finish()
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
 #   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
+#   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
+#                  pieces: what a model is made of, however it is cut
+#   hooks/         how the mean of a bucket gets around with fewer bytes
 #   pending        trees of which any part may be a future
 
 from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
+from .checkpoints import Checkpointed, Checkpoints, Restored
 from .data_parallel import DataParallel
 from .experts import Experts
 from .layers import Layer, Local
@@ -40,6 +44,8 @@ __all__ = [
     "Adam",
     "AdamW",
     "BucketPlan",
+    "Checkpointed",
+    "Checkpoints",
     "ColumnLinear",
     "DataParallel",
     "Experts",
@@ -52,6 +58,7 @@ __all__ = [
     "Passed",
     "Pipeline",
     "Replicated",
+    "Restored",
     "RowLinear",
     "Sequential",
     "Sharded",

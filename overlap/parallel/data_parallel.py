@@ -24,6 +24,7 @@ from .names import Names
 from .norms import clip_factor
 from .optimizers import Optimizer
 from .parameters import Parameters
+from .pieces import Piece, Tensors, divided
 from .reduction import Reduction, Wiring
 from .tree import flatten, rebuild
 
@@ -319,11 +320,33 @@ class DataParallel:
         """
         if self._uneven:
             await self._join()
+        await self.settle()
+        return rebuild(self._like, self._parameters.views)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
+        return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self._parameters.pieces()}
+
+    def kept(self) -> list[Piece]:
+        """Return what this rank saves in a checkpoint: its share of what all have."""
+        return divided(self._parameters.pieces(), self.group.rank, self.group.size)
+
+    def wanted(self) -> list[Piece]:
+        """Return what this rank reads of a checkpoint: everything."""
+        return self._parameters.pieces()
+
+    async def settle(self) -> None:
+        """Wait until all updates are done that have been issued or are due."""
         self._update_all()
         for update in [*self._issued, *set(self._newest.values())]:
             await update
-        await self.rank.compute(_nothing, name="finish", seconds=0.0)
-        return rebuild(self._like, self._parameters.views)
+        await self.rank.compute(_nothing, name="settle", seconds=0.0)
+
+    def resume(self, steps: int) -> None:
+        """Go on from that step: weights and the optimizer's state have been written into place."""
+        self.steps = steps
 
     async def _join(self) -> None:
         """Take part, with zeros, in the steps of ranks that have more samples."""

@@ -11,6 +11,7 @@ from ..runtime.rank import Rank
 from .buckets import BucketPlan
 from .finite import is_finite
 from .optimizers import Optimizer
+from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -102,6 +103,16 @@ class Parameters:
             kept = {key: each[here] for key, each in state.items()}
             self._optimizer.update(flat[here], part, kept, step)
         return True
+
+    def pieces(self) -> list[Piece]:
+        """Return all weights and all that the optimizer keeps of them, as they lie in memory."""
+        found: list[Piece] = []
+        for name, view in self.views.items():
+            place = self._slices[name]
+            found.append(Piece.whole(name, view.shape, self.flat[view.dtype][place]))
+            for key, kept in self.state[view.dtype].items():
+                found.append(Piece.whole(state_name(key, name), view.shape, kept[place]))
+        return found
 
     def moved_bytes(self, plan: BucketPlan) -> int:
         """Return what an update of a bucket reads and writes: the gradient, the weights, and all state twice."""

@@ -18,6 +18,7 @@ from .memory import ModelMemory, expected_memory
 from .memory_work import MemoryWork
 from .names import Names
 from .optimizers import Optimizer
+from .pieces import Piece, Tensors, state_name
 from .shards import Gauge, Shard, Stage
 from .shared_bucket import SharedBucket
 from .tree import flatten, rebuild
@@ -210,6 +211,35 @@ class Sharded:
         for whole in [self._gathering.all_of(bucket) for bucket in self._buckets]:
             leaves |= await whole
         return rebuild(self._like, leaves)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for shard in (bucket.shard for bucket in self._buckets):
+            for slot in shard.plan.slots:
+                found[slot.name] = (shard.plan.dtype.name, slot.shape)
+                for key, kept in shard.state.items():
+                    found[state_name(key, slot.name)] = (kept.dtype.name, slot.shape)
+        return found
+
+    def kept(self) -> list[Piece]:
+        """Return what this rank saves in a checkpoint: its part."""
+        return [piece for bucket in self._buckets for piece in bucket.shard.pieces(whole=False)]
+
+    def wanted(self) -> list[Piece]:
+        """Return what this rank reads of a checkpoint: its part; in stages 1 and 2 all parameters."""
+        return [piece for bucket in self._buckets for piece in bucket.shard.pieces(whole=True)]
+
+    async def settle(self) -> None:
+        """Wait until all updates of this rank's part are done that have been issued."""
+        for bucket in self._buckets:
+            await bucket.updated
+
+    def resume(self, steps: int) -> None:
+        """Go on from that step: weights and the optimizer's state have been written into place."""
+        self.steps = steps
 
     # -- memory ------------------------------------------------------------------------------------------------
 

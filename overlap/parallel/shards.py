@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import UsageError
 from ..runtime.rank import Rank
-from .buckets import BucketPlan
+from .buckets import BucketPlan, Slot
 from .optimizers import Optimizer
+from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -89,6 +90,30 @@ class Shard:
     def moved_bytes(self) -> int:
         """What an update reads and writes: the gradient, the parameters and all state twice."""
         return 3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values())
+
+    def pieces(self, *, whole: bool) -> list[Piece]:
+        """Return this rank's part of the parameters and of what the optimizer keeps of them, as they lie in memory.
+
+        Args:
+            whole: Return all parameters that are kept here, those of other ranks' parts included.
+        """
+        found: list[Piece] = []
+        for slot in self.plan.slots:
+            if whole and self.whole is not None:
+                found.append(Piece.whole(slot.name, slot.shape, self.whole[slot.start : slot.stop]))
+            else:
+                found += self._mine(slot, slot.name, self.param)
+            for key, kept in self.state.items():
+                found += self._mine(slot, state_name(key, slot.name), kept)
+        return found
+
+    def _mine(self, slot: Slot, name: str, part: Array) -> list[Piece]:
+        """Return what of a parameter is in this rank's part of something, if anything is."""
+        start, stop = max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)
+        if start >= stop:
+            return []
+        data = part[start - self.mine.start : stop - self.mine.start]
+        return [Piece(tensor=name, shape=slot.shape, start=start - slot.start, stop=stop - slot.start, data=data)]
 
     def begin(self, flat: Array) -> Array:
         """Take over the parameters that all ranks begin with; return what is kept of them."""

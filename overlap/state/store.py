@@ -100,6 +100,16 @@ class RankState:
         self._kept: list[Save] = []  # complete ones, the newest last
         self._looked = False
 
+    @property
+    def folder(self) -> str | None:
+        """Where states are kept; None if nobody has said."""
+        return None if self._parts is None else str(self._parts.folder)
+
+    @property
+    def real(self) -> bool:
+        """Whether anything is kept: in virtual time nothing is."""
+        return self._real
+
     async def save(self, step: int, tree: Tree) -> None:
         """Keep a tree of arrays; when this returns, those of all ranks are on the disk.
 

@@ -1,0 +1,286 @@
+"""Checkpoints of models: written beside training, complete or not there, resumed on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import trio
+
+from ..errors import UsageError
+from ..notice import notify
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .checkpoint_files import (
+    DamagedError,
+    Reader,
+    check_types,
+    commit,
+    complete_steps,
+    folder_of,
+    merge,
+    read_manifest,
+    write_part,
+)
+from .pieces import Piece, Tensors, copied
+
+if TYPE_CHECKING:
+    from .hooks.beside import Values
+
+__all__ = ["Checkpointed", "Checkpoints", "Restored"]
+
+_STREAM = "overlap.checkpoints"
+
+T = TypeVar("T")
+
+
+class Checkpointed(Protocol):
+    """What a model must have to be saved; all strategies here do.
+
+    Attributes:
+        steps: How many it has made.
+    """
+
+    steps: int
+
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of all that all ranks have together, by name."""
+
+    def kept(self) -> Sequence[Piece]:
+        """Return what this rank saves: each element is one rank's."""
+
+    def wanted(self) -> Sequence[Piece]:
+        """Return what this rank needs to go on, in the model's own memory."""
+
+    async def settle(self) -> None:
+        """Wait until all updates that have been issued are done."""
+
+    def resume(self, steps: int) -> None:
+        """Go on from that step, once all that is wanted has been written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a model goes on from.
+
+    Attributes:
+        step: How many steps it had made.
+        ranks: That saved it.
+        exact: Whether training goes on with the bits that it would have had without the break.
+        why: What makes the difference, if not.
+        extra: What was saved with it.
+    """
+
+    step: int
+    ranks: int
+    exact: bool
+    why: str = ""
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one model, as one rank uses them.
+
+    Every rank makes one, with the same arguments, and all calls are collective::
+
+        checkpoints = parallel.Checkpoints(rank, "runs/a")
+        await checkpoints.restore(model)
+        for step in range(model.steps, 1000):
+            ...
+            if step % 50 == 49:
+                await checkpoints.save(model)
+        await checkpoints.finish()
+
+    Under `overlap run --max-restarts`, a world goes on from the last complete one; without a folder of their own,
+    checkpoints are in the one of `--state-dir`, where the launcher looks for them.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        group: Group | None = None,
+        whole: bool = False,
+        keep: int = 2,
+    ) -> None:
+        """Say where checkpoints are.
+
+        Args:
+            rank: This rank.
+            folder: That all ranks see; by default that of `--state-dir`. Models that ranks share otherwise than by data
+                parallelism, such as the parts of a tensor-parallel one, have one each.
+            group: The ranks that have the model; by default all.
+            whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
+                it goes through the first rank's memory. Otherwise each rank's share is a file.
+            keep: How many complete ones stay.
+
+        Raises:
+            UsageError: If nobody has said where, or `keep` is no number from 1.
+        """
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
+        place = folder if folder is not None else rank.state.folder
+        if place is None and rank.state.real:
+            raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
+        self._folder = Path(place or ".")
+        self._rank, self._group, self._whole, self._keep = rank, group or rank.world, whole, keep
+        self._stream = rank.stream(_STREAM)
+        self._writing: Future[None] | None = None
+
+    async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
+        """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
+
+        What takes time: waiting for the updates under way, a copy of this rank's share, and, if it is not done, for the
+        checkpoint before. A rank that cannot write ends the world, and the checkpoint never appears.
+
+        In virtual time nothing is written.
+
+        Args:
+            model: What to save. State of hooks is not.
+            extra: What else is needed to go on, such as the place in the data, as JSON can tell it; the first rank's
+                counts.
+
+        Raises:
+            UsageError: If safetensors has no type for a dtype of the model.
+        """
+        check_types(model.tensors())
+        await self.finish()
+        await model.settle()
+        pieces = model.kept()
+        moved = 2 * sum(piece.data.nbytes for piece in pieces)
+        copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
+        name = f"checkpoint of step {model.steps}"
+        self._writing = self._rank.spawn(self._write, model.steps, copies, dict(extra or {}), name=name)
+
+    async def finish(self) -> None:
+        """Wait until the checkpoint under way is complete, on the disk.
+
+        Raises:
+            OSError: If it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def restore(self, model: Checkpointed) -> Restored | None:
+        """Let a new model go on from the newest complete checkpoint; None if there is none.
+
+        It may have been saved by any number of ranks, and any of the strategies for data parallel training. A damaged
+        one is passed over, for the one before it.
+
+        Args:
+            model: One that has made no step, and whose weights nobody has asked for.
+
+        Raises:
+            UsageError: On every rank: if the checkpoint is of another model; if there are some and none can be read; if
+                the model has made steps.
+        """
+        if model.steps:
+            raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
+        await model.settle()
+        steps = await self._found()
+        for step in steps:
+            manifest = await self._checked(step)
+            if manifest is not None:
+                _check_model(folder_of(self._folder, step), manifest["tensors"], model.tensors())
+                await _in_thread(partial(_fill, folder_of(self._folder, step), manifest, model.wanted()))
+                model.resume(step)
+                return self._told(step, int(manifest["ranks"]), manifest["extra"])
+        if steps:
+            raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
+        return None
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _write(self, step: int, pieces: Sequence[Piece], extra: Mapping[str, object]) -> None:
+        group = self._group
+        if not self._rank.state.real:
+            await self._together()
+            return
+        nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
+        told = await group.broadcast(np.array([nonce], np.int64), stream=self._stream, name="checkpoint begins")
+        written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
+        await _in_thread(partial(write_part, written, group.rank, group.size, pieces))
+        await self._together()
+        if group.rank == 0:
+            if self._whole:
+                await _in_thread(partial(merge, written, group.size))
+            await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
+        await self._together()
+
+    async def _together(self) -> None:
+        await self._group.barrier(stream=self._stream, name="checkpoint")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _found(self) -> list[int]:
+        """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
+        if not self._rank.state.real:
+            return []
+        found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
+        count = await self._group.broadcast(np.array([len(found)], np.int64), stream=self._stream)
+        steps = np.array(found or [0] * int(count[0]), np.int64)
+        return [int(step) for step in await self._group.broadcast(steps, stream=self._stream)]
+
+    async def _checked(self, step: int) -> Mapping[str, Any] | None:
+        """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
+        manifest, trouble = await _in_thread(partial(self._look_at, step))
+        fine: Values = await self._group.all_reduce(np.array([not trouble], np.int8), op="min", stream=self._stream)
+        if trouble:
+            notify(f"checkpoint of step {step} is passed over: {trouble}")
+        return manifest if fine[0] else None
+
+    def _look_at(self, step: int) -> tuple[Mapping[str, Any], str]:
+        """Read the manifest, and compare this rank's share of the files with it."""
+        folder = folder_of(self._folder, step)
+        try:
+            manifest = read_manifest(folder)
+            reader = Reader(folder, manifest)
+            for name in list(reader.files)[self._group.rank :: self._group.size]:
+                reader.check(name)
+        except (OSError, DamagedError) as error:
+            return {}, str(error)
+        return manifest, ""
+
+    def _told(self, step: int, ranks: int, extra: Mapping[str, object]) -> Restored:
+        now = self._group.size
+        if ranks == now:
+            return Restored(step=step, ranks=ranks, exact=True, extra=extra)
+        why = f"{ranks} ranks saved it and {now} go on, so gradients are means of other parts, which round differently"
+        if self._group.rank == 0:
+            notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
+        return Restored(step=step, ranks=ranks, exact=False, why=why, extra=extra)
+
+
+def _check_model(folder: Path, there: Tensors, here: Tensors) -> None:
+    """Refuse the checkpoint of another model; tensors without elements are in none."""
+    told = {name: (dtype, tuple(shape)) for name, (dtype, shape) in there.items()}
+    mine = {name: each for name, each in here.items() if prod(each[1])}
+    for name in [*mine, *told]:
+        if told.get(name) == mine.get(name):
+            continue
+        if name not in told:
+            found = f"it has no {name!r}"
+        elif name not in mine:
+            found = f"it has {name!r}, which this one has not"
+        else:
+            found = f"{name!r} is {' '.join(map(str, told[name]))} there and {' '.join(map(str, mine[name]))} here"
+        raise UsageError(f"model: {folder} is of another model: {found}")
+
+
+def _fill(folder: Path, manifest: Mapping[str, Any], wanted: Sequence[Piece]) -> None:
+    reader = Reader(folder, manifest)
+    for piece in wanted:
+        reader.fill(piece)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)

@@ -1,0 +1,350 @@
+"""Checkpoints: complete or not there, the same bits on any number of ranks, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import overlap
+from overlap import parallel
+from overlap.parallel.checkpoint_files import complete_steps
+from overlap.parallel.pieces import Piece, divided
+
+from .programs import backward, forward, loss_gradient, samples, weights
+
+ADAM = parallel.Adam(1e-2)
+MAKES = {
+    "data": lambda rank, params: parallel.DataParallel(rank, params, optimizer=ADAM, bucket_bytes=300),
+    **{
+        f"stage {stage}": lambda rank, params, stage=stage: parallel.Sharded(
+            rank, params, optimizer=ADAM, stage=stage, bucket_bytes=300
+        )
+        for stage in (1, 2, 3)
+    },
+}
+
+
+async def steps(rank, model, until):
+    """Train on the global batches of the steps that are left."""
+    names = list(weights())
+    for step in range(model.steps, until):
+        x, y = samples(step)[:, rank.rank :: rank.world_size]
+        acts = {}
+        for name in names:
+            acts[name], x = x, rank.compute(forward, model[name], x)
+        grad = rank.compute(loss_gradient, x, y)
+        for name in reversed(names):
+            back = rank.compute(backward, model[name], acts[name], grad)
+            grad = back[0]
+            model.reduce(name, back[1])
+        model.step()
+
+
+def bits(tree):
+    return {name: np.asarray(w).tobytes() for name, w in tree.items()}
+
+
+def training(folder, make, *, ranks, save_at=(), until, **options):
+    """Restore, train, save; return of each rank what it restored, and the weights."""
+
+    async def main(rank):
+        model = MAKES[make](rank, weights(seed=rank.rank + 10 if os.listdir(folder) else 0))
+        checkpoints = parallel.Checkpoints(rank, folder, **options)
+        restored = await checkpoints.restore(model)
+        begun = bits(await model.finish()) if restored else None
+        for step in (*save_at, until):
+            await steps(rank, model, step)
+            if step in save_at:
+                await checkpoints.save(model, {"at": step})
+        await checkpoints.finish()
+        return restored, begun, bits(await model.finish())
+
+    return overlap.run(main, ranks=ranks, timeout_s=60)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("make", MAKES)
+def test_training_goes_on_as_if_it_had_not_ended(tmp_path, make, whole):
+    """From other weights, which the checkpoint must replace, and with the state of the optimizer."""
+    (tmp_path / "through").mkdir()
+    through = training(tmp_path / "through", make, ranks=2, until=6)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    training(folder, make, ranks=2, save_at=(3,), until=3, whole=whole)
+    for (restored, _, found), (_, _, expected) in zip(training(folder, make, ranks=2, until=6), through, strict=True):
+        assert (restored.step, restored.ranks, restored.exact, restored.why) == (3, 2, True, "")
+        assert restored.extra == {"at": 3}
+        assert found == expected
+
+
+@pytest.mark.parametrize(("saves", "resumes"), [("data", "stage 3"), ("stage 3", "data"), ("stage 2", "stage 1")])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_and_another_strategy_begin_with_the_same_bits(tmp_path, saves, resumes, ranks, capsys):
+    saved = training(tmp_path, saves, ranks=2, save_at=(2,), until=2)
+    capsys.readouterr()
+    for restored, begun, _ in training(tmp_path, resumes, ranks=ranks, until=2):
+        assert begun == saved[0][2]
+        assert not restored.exact
+        why = f"2 ranks saved it and {ranks} go on, so gradients are means of other parts, which round differently"
+        assert restored.why == why
+    told = f"checkpoint of step 2: its bits are all here, those of later steps will be others: {why}"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path):
+    """The copy is taken before the program goes on, the files are written after."""
+    at_four = training(tmp_path, "data", ranks=2, save_at=(2, 4), until=9)
+    (tmp_path / "other").mkdir()
+    expected = training(tmp_path / "other", "data", ranks=2, until=4)
+    assert training(tmp_path, "data", ranks=2, until=4)[0][1] == expected[0][2] != at_four[0][2]
+
+
+def test_the_newest_two_stay(tmp_path):
+    training(tmp_path, "data", ranks=2, save_at=(1, 2, 3), until=3)
+    assert complete_steps(tmp_path) == [3, 2]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-000000000002", "checkpoint-000000000003"]
+
+
+def test_a_whole_one_is_a_file_that_the_library_reads(tmp_path):
+    found = training(tmp_path, "stage 3", ranks=3, save_at=(1,), until=1, whole=True)[0][2]
+    with safe_open(tmp_path / "checkpoint-000000000001" / "model.safetensors", "np") as file:
+        assert {name: file.get_tensor(name).tobytes() for name in weights()} == found
+        assert "optimizer:mean:w0" in file.keys()  # noqa: SIM118 (it is no dict)
+    assert sorted(os.listdir(tmp_path / "checkpoint-000000000001")) == ["manifest.json", "model.safetensors"]
+
+
+def test_bfloat16_and_float8_are_kept_bit_by_bit(tmp_path):
+    types = (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float16)
+    params = {f"{np.dtype(kind)}": np.arange(-4, 5, dtype=np.float32).astype(kind) for kind in types}
+
+    async def main(rank, params):
+        model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1))
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        if not await checkpoints.restore(model):
+            model.steps = 1  # as if it had made one
+            await checkpoints.save(model)
+            await checkpoints.finish()
+        return bits(await model.finish())
+
+    overlap.run(main, params, ranks=2)
+    found = overlap.run(main, {name: np.zeros_like(w) for name, w in params.items()}, ranks=3)
+    assert found == [bits(params)] * 3
+
+
+# -- complete, or not there ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_write_leaves_the_one_before(tmp_path, monkeypatch):
+    training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
+    from overlap.parallel import checkpoints
+
+    def fail(folder, rank, ranks, pieces):
+        if rank == 1:
+            raise OSError("no space left")
+        write(folder, rank, ranks, pieces)
+
+    write = checkpoints.write_part
+    monkeypatch.setattr(checkpoints, "write_part", fail)
+    with pytest.raises(overlap.RankFailedError, match=r"^rank 1 failed at .*no space left"):
+        training(tmp_path, "data", ranks=2, save_at=(2,), until=2)
+    assert complete_steps(tmp_path) == [1]
+    monkeypatch.undo()
+    assert training(tmp_path, "data", ranks=2, save_at=(2,), until=2)[0][0].step == 1
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-000000000001", "checkpoint-000000000002"]
+
+
+def test_a_damaged_one_is_passed_over(tmp_path, capsys):
+    training(tmp_path, "data", ranks=2, save_at=(1, 2), until=2)
+    path = tmp_path / "checkpoint-000000000002" / "rank-1-of-2.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert [restored.step for restored, _, _ in training(tmp_path, "data", ranks=2, until=2)] == [1, 1]
+    told = f"checkpoint of step 2 is passed over: {path} is not what was written"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
+    training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
+    (tmp_path / "checkpoint-000000000001" / "rank-0-of-2.safetensors").write_bytes(b"")
+    with pytest.raises(overlap.RankFailedError) as caught:
+        training(tmp_path, "data", ranks=2, until=2)
+    assert str(caught.value.cause) == f"folder: none of the 1 checkpoints in {tmp_path} can be read"
+
+
+PROGRAM = """
+import sys, os, signal, trio
+from tests.parallel.test_checkpoints import MAKES, steps, bits
+from tests.parallel.programs import weights
+from overlap import parallel
+import overlap
+
+async def main(rank):
+    model = MAKES["stage 2"](rank, weights())
+    checkpoints = parallel.Checkpoints(rank)
+    restored = await checkpoints.restore(model)
+    begun = model.steps
+    for step in range(begun, 4):
+        await steps(rank, model, step + 1)
+        await checkpoints.save(model)
+        if sys.argv[1:] == ["dies"] and step == 2 and not rank.restart and rank.rank == 1:
+            await checkpoints.finish()
+            os.kill(os.getpid(), signal.SIGKILL)
+    await checkpoints.finish()
+    found = bits(await model.finish())
+    if rank.rank == 0:
+        digest = hash(tuple(map(bytes.hex, found.values())))
+        print("began at", begun, "exact", restored and restored.exact, "bits", digest)
+
+overlap.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_world_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    root = str(Path(__file__).parents[2])
+    environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": root}
+
+    def run(state, *options, dies=False):
+        command = [
+            sys.executable,
+            "-m",
+            "overlap",
+            "run",
+            "--nnodes",
+            "2",
+            "--state-dir",
+            str(tmp_path / state),
+            *options,
+        ]
+        return subprocess.run(
+            [*command, str(program), *["dies"] * dies],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=120,
+            cwd=root,
+        )
+
+    once, again = run("once"), run("again", "--max-restarts", "1", dies=True)
+    assert once.returncode == again.returncode == 0, once.stderr + again.stderr
+    assert "began at 0" in once.stdout
+    assert "began at 3 exact True" in again.stdout
+    assert once.stdout.split("bits")[1] == again.stdout.split("bits")[1]
+    assert "restart 1 of 1, from step 3" in again.stderr
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refused(folder, params, **options):
+    async def main(rank):
+        model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1), **options)
+        with pytest.raises(overlap.UsageError) as caught:
+            await parallel.Checkpoints(rank, folder).restore(model)
+        return str(caught.value)
+
+    [told] = set(overlap.run(main, ranks=2, timeout_s=60))
+    return told
+
+
+def test_the_checkpoint_of_another_model_is_refused_on_every_rank(tmp_path):
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"a": np.ones((2, 3)), "b": np.ones(2)}, optimizer=parallel.SGD(0.1))
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        await checkpoints.save(model)
+        await checkpoints.finish()
+
+    overlap.run(main, ranks=2)
+    of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
+    a, b = np.ones((2, 3)), np.ones(2)
+    assert refused(tmp_path, {"a": a, "b": b, "c": b}) == f"{of} it has no 'c'"
+    assert refused(tmp_path, {"a": a}) == f"{of} it has 'b', which this one has not"
+    found = "'b' is float64 (2,) there and float32 (2,) here"
+    assert refused(tmp_path, {"a": a, "b": b.astype(np.float32)}) == f"{of} {found}"
+
+
+def test_a_model_that_has_made_steps_is_not_restored(tmp_path):
+    async def main(rank):
+        model = MAKES["data"](rank, weights())
+        await steps(rank, model, 2)
+        with pytest.raises(overlap.UsageError) as caught:
+            await parallel.Checkpoints(rank, tmp_path).restore(model)
+        assert str(caught.value) == "model: it has made 2 steps; restore one that has made none"
+
+    overlap.run(main, ranks=1)
+
+
+def test_somebody_must_say_where():
+    async def main(rank):
+        with pytest.raises(overlap.UsageError) as caught:
+            parallel.Checkpoints(rank)
+        assert str(caught.value) == "folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR"
+        with pytest.raises(overlap.UsageError) as caught:
+            parallel.Checkpoints(rank, "somewhere", keep=0)
+        assert str(caught.value) == "keep: expected a whole number from 1, got 0"
+
+    overlap.run(main, ranks=1)
+
+
+def test_a_type_that_the_library_does_not_know_is_named(tmp_path):
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.ones(2, np.complex128)}, optimizer=parallel.SGD(0.1))
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        with pytest.raises(overlap.UsageError) as caught:
+            await checkpoints.save(model)
+        assert str(caught.value) == "model: safetensors has no type for complex128"
+
+    overlap.run(main, ranks=1)
+    assert complete_steps(tmp_path) == []
+
+
+def test_nothing_is_written_in_virtual_time(tmp_path):
+    async def main(rank):
+        model = MAKES["data"](rank, weights())
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        assert await checkpoints.restore(model) is None
+        await checkpoints.save(model)
+        await checkpoints.finish()
+
+    overlap.run(main, ranks=2, clock="virtual")
+    assert os.listdir(tmp_path) == []
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 30])
+def test_every_element_is_in_one_share(ranks):
+    sizes = [5, 0, 1, 12]
+    kinds = [np.float32, np.float64, np.int8, np.float16]
+    pieces = [
+        Piece.whole(str(i), (n,), np.arange(n, dtype=kind))
+        for i, (n, kind) in enumerate(zip(sizes, kinds, strict=True))
+    ]
+    shares = [divided(pieces, rank, ranks) for rank in range(ranks)]
+    for i, size in enumerate(sizes):
+        mine = [part for share in shares for part in share if part.tensor == str(i)]
+        assert [at for part in mine for at in range(part.start, part.stop)] == list(range(size))
+        assert [value for part in mine for value in part.data] == list(range(size))
+    nbytes = [sum(part.data.nbytes for part in share) for share in shares]
+    assert max(nbytes) - min(nbytes) <= 2 * 8 or ranks == 1
+
+
+def test_the_manifest_tells_all(tmp_path):
+    training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
+    folder = tmp_path / "checkpoint-000000000001"
+    told = json.loads((folder / "manifest.json").read_text())
+    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (1, 1, 2, {"at": 1})
+    assert told["tensors"]["w0"] == ["float64", [6, 6]]
+    assert [file["bytes"] for file in told["files"]] == [
+        (folder / file["name"]).stat().st_size for file in told["files"]
+    ]
