@@ -20,6 +20,7 @@ await model.finish()
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
 #   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
+#   models         Models: several as one, as experts are averaged over other ranks than the rest
 #   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
 #                  pieces: what a model is made of, however it is cut
 #   hooks/         how the mean of a bucket gets around with fewer bytes
@@ -31,6 +32,7 @@ from .data_parallel import DataParallel
 from .experts import Experts
 from .layers import Layer, Local
 from .memory import ModelMemory, expected_memory
+from .models import Models
 from .optimizers import SGD, Adam, AdamW, Optimizer
 from .pipeline import Passed, Pipeline
 from .sequential import Replicated, Sequential
@@ -54,6 +56,7 @@ __all__ = [
     "Layer",
     "Local",
     "ModelMemory",
+    "Models",
     "Optimizer",
     "Passed",
     "Pipeline",
