@@ -11,8 +11,9 @@ await model.finish()
 #
 #   tree           parameters by name;  names: what model[name] may name;  parameters: where they live, flat
 #   optimizers     what changes them, on flat arrays
-#   buckets        which gradients travel together;  reduction: one bucket at work
-#   data_parallel  DataParallel: every rank has all weights
+#   buckets        which gradients travel together;  reduction: one bucket at work;  memory_work: its computes
+#   finite, norms  what is asked of gradients;  agreement: what must be the same on all ranks
+#   data_parallel  DataParallel: every rank has all weights;  tuning: its buckets, chosen by replaying recorded steps
 #   sharded        Sharded: ZeRO;  shards: what a rank keeps of a bucket;  shared_bucket: its operations
 #                  gathering: when whole parameters are there;  memory: what it all takes
 #   schedules/     pipeline schedules as data

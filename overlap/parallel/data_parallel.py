@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ..errors import UsageError
+from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
@@ -27,6 +28,7 @@ from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
 from .reduction import Reduction, Wiring
 from .tree import flatten, rebuild
+from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 
 if TYPE_CHECKING:
     from .tree import Array, Tree
@@ -48,14 +50,18 @@ class Ahead:
     Nobody has to: it is for loops that would issue thousands of steps before the first has run.
     """
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_pending", "_then")
 
-    def __init__(self, pending: Iterable[Future[object]]) -> None:
-        self._pending = list(pending)
+    def __init__(
+        self, pending: Iterable[Future[object]], then: Callable[[], Coroutine[object, object, None]] | None = None
+    ) -> None:
+        self._pending, self._then = list(pending), then
 
     def __await__(self) -> Generator[object, object, None]:
         for future in self._pending:
             yield from future.__await__()
+        if self._then is not None:
+            yield from self._then().__await__()
 
 
 class DataParallel:
@@ -71,6 +77,7 @@ class DataParallel:
         rank: That it runs on.
         group: Whose gradients it averages.
         steps: How many `step` calls there have been.
+        choice: Of bucket_bytes="auto", once it has been made; None before, and without it.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class DataParallel:
         *,
         optimizer: Optimizer,
         group: Group | None = None,
-        bucket_bytes: int | None = None,
+        bucket_bytes: int | Literal["auto"] | None = None,
         order: Order = "forward",
         hook: Hook | None = None,
         exact: bool = False,
@@ -99,7 +106,8 @@ class DataParallel:
             optimizer: What changes the weights.
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
-                of 1 MiB and more travel alone.
+                of 1 MiB and more travel alone. "auto" replays recorded steps with other sizes and orders on the virtual
+                clock, and takes the best; it needs loops that await `step()`, and real time.
             order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of all_reduce; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits whatever buckets, order, bound, algorithm
@@ -121,6 +129,11 @@ class DataParallel:
         _check_choice("unused", unused, ("error", "zeros"))
         _check_count("in_flight", in_flight)
         _check_count("ahead", ahead, least=0)
+        self._tuner = None
+        if bucket_bytes == "auto":
+            if rank.clock != "real":
+                raise UsageError("bucket_bytes: 'auto' records real time; on the virtual clock, try sizes")
+            bucket_bytes, self._tuner = None, Tuner(partial(DataParallel, optimizer=optimizer), leaves)
         _check_count("bucket_bytes", 1 if bucket_bytes is None else bucket_bytes)
         if exact and hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
@@ -143,6 +156,7 @@ class DataParallel:
             work=MemoryWork(rank),
             blame=Blame(rank, self.group),
         )
+        self.choice: Choice | None = None
         self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
@@ -246,6 +260,8 @@ class DataParallel:
     def _hand_over(self, name: str, grad: object, place: tuple[CodeType, int]) -> None:
         bucket = self._home[name]
         bucket.place = place
+        if self._tuner is not None:
+            self._tuner.handed_over(self.rank, self.steps, name, grad)
         if bucket.waits:
             self._update(bucket)
         if not self._syncs:
@@ -310,7 +326,20 @@ class DataParallel:
         if self._order == "fifo" or self._all_hidden:
             self._update_all()
         self._rebuild()
-        return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [])
+        then = self._tune if self._tuner is not None and self.steps == RECORDED else None
+        return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [], then)
+
+    async def _tune(self) -> None:
+        """Choose buckets and order, the same on all ranks."""
+        assert self._tuner is not None
+        await self.finish()
+        told = await self._tuner.choose(self.rank) if self.group.rank == 0 else None
+        self.choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
+        self._tuner = None
+        if self.group.rank == 0:
+            notify(str(self.choice))
+        self._bucket_bytes, self._order = CANDIDATES[self.choice.candidate]
+        self._plan()
 
     async def finish(self) -> object:
         """Wait until all updates are done; then go on, if you like.

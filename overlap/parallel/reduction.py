@@ -172,6 +172,8 @@ class Reduction:
         [view] = self.views.values()
         if not self._parameters.real or not isinstance(gradient, np.ndarray) or not gradient.flags.c_contiguous:
             return None
+        if _is_same(gradient, view):  # then it is in the buffer already
+            return None
         return gradient.reshape(-1) if (gradient.shape, gradient.dtype) == (view.shape, view.dtype) else None
 
     def _fill(self, name: str, add: bool, step: int, gradient: Array) -> None:

@@ -1,0 +1,274 @@
+"""Buckets chosen by trying: recorded steps are replayed on the virtual clock with other sizes and orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+import trio
+
+from ..errors import UsageError
+from ..front import run
+from ..runtime.future import Future
+from ..runtime.rank import Rank
+from ..timeline.intervals import Merged, intersect, length, merge
+from ..timeline.spans import Span
+from ..units import format_bytes
+from ..virtual.simulated_backend import Virtual
+from .buckets import GradientBucket
+
+if TYPE_CHECKING:
+    from .tree import Array
+
+__all__ = ["CANDIDATES", "RECORDED", "Choice", "Recording", "Tuner", "best_of", "read", "replay"]
+
+Size: TypeAlias = int | None
+"""Of a full bucket, in bytes; None for the default rule."""
+
+SIZES: tuple[Size, ...] = (None, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 25 << 20, 1 << 27)
+CANDIDATES: tuple[tuple[Size, Literal["forward", "fifo"]], ...] = tuple(
+    (size, order) for order in ("forward", "fifo") for size in SIZES
+)
+
+RECORDED = 5  # steps; the first two are warm-up
+_STEPS = 5  # replayed; the last two count
+_CHUNK_BYTES = 256 << 10  # after which something more urgent may overtake
+_OURS = frozenset(["pack", "add", "update", "look", "norm", "mean", "compare", "first weights", "ask", "finish"])
+
+
+class Model(Protocol):
+    """What is replayed, as its loop sees it."""
+
+    def __getitem__(self, name: str) -> object: ...
+
+    def reduce(self, name: str, grad: object) -> None: ...
+
+    def step(self) -> object: ...
+
+    async def finish(self) -> object: ...
+
+
+MakeModel: TypeAlias = Callable[..., Model]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What a step takes, whatever buckets there are.
+
+    Attributes:
+        sizes: Elements and dtype of each parameter, by name, in the order of forward.
+        forward_s: Of all layers together, and of the loss.
+        backward_s: In the order in which there are gradients: of which parameter, and how long that takes after the
+            one before it.
+        latency_s: Of a small message.
+        seconds_per_byte: Of the wire, while it is busy.
+    """
+
+    sizes: Mapping[str, tuple[int, str]]
+    forward_s: float
+    backward_s: tuple[tuple[str, float], ...]
+    latency_s: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best of what was tried, and what the defaults take.
+
+    Attributes:
+        candidate: Its index in `CANDIDATES`.
+        step_s: Of a step, in the replay.
+        default_s: Of a step with the defaults, in the replay.
+    """
+
+    candidate: int
+    step_s: float
+    default_s: float
+
+    def __str__(self) -> str:
+        size, order = CANDIDATES[self.candidate]
+        told = "the default buckets" if size is None else f"buckets of {format_bytes(size)}"
+        return (
+            f"bucket_bytes='auto' takes {told}, order={order!r}: {1e3 * self.step_s:.3g} ms a step in the replay, "
+            f"{1e3 * self.default_s:.3g} ms with the defaults"
+        )
+
+    def to_array(self) -> Array:
+        """Return it as an array, for other ranks."""
+        return np.array([self.candidate, self.step_s, self.default_s])
+
+    @classmethod
+    def told(cls, array: Array) -> Choice:
+        """Return what `to_array` has made an array of."""
+        candidate, step_s, default_s = map(float, array)
+        return cls(candidate=int(candidate), step_s=step_s, default_s=default_s)
+
+
+class Tuner:
+    """Records the first steps of a model, and chooses its buckets.
+
+    Args:
+        make: Makes a model like it, given rank, parameters, `bucket_bytes`, `order` and `hook`.
+        leaves: Its parameters.
+    """
+
+    def __init__(self, make: MakeModel, leaves: Mapping[str, Array]) -> None:
+        self._make = make
+        self._sizes = {name: (leaf.size, leaf.dtype.name) for name, leaf in leaves.items()}
+        self._ready: list[list[tuple[str, int]]] = [[] for _ in range(RECORDED)]
+
+    def handed_over(self, rank: Rank, step: int, name: str, gradient: object) -> None:
+        """Note when a gradient is there.
+
+        Raises:
+            UsageError: If the time to choose has passed: the program has not awaited its steps.
+        """
+        if step >= RECORDED:
+            raise UsageError(
+                f"bucket_bytes: 'auto' needs `await model.step()`, in step {RECORDED} at the latest: nothing has run "
+                "yet that could be measured"
+            )
+        note = self._ready[step].append
+        if isinstance(gradient, Future):
+            gradient.add_done_callback(lambda _: note((name, rank.now_ns())))
+        else:
+            note((name, rank.now_ns()))
+
+    async def choose(self, rank: Rank) -> Array:
+        """Replay what has been recorded, in a thread, as it has a clock of its own; return the choice."""
+        recording = read(rank.recorder.spans(), self._ready[1:], self._sizes)  # buckets are made anew after the first
+        choice = await trio.to_thread.run_sync(best_of, recording, self._make)
+        return choice.to_array()
+
+
+def read(
+    spans: Sequence[Span], ready: Sequence[Sequence[tuple[str, int]]], sizes: Mapping[str, tuple[int, str]]
+) -> Recording:
+    """Read off a rank's spans what a step is made of.
+
+    Args:
+        spans: Of the rank.
+        ready: Of each recorded step, in order: the names of the parameters and when their gradients were there, in
+            nanoseconds. The first step only says when the second one begins.
+        sizes: As in a `Recording`.
+    """
+    own = merge((s.start_ns, s.end_ns) for s in spans if s.kind == "compute" and s.name not in _OURS)
+    waits: dict[str, list[int]] = {}
+    heads: list[int] = []
+    for before, step in pairwise(ready):
+        at_ns = before[-1][1]
+        for position, (name, ready_ns) in enumerate(step):
+            busy_ns = _busy(own, at_ns, ready_ns)
+            (waits.setdefault(name, []) if position else heads).append(busy_ns)
+            at_ns = max(at_ns, ready_ns)
+    backward = [(name, median(waits[name]) / 1e9) for name, _ in ready[-1][1:]]
+    deepest_s = median([seconds for _, seconds in backward] or [0.0])  # taken to be like the others
+    latency_s, per_byte_s = _wire(spans, ready[0][-1][1])
+    return Recording(
+        sizes=sizes,
+        forward_s=max(0.0, median(heads) / 1e9 - deepest_s),
+        backward_s=((ready[-1][0][0], deepest_s), *backward),
+        latency_s=latency_s,
+        seconds_per_byte=per_byte_s,
+    )
+
+
+def _busy(own: Merged, start_ns: int, end_ns: int) -> int:
+    return length(intersect(own, merge([(start_ns, max(start_ns, end_ns))])))
+
+
+def _wire(spans: Sequence[Span], from_ns: int) -> tuple[float, float]:
+    """Return latency, and seconds for each byte, of what was on the wire."""
+    moved = [(s.info, s.end_ns) for s in spans if s.kind == "comm" and s.info is not None and s.end_ns > from_ns]
+    if not moved:
+        return 0.0, 0.0
+    small_ns = [s.info.transfer_ns for s in spans if s.kind == "comm" and s.info is not None and s.info.nbytes <= 4096]
+    latency_ns = min(small_ns, default=0)
+    busy_ns = length(merge((info.met_ns, end_ns) for info, end_ns in moved))
+    nbytes = sum(info.nbytes for info, _ in moved)
+    return latency_ns / 1e9, max(0.0, busy_ns - latency_ns) / 1e9 / max(1, nbytes)
+
+
+def best_of(recording: Recording, make: MakeModel) -> Choice:
+    """Replay all candidates and return the first of the best; what differs by less than 1 % is the same."""
+    times = [replay(recording, make, size, order) for size, order in CANDIDATES]
+    best = min(range(len(times)), key=lambda index: (times[index] > 1.01 * min(times), index))
+    return Choice(candidate=best, step_s=times[best], default_s=times[0])
+
+
+def replay(recording: Recording, make: MakeModel, size: Size, order: str) -> float:
+    """Return what a step takes on the virtual clock, in seconds, with other buckets.
+
+    Args:
+        recording: Of real steps.
+        make: Makes a model, given rank, parameters, `bucket_bytes`, `order` and `hook`.
+        size: When a bucket is full.
+        order: "forward" or "fifo".
+    """
+    [times] = run(_replayed, recording, make, size, order, ranks=1, clock=Virtual(shapes_only=True))
+    return float(times[-1] - times[-3]) / 2e9
+
+
+async def _replayed(rank: Rank, recording: Recording, make: MakeModel, size: Size, order: str) -> list[int]:
+    """Take some steps; return when the forward pass of each was over."""
+    wire = _Wire(recording)
+    params = {name: rank.empty(count, dtype) for name, (count, dtype) in recording.sizes.items()}
+    model = make(rank, params, bucket_bytes=size, order=order, hook=wire.carry)
+    layer_s = recording.forward_s / len(params)
+    over: list[int] = []
+    for _ in range(_STEPS):
+        for name in params:
+            rank.compute(_nothing, model[name], seconds=layer_s)
+        rank.compute(lambda: over.append(rank.now_ns()), seconds=0.0)
+        for name, seconds in recording.backward_s:
+            model.reduce(name, rank.compute(_same, params[name], seconds=seconds))
+        model.step()
+    await model.finish()
+    return over
+
+
+def _nothing(_: object) -> None:
+    """Compute a layer."""
+
+
+def _same(gradient: Array) -> Array:
+    return gradient
+
+
+class _Wire:
+    """One wire that carries buckets in chunks, the most urgent first."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._latency_s, self._seconds_per_byte = recording.latency_s, recording.seconds_per_byte
+        self._waiting: list[tuple[int, int, trio.Event]] = []
+        self._busy, self._asked = False, 0
+
+    async def carry(self, bucket: GradientBucket) -> Array:
+        """Take as long as the reduction of a bucket takes."""
+        await trio.sleep(self._latency_s)
+        left = bucket.buffer.nbytes
+        self._asked += 1
+        turn = bucket.priority, self._asked
+        while left > 0:
+            await self._take(turn)
+            await trio.sleep(min(left, _CHUNK_BYTES) * self._seconds_per_byte)
+            left -= _CHUNK_BYTES
+            self._give()
+        return bucket.buffer
+
+    async def _take(self, turn: tuple[int, int]) -> None:
+        if self._busy or self._waiting:
+            event = trio.Event()
+            heappush(self._waiting, (*turn, event))
+            await event.wait()
+        self._busy = True
+
+    def _give(self) -> None:
+        self._busy = False
+        if self._waiting:
+            heappop(self._waiting)[2].set()

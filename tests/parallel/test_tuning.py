@@ -1,0 +1,139 @@
+"""Buckets chosen by replaying recorded steps: what is read off, what the replay says, and what is taken."""
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap import parallel
+from overlap.parallel import tuning
+from overlap.timeline import Recorder
+
+from ..core.worlds import TIMEOUT_S
+from .programs import train, weights
+
+MS = 1_000_000
+SGD = parallel.SGD(0.1)
+
+
+def make(rank, params, **options):
+    return parallel.DataParallel(rank, params, optimizer=SGD, **options)
+
+
+def recording(count, elements, *, forward_s, layer_s, latency_s, seconds_per_byte):
+    names = [f"w{i}" for i in range(count)]
+    return tuning.Recording(
+        sizes=dict.fromkeys(names, (elements, "float32")),
+        forward_s=forward_s,
+        backward_s=tuple((name, layer_s) for name in reversed(names)),
+        latency_s=latency_s,
+        seconds_per_byte=seconds_per_byte,
+    )
+
+
+def test_a_step_is_read_off_its_spans():
+    recorder, ready = Recorder(0), []
+    for step in range(3):
+        at = 100 * MS * step
+        recorder.append(("compute", "compute", "f", at + 2 * MS, at + 12 * MS, step))
+        for layer in range(2):
+            start = at + (20 + 10 * layer) * MS
+            recorder.append(("compute", "compute", "b", start, start + 6 * MS, step))
+        recorder.append(("compute", "compute", "update", at + 50 * MS, at + 60 * MS, step))
+        meeting = ("all_reduce", "ring", "world", step, 1000, "float32", at + 30 * MS)
+        recorder.append(("comm", "comm", "bucket 0", at + 26 * MS, at + 42 * MS, (meeting, at, 0, "", 0, step)))
+        ready.append([("b", at + 26 * MS), ("a", at + 36 * MS)])
+    small = ("all_gather", "ring", "world", 9, 64, "int64", 0)
+    recorder.append(("comm", "comm", "compare", 0, 2 * MS, (small, 0, 0, "", 0, None)))
+    found = tuning.read(recorder.spans(), ready, {"a": (1, "float32"), "b": (1, "float32")})
+    assert found.backward_s == (("b", 0.006), ("a", 0.006))
+    assert found.forward_s == pytest.approx(0.010)  # forward, and b, less what b takes
+    assert found.latency_s == 0.002
+    assert found.seconds_per_byte == pytest.approx((3 * 12 - 2) / 1000 / 3000)
+
+
+def test_the_replay_takes_what_can_be_worked_out_by_hand():
+    """Forward 4 ms and backward 4 ms of two layers; each gradient is 8 ms on the wire."""
+    known = recording(2, 2500, forward_s=0.004, layer_s=0.002, latency_s=0.0, seconds_per_byte=8e-7)
+    fifo = tuning.replay(known, make, 10_000, "fifo")
+    # From the end of forward: w1 at 2 ms, on the wire until 10; w0 until 18; then forward.
+    assert fifo == pytest.approx(0.018 + 0.004, rel=1e-3)
+    together = tuning.replay(known, make, 20_000, "fifo")
+    assert together == pytest.approx(0.004 + 0.016 + 0.004, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("known", "size", "order"),
+    [
+        # 32 gradients of 64 KiB, and every message takes 5 ms: the fewer, the better
+        (recording(32, 1 << 14, forward_s=0.02, layer_s=1e-4, latency_s=5e-3, seconds_per_byte=1e-12), None, "forward"),
+        # the wire is the limit: small buckets start early
+        (
+            recording(32, 1 << 16, forward_s=0.03, layer_s=2e-3, latency_s=0.0, seconds_per_byte=1e-8),
+            1 << 18,
+            "forward",
+        ),
+    ],
+    ids=["latency", "bandwidth"],
+)
+def test_the_best_candidate_is_taken(known, size, order):
+    known = recording(32, **known)
+    choice = tuning.best_of(known, make)
+    times = [tuning.replay(known, make, *candidate) for candidate in tuning.CANDIDATES]
+    assert choice.step_s <= 1.01 * min(times)
+    assert choice.default_s == times[0]
+    assert tuning.CANDIDATES[choice.candidate] == (size, order)
+
+
+def test_all_ranks_take_the_same_and_the_first_says_so(capfd):
+    models = []
+
+    def auto(rank, **options):
+        params = weights(dtype=np.float32)
+        models.append(parallel.DataParallel(rank, params, optimizer=SGD, bucket_bytes="auto", exact=True))
+        return models[-1]
+
+    def plain(rank):
+        return parallel.DataParallel(rank, weights(dtype=np.float32), optimizer=SGD, exact=True)
+
+    async def main(rank, make):
+        return await train(rank, make, 8, dtype=np.float32, bound=True)
+
+    found = overlap.run(main, auto, ranks=3, timeout_s=TIMEOUT_S)
+    [said] = [line for line in capfd.readouterr().err.splitlines() if "auto" in line]
+    assert {f"overlap: {model.choice}" for model in models} == {said}
+    expected = overlap.run(main, plain, ranks=3, timeout_s=TIMEOUT_S)[0]
+    assert [{name: w.tobytes() for name, w in each.items()} for each in found] == [
+        {name: w.tobytes() for name, w in expected.items()}
+    ] * 3
+
+
+def test_the_choice_says_what_it_brings():
+    choice = tuning.Choice(candidate=2, step_s=0.2124, default_s=0.2901)
+    assert str(choice) == (
+        "bucket_bytes='auto' takes buckets of 1 MiB, order='forward': 212 ms a step in the replay, 290 ms with the "
+        "defaults"
+    )
+    assert tuning.Choice.told(choice.to_array()) == choice
+
+
+def test_a_program_that_never_waits_cannot_be_measured():
+    async def main(rank):
+        with pytest.raises(overlap.UsageError) as caught:
+            await train(rank, lambda rank: make(rank, weights(), bucket_bytes="auto"), 8)
+        return str(caught.value)
+
+    assert overlap.run(main, ranks=1, timeout_s=TIMEOUT_S) == [
+        "bucket_bytes: 'auto' needs `await model.step()`, in step 5 at the latest: nothing has run yet that could be "
+        "measured"
+    ]
+
+
+def test_virtual_time_is_nothing_to_measure():
+    async def main(rank):
+        with pytest.raises(overlap.UsageError) as caught:
+            make(rank, weights(), bucket_bytes="auto")
+        return str(caught.value)
+
+    assert overlap.run(main, ranks=1, clock="virtual") == [
+        "bucket_bytes: 'auto' records real time; on the virtual clock, try sizes"
+    ]
