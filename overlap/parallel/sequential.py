@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import trio
@@ -14,7 +14,14 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .layers import Half, Layer, Pair, first_half, forward_of, second_half, splits
 from .memory_work import MemoryWork
-from .pending import add_up, filled, leaves, pick
+from .pending import add_up, filled, has_no_data, leaves, pick
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
 
 __all__ = ["Replicated", "Sequential"]
 
@@ -127,4 +134,12 @@ class Sequential:
         """Put parts side by side; a copy of activations, which costs little beside the products that made them."""
         if self.parts == 1:
             return parts[0]
-        return self.rank.compute(np.concatenate, parts, self.axis, name="join", seconds=0.0)
+        return self.rank.compute(_joined, parts, self.axis, name="join", seconds=0.0)
+
+
+def _joined(parts: Sequence[Array], axis: int) -> Array:
+    if not has_no_data(parts[0]):
+        return np.concatenate(parts, axis)
+    shape = list(parts[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    return np.broadcast_to(parts[0].flat[0], shape)

@@ -14,8 +14,10 @@ from overlap import UsageError
 from overlap.cli import demo
 from overlap.cli.demo import member, training
 from overlap.cli.demo.model import Classifier
+from overlap.cli.demo.modelled import simulated
 from overlap.cli.demo.progress import progress
 from overlap.cli.demo.report import Gain, StepTimes, gain, introduction, measured, spread_ns, summary
+from overlap.cli.demo.strategies import STRATEGIES
 from overlap.cli.demo.training import Comparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import Recorder, Timeline, breakdowns, read_trace
@@ -109,12 +111,54 @@ def test_the_trace_file_holds_both_trainings(command, tmp_path):
         (["--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
         (["--bandwidth", "0"], "--bandwidth: 0 bytes per second carry nothing"),
         (["--bandwidth", "fast"], "--bandwidth: 'fast' is not a size"),
+        (["nothing"], "NAME: there is no demo 'nothing'; known are digits, data, zero, tensor, pipeline"),
+        (["zero", "--width", "39"], "--width: 39 is too narrow; at least 40 columns are needed"),
+        (["zero", "--trace", "no/such/place.json"], "--trace: there is no directory no/such"),
         (["--trace", "no/such/place.json"], "--trace: there is no directory no/such"),
     ],
 )
 def test_options_that_cannot_be_meant(command, argv, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         command(*argv)
+
+
+# -- on modelled instances -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "zero" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
+def test_each_strategy_is_faster_with_overlap(command, name):
+    code, shown = command(name)
+    assert code == 0
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert len(shown.partition("\nwithout overlap")[2].splitlines()) < 24
+    verdict = re.search(
+        r"\na step takes ([\d.]+) ms instead of ([\d.]+) ms: ([\d.]+)x as fast; \d+% of it is compute\n\Z", shown
+    )
+    after, before, ratio = map(float, verdict.groups())
+    assert ratio == pytest.approx(before / after, abs=0.02)
+    assert ratio > 1.03
+
+
+def test_zero_hides_all_but_the_ends_of_its_communication():
+    before, after = (simulated(STRATEGIES["zero"], overlapped=overlapped) for overlapped in (False, True))
+    assert before.compute_ns == pytest.approx(after.compute_ns, rel=0.01)
+    assert before.overlapped_ns / before.comm_ns < 0.25
+    assert after.overlapped_ns / after.comm_ns > 0.85
+
+
+def test_the_list_has_a_line_for_each(command):
+    code, shown = command("--list")
+    assert (code, re.findall(r"^(\w+) ", shown, re.M)) == (0, ["digits", *STRATEGIES])
+    assert all(len(line) < 80 for line in shown.splitlines())
+
+
+def test_the_trace_file_of_a_strategy_holds_its_steps_with_overlap(command, tmp_path):
+    _, shown = command("zero", "--trace", str(tmp_path / "zero.json"))
+    assert f"wrote {tmp_path}/zero.json" in shown
+    timeline = read_trace(tmp_path / "zero.json")
+    assert (timeline.world_size, timeline.clock) == (32, "virtual")
 
 
 # -- the two trainings -------------------------------------------------------------------------------------------------

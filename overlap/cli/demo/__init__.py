@@ -6,6 +6,7 @@
 #   training   the two loops, and the run in which they take turns;  member: what each of several processes does
 #   progress   how far it is, on a terminal or in a log
 #   report     the figures, and how they are written
+#   strategies the other demos: training strategies, each without overlap and with it;  modelled: in virtual time
 
 from __future__ import annotations
 
@@ -15,12 +16,16 @@ from dataclasses import replace
 
 from ...data import digits
 from ...errors import UsageError
+from ...timeline import Timeline
 from ...timeline.tracefile import write_trace
 from ...units import parse_bytes
 from ..configoptions import count
 from ..console import Console
+from . import modelled
+from .modelled import figures, listing, pictures, simulated
 from .progress import progress
 from .report import drawings, gain, introduction, summary
+from .strategies import STRATEGIES, Strategy
 from .training import Task, compare, fitting_bandwidth
 
 __all__ = ["fill", "main"]
@@ -29,13 +34,15 @@ MAX_RANKS = 64  # threads that compute at the same time; beyond that the demo sh
 MIN_WIDTH = 40
 
 _DESCRIPTION = """\
-Train a classifier of handwritten digits, data-parallel, over links paced to a stated speed: once with all communication
-after the backward pass, once with each gradient travelling while the next one is computed. Both compute exactly the
-same; the report says how much time overlap saved, and how much it could have.
+Show what overlap does. By default, train a classifier of handwritten digits, data-parallel, over links paced to a
+stated speed: once with all communication after the backward pass, once with each gradient travelling while the next
+one is computed. Both compute exactly the same; the report says how much time overlap saved, and how much it could
+have. The other demos run training strategies on modelled instances, in virtual time.
 """
 
 _EPILOG = """\
 examples:
+  overlap demo --list                              one for each training strategy, on modelled instances
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
@@ -48,6 +55,10 @@ The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("strategy", nargs="?", default="digits", metavar="NAME", help="which one (default: digits)")
+    parser.add_argument(
+        "--list", action="store_true", help="list them; --ranks, --nnodes, --steps, --bandwidth: of digits"
+    )
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
     parser.add_argument("--nnodes", type=count, default=1, metavar="N", help="spread over N processes (default: 1)")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
@@ -65,25 +76,64 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If an option has a value that cannot be meant; before anything starts.
     """
+    if args.list:
+        print(listing())
+        return 0
+    console = Console(width=_width(args), highlight=False, markup=False, emoji=False)
+    ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
+    color = console.color_system is not None and not console.no_color
+    if args.strategy != "digits":
+        _show(_strategy(args.strategy), args, console, ascii=ascii, color=color)
+        return 0
     task = _task(args)
     if args.bandwidth is None:
         task = replace(task, bandwidth_bytes_per_s=fitting_bandwidth(task))
-    console = Console(width=args.width, highlight=False, markup=False, emoji=False)
-    ascii = args.ascii or console.options.ascii_only or console.is_dumb_terminal
     images = len(digits().split()[0])
     console.print(introduction(task, images=images, chosen=args.bandwidth is None), soft_wrap=True)
     with progress(console, steps=2 * task.steps, ascii=ascii) as advance:
         found = compare(task, advance)
     of = gain(found)
-    if args.trace:
-        write_trace(found.timeline, args.trace)
-        console.print(f"\nwrote {args.trace}; `overlap timeline {args.trace}` draws it", soft_wrap=True)
+    _write(found.timeline, args.trace, console)
     console.print()
-    color = console.color_system is not None and not console.no_color
     for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(summary(found, of), soft_wrap=True)
     return 0 if found.identical else 1
+
+
+def _show(strategy: Strategy, args: argparse.Namespace, console: Console, *, ascii: bool, color: bool) -> None:
+    """Run both programs of a strategy in virtual time, and tell."""
+    _check_folder(args.trace)
+    before, after = (simulated(strategy, overlapped=overlapped) for overlapped in (False, True))
+    console.print(modelled.introduction(strategy, before.timeline.world_size), soft_wrap=True)
+    _write(after.timeline, args.trace, console)
+    console.print()
+    for line in pictures(before, after, width=console.width, ascii=ascii, color=color):
+        console.print(line)
+    console.print(figures(before, after), soft_wrap=True)
+
+
+def _write(timeline: Timeline, path: str | None, console: Console) -> None:
+    if path:
+        write_trace(timeline, path)
+        console.print(f"\nwrote {path}; `overlap timeline {path}` draws it", soft_wrap=True)
+
+
+def _strategy(name: str) -> Strategy:
+    if name not in STRATEGIES:
+        raise UsageError(f"NAME: there is no demo {name!r}; known are digits, {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
+
+
+def _width(args: argparse.Namespace) -> int | None:
+    if args.width is not None and args.width < MIN_WIDTH:
+        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
+    return args.width  # type: ignore[no-any-return]
+
+
+def _check_folder(trace: str | None) -> None:
+    if trace and not os.path.isdir(os.path.dirname(trace) or "."):
+        raise UsageError(f"--trace: there is no directory {os.path.dirname(trace)}")
 
 
 def _task(args: argparse.Namespace) -> Task:
@@ -94,10 +144,7 @@ def _task(args: argparse.Namespace) -> Task:
         raise UsageError(f"--ranks: {args.ranks} ranks cannot be divided among --nnodes {args.nnodes}")
     if args.steps < 1:
         raise UsageError(f"--steps: {args.steps} is not at least 1")
-    if args.width is not None and args.width < MIN_WIDTH:
-        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
-    if args.trace and not os.path.isdir(os.path.dirname(args.trace) or "."):
-        raise UsageError(f"--trace: there is no directory {os.path.dirname(args.trace)}")
+    _check_folder(args.trace)
     task = Task(ranks=args.ranks, nodes=args.nnodes, steps=args.steps)
     if args.bandwidth is None:
         return task
