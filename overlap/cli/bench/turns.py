@@ -7,8 +7,9 @@ and waits there for its turn with each row.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
@@ -18,7 +19,7 @@ from .cases import Assignment, Case
 from .layout import NodeLayout
 from .measuring import MEMBER, Result, summarised
 from .sampling import Sampling
-from .versus.contenders import Contender, ContenderResult, ContenderUnavailableError, running
+from .versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
 __all__ = ["Turns", "measure_in_turn"]
 
@@ -52,17 +53,16 @@ class Turns:
             connection.close()
         self._folder.cleanup()
 
-    def admit(self, counts: Mapping[str, int], live: Callable[[], bool]) -> None:
-        """Wait until so many processes of each name have come, or not all live any more."""
+    def admit(self, name: str, count: int, live: Callable[[], bool]) -> None:
+        """Wait until so many processes of a name have come, or not all of them live any more."""
         self._door.settimeout(_LOOK_S)
-        while {name: len(self._waiting.get(name, ())) for name in counts} != dict(counts) and live():
+        while len(self._waiting.get(name, ())) < count and live():
             try:
                 connection, _ = self._door.accept()
             except TimeoutError:
                 continue
             connection.settimeout(_LIMIT_S)
-            name = connection.recv(64).decode()
-            self._waiting.setdefault(name, []).append(connection)
+            self._waiting.setdefault(connection.recv(64).decode(), []).append(connection)
 
     def let(self, name: str) -> None:
         """Let the processes of a name measure their next row, and wait until they have; one that ends has."""
@@ -106,30 +106,30 @@ def measure_in_turn(
     """
     with Turns() as turns, ExitStack() as stack:
         ours = Assignment(cases=cases, sampling=sampling, check=check, turns=turns.path, name=_OURS)
-        finish: dict[str, Callable[[], ContenderResult]] = {}
+        others: dict[str, Running] = {}
         for contender in contenders:
             asked = Assignment(cases=cases, sampling=sampling, check=check, turns=turns.path, name=contender.name)
             try:
-                finish[contender.name] = stack.enter_context(running(contender, asked))
+                others[contender.name] = stack.enter_context(running(contender, asked))
             except ContenderUnavailableError as reason:
                 say(str(reason))
         process = start(layout.options(cases[0].ranks, algorithm=algorithm), [MEMBER, ours.to_json()])
         told = hear([process])
-        turns.admit({_OURS: layout.nodes, **dict.fromkeys(finish, cases[0].ranks)}, live=lambda: process.poll() is None)
+        turns.admit(_OURS, layout.nodes, lambda: process.poll() is None)
+        for name, other in others.items():
+            turns.admit(name, cases[0].ranks, partial(getattr, other, "live"))
         for case in cases:
             turns.let(_OURS)
             yield summarised(case, sampling, next(told)["told"], check=check)
-            for name in finish:
+            for name in others:
                 turns.let(name)
-        yield list(_finished(finish, say))
+        yield list(_finished(others.values(), say))
         next(told, None)  # which sees ours end
 
 
-def _finished(
-    finish: Mapping[str, Callable[[], ContenderResult]], say: Callable[[str], None]
-) -> Iterator[ContenderResult]:
-    for result in finish.values():
+def _finished(others: Iterable[Running], say: Callable[[str], None]) -> Iterator[ContenderResult]:
+    for other in others:
         try:
-            yield result()
+            yield other()
         except ContenderUnavailableError as reason:
             say(str(reason))
