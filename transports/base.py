@@ -295,7 +295,16 @@ class Endpoint(ABC):
         """
         raise NotImplementedError(f"{self!r} tells nobody")
 
-    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
         """Start a `recv_into` (or, without `out`, a `recv`), whose end is told by a call: it needs no task.
 
         Args:
@@ -304,6 +313,9 @@ class Endpoint(ABC):
             out: As for `recv_into`, until `done` is called.
             nbytes: Length of the message.
             done: As for `begin_send`.
+            consume: Without `out`, takes pieces of a long message as they come: the offset of each, and its bytes,
+                which are there for the length of that call. It must neither raise nor wait. If it was called at all,
+                it was for every byte once, and the delivery has none of them. A transport need not call it.
 
         Returns:
             The receive; if `done` has been called, over.

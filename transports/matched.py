@@ -271,12 +271,22 @@ class _MatchedEndpoint(Endpoint):
         link.settle()
         return call
 
-    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
         view = None if out is None else as_bytes(out, name="out", writable=True)
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
         link.look()
         receive = Receive(lane, view, nbytes)
+        receive.consume = consume
         call = _MatchedCall(link, receive, self._transport.memory, done)
         if link.engine.receive(receive):
             link.settle()

@@ -121,8 +121,17 @@ class _RouterEndpoint(Endpoint):
     def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
         return self._to(dst).begin_send(dst, tag, data, priority=priority, done=done)
 
-    def begin_recv(self, src: int, tag: int, out: Buffer | None, nbytes: int, *, done: Callable[[Call], None]) -> Call:
-        return self._to(src).begin_recv(src, tag, out, nbytes, done=done)
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        return self._to(src).begin_recv(src, tag, out, nbytes, done=done, consume=consume)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         await self._to(src).recv_into(src, tag, out)

@@ -128,11 +128,14 @@ class Receive(_End):
         lent: That memory, at the end.
         matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
         missing_bytes: What has not arrived yet.
+        consume: Takes each chunk of a lent message as it comes: its offset, and its bytes, which are there for the
+            length of the call. Only where chunks come one after the other, see `Limits.push_bytes`.
+        rolling: Its chunks arrive in the same memory, one after the other.
         detour: Where its bytes arrive, if they began to before it was there; they are copied at the end.
         seen: Offsets of the chunks that have arrived.
     """
 
-    __slots__ = ("detour", "lend", "lent", "matched", "missing_bytes", "seen")
+    __slots__ = ("consume", "detour", "lend", "lent", "matched", "missing_bytes", "rolling", "seen")
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
         super().__init__(lane, view, nbytes)
@@ -142,6 +145,8 @@ class Receive(_End):
         self.missing_bytes = nbytes
         self.seen: set[int] = set()
         self.detour: memoryview | None = None
+        self.consume: Callable[[int, memoryview], None] | None = None
+        self.rolling = False
 
     def finish(self, lent: memoryview | None) -> None:
         """End with the message in its place."""

@@ -282,9 +282,20 @@ class Incoming:
 
     def _accept(self, number: int, receive: Receive) -> None:
         self.filling[number] = receive
-        if receive.lend:
-            receive.view = self._memory.take(receive.nbytes)
+        self._make_room(receive)
         self._answer(MessageKind.ACCEPT, number)
+
+    def _make_room(self, receive: Receive) -> None:
+        """Give a receive that lends the memory in which its message arrives."""
+        if receive.lend:
+            receive.rolling = receive.consume is not None and self._in_order
+            nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
+            receive.view = self._memory.take(nbytes)
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether chunks come one after the other."""
+        return self._limits.push_bytes > 0
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
         """Let a receive have a message that follows unasked, all or part of which may be here."""
@@ -297,14 +308,23 @@ class Incoming:
         receive.matched = True
         receive.seen, receive.missing_bytes = pushed.seen, pushed.missing_bytes
         came = pushed.view if pushed.lent is None else pushed.lent
-        if receive.lend:
-            receive.view = self._memory.take(arrival.nbytes) if came is None else came
-        else:
+        if not receive.lend:
             receive.detour = came
+        elif came is None:
+            self._make_room(receive)
+        else:
+            receive.view = came
+            self._consume(receive, came)
         if receive.missing_bytes:
             self.filling[arrival.number] = receive
         else:
             self._finish(receive)
+
+    def _consume(self, receive: Receive, came: memoryview) -> None:
+        """Hand over the chunks that were here before the receive."""
+        if receive.consume is not None and self._in_order:
+            for offset in sorted(receive.seen):
+                receive.consume(offset, came[offset : min(offset + self._limits.chunk_bytes, receive.nbytes)])
 
     def _finish(self, receive: Receive) -> None:
         """End a receive all of whose bytes have arrived in chunks."""
@@ -346,6 +366,8 @@ class Incoming:
         chunk_bytes = self._limits.chunk_bytes
         if offset % chunk_bytes or nbytes != min(chunk_bytes, receive.nbytes - offset) or offset in receive.seen:
             raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or had it already")
+        if receive.rolling:
+            return receive.view[:nbytes]
         return (receive.view if receive.detour is None else receive.detour)[offset : offset + nbytes]
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
@@ -355,6 +377,10 @@ class Incoming:
             raise ProtocolError(f"the chunk of message {number} at {offset} has come twice")
         receive.seen.add(offset)
         receive.missing_bytes -= nbytes
+        if receive.consume is not None and receive.view is not None and self._in_order:
+            receive.consume(
+                offset, receive.view[:nbytes] if receive.rolling else receive.view[offset : offset + nbytes]
+            )
         if not receive.missing_bytes:
             del self.filling[number]
             if self._limits.confirmed:

@@ -316,10 +316,10 @@ class Execution:
         length = max(1, PIECE_BYTES // target.itemsize)
         return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
 
-    def _addition(self, step: Step, incoming: Array, target: Array) -> Callable[[slice], None]:
+    def _addition(self, step: Step, incoming: Array, target: Array, first: int = 0) -> Callable[[slice], None]:
         reducer = self._buffers.reducer
         assert reducer is not None, "only reductions have ADD rows"
-        mine = target if step.base is None else self._buffers.view(step.base)
+        mine = target if step.base is None else self._buffers.view(step.base)[first : first + target.size]
         incoming_first = step.peer < self._program.rank
 
         def add(part: slice) -> None:

@@ -32,7 +32,18 @@ WORTH_DRIVING_BYTES = 128 << 10
 class WireDrivenExecution(Execution):
     """One rank's program under way, over an endpoint that `tells`."""
 
-    __slots__ = ("_advancing", "_again", "_begun", "_early", "_failure", "_held", "_running", "_sleeper", "_unfinished")
+    __slots__ = (
+        "_advancing",
+        "_again",
+        "_begun",
+        "_consumed",
+        "_early",
+        "_failure",
+        "_held",
+        "_running",
+        "_sleeper",
+        "_unfinished",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,6 +54,7 @@ class WireDrivenExecution(Execution):
         self._running: dict[tuple[int, int], Call | None] = {}  # by queue and position; None: in the worker threads
         self._unfinished = sum(map(len, self._program.queues))  # steps
         self._failure: BaseException | None = None
+        self._consumed: set[tuple[int, int]] = set()  # receives whose message came in pieces
         self._advancing = self._again = False
         self._sleeper: Task | None = None
 
@@ -168,6 +180,7 @@ class WireDrivenExecution(Execution):
             target if plain else None,
             target.size * self._buffers.arrays[step.src.buffer].itemsize,
             done=partial(self._moved if plain else self._arrived, key),
+            consume=None if plain else partial(self._consume, key),
         )
         self._start(key, begin)
 
@@ -214,6 +227,25 @@ class WireDrivenExecution(Execution):
             self._ended(*key)
             self._go_on()
 
+    def _consume(self, key: tuple[int, int], offset: int, piece: memoryview) -> None:
+        """Add a piece of a message while it is in the cache, and before the next one comes into its place."""
+        if self._failure is not None:  # the arrays may be in other hands
+            return
+        self._consumed.add(key)
+        step = self._program.queues[key[0]][key[1]]
+        incoming = np.frombuffer(piece, np.uint8).view(self._buffers.arrays[step.src.buffer].dtype)
+        first = offset // incoming.itemsize
+        target = self._buffers.view(step.dst)[first : first + incoming.size]
+        work = (
+            self._addition(step, incoming, target, first) if step.op is Op.ADD else self._move(step, incoming, target)
+        )
+        try:
+            with np.errstate(all="ignore"):  # as in the worker threads
+                work(slice(None))
+        except Exception as error:
+            self._failure = error
+            self._wake()
+
     def _arrived(self, key: tuple[int, int], call: Call) -> None:
         """A message has come that is to be added to something."""
         if self._fails(key, call):
@@ -223,6 +255,10 @@ class WireDrivenExecution(Execution):
         if self._failure is not None:  # the arrays may be in other hands
             delivery.release()
             self._wake()
+            return
+        if key in self._consumed:
+            self._worked(index, at, delivery, None)
+            self._go_on()
             return
         incoming = np.frombuffer(delivery.view, np.uint8).view(self._buffers.arrays[step.src.buffer].dtype)
         try:

@@ -463,3 +463,35 @@ def test_what_comes_unasked_has_a_turn_a_length_and_a_budget(
         hear(engine, Kind.PUSH, announced)
     with pytest.raises(ProtocolError, match=f"^{reason}$"):
         hear(engine, Kind.PUSH, fields)
+
+
+@pytest.mark.parametrize("met", [0, 1, 2])
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_consumes_gets_every_chunk_once_and_in_order(met: int, asked: bool) -> None:
+    """The receive comes before the announcement, before the second chunk, or after all."""
+    engine, text, got = an_engine(PUSHING), random.Random(met).randbytes(LONG_BYTES), list[tuple[int, bytes]]()
+    end = Receive((1, 0, 5), None, LONG_BYTES)
+    end.consume = lambda offset, piece: got.append((offset, bytes(piece)))
+    events = [
+        lambda: hear(engine, Kind.OFFER if asked else Kind.PUSH, PUSHED),
+        lambda: hear(engine, Kind.CHUNK, [0, 0], text[: LIMITS.chunk_bytes]),
+        lambda: hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], text[LIMITS.chunk_bytes :]),
+    ]
+    events.insert((0, 1, 1)[met] if asked else (0, 2, 3)[met], lambda: engine.receive(end))
+    for event in events:
+        event()
+    assert end.ended
+    assert got == [(0, text[: LIMITS.chunk_bytes]), (LIMITS.chunk_bytes, text[LIMITS.chunk_bytes :])]
+
+
+def test_where_chunks_overtake_each_other_nobody_consumes_them() -> None:
+    engine, text, got = an_engine(), random.Random(0).randbytes(LONG_BYTES), list[int]()
+    end = Receive((1, 0, 5), None, LONG_BYTES)
+    end.consume = lambda offset, piece: got.append(offset)
+    engine.receive(end)
+    hear(engine, Kind.OFFER, PUSHED)
+    hear(engine, Kind.CHUNK, [0, LIMITS.chunk_bytes], text[LIMITS.chunk_bytes :])
+    hear(engine, Kind.CHUNK, [0, 0], text[: LIMITS.chunk_bytes])
+    assert end.lent is not None
+    assert bytes(end.lent[:LONG_BYTES]) == text
+    assert got == []
