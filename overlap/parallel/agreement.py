@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_alike", "digests"]
+__all__ = ["agreement", "check_alike", "digests"]
 
 _SLOTS = 64
 """Items are told apart as far as there are slots; 512 bytes travel as fast as 8."""
@@ -50,3 +54,22 @@ def check_alike(what: str, mine: Sequence[str], gathered: NDArray[np.int64], ran
                 else (f"there are {len(mine)} here and {int(theirs[0])} there")
             )
             raise UsageError(f"{what} differ between rank {own} and rank {rank}: {item}")
+
+
+def agreement(rank: Rank, group: Group, what: str, mine: Sequence[str]) -> Future[None]:
+    """Return a future that fails, on every rank of a group, unless all tell the same.
+
+    Args:
+        rank: This rank.
+        group: Those that compare.
+        what: That is compared; see `check_alike`.
+        mine: The items of this rank.
+    """
+    gathered = group.all_gather(digests(mine), name=f"compare {what}")
+    check = partial(check_alike, what, mine, ranks=group.ranks, own=rank.rank)
+    real = rank.empty(1).flags.writeable  # else there is nothing to compare
+    return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0)
+
+
+def _nothing(_: object) -> None:
+    """Be done."""

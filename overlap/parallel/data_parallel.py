@@ -17,7 +17,7 @@ from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .agreement import check_alike, digests
+from .agreement import agreement
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
 from .finite import Blame
 from .memory_work import MemoryWork
@@ -190,17 +190,10 @@ class DataParallel:
     def _broadcast(self) -> Future[dict[str, Array]]:
         """Give all ranks the weights of the first, once it is known that they have the same parameters."""
         told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in self._leaves.items()]
-        alike = self._agree("params", told)
+        alike = agreement(self.rank, self.group, "params", told)
         flats = [flat.view() for flat in self._parameters.flat.values()]
         sent = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
         return self.rank.compute(lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0)
-
-    def _agree(self, what: str, mine: list[str]) -> Future[None]:
-        """Fail unless all ranks tell the same."""
-        gathered = self.group.all_gather(digests(mine), name=f"compare {what}")
-        check = partial(check_alike, what, mine, ranks=self.group.ranks, own=self.rank.rank)
-        real = self._parameters.real
-        return self.rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0)
 
     @property
     def plans(self) -> tuple[BucketPlan, ...]:
@@ -432,7 +425,7 @@ class DataParallel:
         if order is None:
             return
         if self.group.size > 1:
-            self._agreed = (self._agree(_ORDER, list(map(repr, order))),)
+            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order))),)
         if order != self._backward:
             self._update_all()
             self._backward = order

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import fsum, sqrt
+from sys import _getframe
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -11,19 +16,23 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .agreement import agreement
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, plan_buckets
 from .data_parallel import Ahead, Order
 from .gathering import Gathering, Kept, Prefetched
 from .memory import ModelMemory, expected_memory
 from .memory_work import MemoryWork
 from .names import Names
+from .norms import square_sum
 from .optimizers import Optimizer
 from .pieces import Piece, Tensors, state_name
-from .shards import Gauge, Shard, Stage
+from .shards import Gauge, Place, Shard, Stage
 from .shared_bucket import SharedBucket
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .tree import Array, Tree
 
 __all__ = ["Sharded"]
@@ -62,6 +71,8 @@ class Sharded:
         bucket_bytes: int | None = None,
         depth: int = 1,
         order: Order = "forward",
+        exact: bool = False,
+        clip_norm: float | None = None,
         in_flight: int = 4,
         ahead: int = 2,
     ) -> None:
@@ -78,18 +89,25 @@ class Sharded:
                 best. By default as in `DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
             order: "forward" lets what forward needs first overtake; "fifo" sends in the order of backward.
+            exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
+                wires.
+            clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
+                gradient has come. The norm is added up from parts, so its last digits may differ from those of
+                `DataParallel`.
             in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
             ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
 
         Raises:
-            UsageError: If an argument cannot be meant.
+            UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
         """
         leaves = flatten(params)
+        if clip_norm is not None and not clip_norm > 0:
+            raise UsageError(f"clip_norm: expected a number above 0, got {clip_norm!r}")
         _check(stage=stage, depth=depth, order=order, in_flight=in_flight, ahead=ahead, bucket_bytes=bucket_bytes)
         self.rank, self.group, self.stage, self.steps = rank, group or rank.world, stage, 0
         self._names, self._like = Names(params), rebuild(params, {name: name for name in leaves})
-        self._in_flight, self._ahead = in_flight, ahead
-        self._optimizer, self._gauge = optimizer, Gauge()
+        self._in_flight, self._ahead, self._clip_norm, self._keeps = in_flight, ahead, clip_norm, False
+        self._optimizer, self._gauge, self._work = optimizer, Gauge(), MemoryWork(rank)
         plans = plan_buckets(
             {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()},
             reversed(leaves),
@@ -97,17 +115,21 @@ class Sharded:
             first_bytes=FIRST_BUCKET_BYTES,
             alone_bytes=None if bucket_bytes else FIRST_BUCKET_BYTES,
         )
-        self._buckets = self._make_buckets(plans, list(leaves), ordered=order == "forward")
+        self._buckets = self._make_buckets(plans, list(leaves), ordered=order == "forward", exact=exact)
+        told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in leaves.items()]
+        alike = agreement(rank, self.group, "params", told) if self.group.size > 1 else None
         for bucket in self._buckets:
-            bucket.begin(_flat(rank, bucket.shard.plan, leaves))
+            bucket.begin(_flat(rank, bucket.shard.plan, leaves), alike)
         self._home = {name: bucket for bucket in self._buckets for name in bucket.shard.plan.names}
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Kept()
         self._next = 0  # bucket to be sent
         self._on_the_wire: deque[Future[Array]] = deque()
         self._sent: deque[list[Future[Array]]] = deque()
 
-    def _make_buckets(self, plans: tuple[BucketPlan, ...], names: list[str], *, ordered: bool) -> list[SharedBucket]:
-        work, places = MemoryWork(self.rank), {name: place for place, name in enumerate(names)}
+    def _make_buckets(
+        self, plans: tuple[BucketPlan, ...], names: list[str], *, ordered: bool, exact: bool
+    ) -> list[SharedBucket]:
+        places = {name: place for place, name in enumerate(names)}
         return [
             SharedBucket(
                 self.rank,
@@ -121,8 +143,9 @@ class Sharded:
                     optimizer=self._optimizer,
                     gauge=self._gauge,
                 ),
-                work,
+                self._work,
                 place=min(places[name] for name in plan.names) if ordered else 0,
+                exact=exact,
             )
             for plan in plans
         ]
@@ -157,8 +180,11 @@ class Sharded:
             grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
 
         Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step.
+            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
+                or of `finish`, if the gradient has another shape.
+            NonFiniteError: There, if the gradient is not finite.
         """
+        frame = _getframe(1)
         pairs = list(self._names.pairs(name, grad))
         for leaf, _ in pairs:
             if self._home[leaf].sent or leaf in self._home[leaf].handed:
@@ -168,17 +194,36 @@ class Sharded:
         for leaf, gradient in pairs:
             self._home[leaf].handed[leaf] = gradient
         while self._next < len(self._buckets) and self._full(self._buckets[self._next]):
-            self._send(self._buckets[self._next])
+            self._send(self._buckets[self._next], (frame.f_code, frame.f_lasti))
             self._next += 1
+        if self._keeps and self._next == len(self._buckets):
+            self._next = 0
+            for bucket in self._buckets:
+                bucket.sent = False
 
     def _full(self, bucket: SharedBucket) -> bool:
         return len(bucket.handed) == len(bucket.shard.plan.slots)
 
-    def _send(self, bucket: SharedBucket) -> None:
+    def _send(self, bucket: SharedBucket, place: Place) -> None:
         wire = self._on_the_wire
-        before = wire.popleft() if self.stage > 1 and len(wire) >= self._in_flight else None
-        bucket.send(self.steps + 1, before)
-        wire.append(cast("Future[Array]", bucket.reduced))
+        before = wire.popleft() if len(wire) >= self._in_flight else None
+        bucket.send(self.steps + 1, place, before, keeps=self._keeps)
+        if self.stage > 1:
+            wire.append(cast("Future[Array]", bucket.reduced))
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up the gradients that are handed over inside the ``with``, each once for a micro-batch.
+
+        The next ones take them along. So the mean over ranks is one of sums over micro-batches: divide the loss by
+        their number. In stage 1 they are added up before they travel; in stages 2 and 3, where no rank has room for
+        all, those of each micro-batch travel.
+        """
+        before, self._keeps = self._keeps, True
+        try:
+            yield
+        finally:
+            self._keeps = before
 
     def step(self) -> Ahead:
         """Let all weights make a step, once their gradients are there. Issues, and never waits.
@@ -195,11 +240,24 @@ class Sharded:
         self.steps += 1
         self._next = 0
         self._gathering.ends()
+        factor = self._clip()
         for bucket in self._buckets:
-            bucket.update(self.steps)
+            bucket.update(self.steps, factor)
         self._gathering.begins(self._buckets)
         self._sent.append([bucket.updated for bucket in self._buckets])
         return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [])
+
+    def _clip(self) -> Future[float] | None:
+        """Return what all gradients are multiplied with, if there is a limit."""
+        limit = self._clip_norm
+        if limit is None or not self._buckets[0].shard.real:
+            return None
+        reduced = [bucket.reduced for bucket in self._buckets]
+        squares = self._work.compute(
+            _square_sum, *reduced, name="norm", moved_bytes=self.memory().gradients, stream="optimizer"
+        )
+        total = self.group.all_reduce(squares, exact=True, name="norm") if self.group.size > 1 else squares
+        return self.rank.compute(partial(_factor, limit), total, name="norm", seconds=0.0, stream="optimizer")
 
     async def finish(self) -> object:
         """Wait until all updates are done.
@@ -240,6 +298,7 @@ class Sharded:
     def resume(self, steps: int) -> None:
         """Go on from that step: weights and the optimizer's state have been written into place."""
         self.steps = steps
+        self._gathering.ends()  # what has been gathered is of other weights
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -270,6 +329,15 @@ class Sharded:
     def peak_gathered_bytes(self) -> int:
         """The most that were there at once, so far."""
         return self._gauge.peak
+
+
+def _square_sum(*parts: Array) -> NDArray[np.float64]:
+    return np.array([fsum(map(square_sum, parts))])
+
+
+def _factor(limit: float, total: Array) -> float:
+    """As `clip_factor` has it."""
+    return min(1.0, limit / (sqrt(float(total[0])) + 1e-6))
 
 
 def _flat(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from itertools import accumulate
+from types import CodeType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -12,13 +13,17 @@ import numpy as np
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from .buckets import BucketPlan, Slot
+from .finite import check_packed
 from .optimizers import Optimizer
 from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Gauge", "Shard", "Stage", "shares"]
+__all__ = ["Gauge", "Place", "Shard", "Stage", "shares"]
+
+Place: TypeAlias = tuple[CodeType, int]
+"""A line of a program."""
 
 Stage: TypeAlias = Literal[1, 2, 3]
 """What is shared out: the optimizer's state; gradients as well; parameters as well."""
@@ -77,7 +82,7 @@ class Shard:
         self.grad = rank.empty(plan.size if stage == 1 else mine, plan.dtype)
         kept = optimizer.fresh(mine if self.real else 0, plan.dtype)
         self.state = kept if self.real else {key: rank.empty(mine, each.dtype) for key, each in kept.items()}
-        self._stage = stage
+        self._stage, self._rank = stage, rank.rank
         self._nothing = None if self.real else rank.empty(plan.size, plan.dtype)
         self._views = None if self.whole is None else self._cut(self.whole)
 
@@ -85,6 +90,16 @@ class Shard:
     def even(self) -> bool:
         """Whether all ranks have equally many elements."""
         return len(set(self.counts)) == 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is only one gradient in the bucket."""
+        return len(self.plan.slots) == 1
+
+    @property
+    def adds_first(self) -> bool:
+        """Whether gradients are added up before they travel: where all of them are kept."""
+        return self._stage == 1
 
     @property
     def moved_bytes(self) -> int:
@@ -134,11 +149,19 @@ class Shard:
         """Return where gathered parameters come; None if they are not kept."""
         return None if self.whole is None or not self.real else self.whole[:]
 
-    def pack(self, step: int, _: Array | None, *gradients: Array) -> Array:
-        """Return the whole gradient, flat. The second argument is only waited for.
+    def pack(self, step: int, add: bool, keeps: bool, place: Place, _: Array | None, *gradients: Array) -> Array:
+        """Return the whole gradient, flat. The fifth argument is only waited for.
+
+        Args:
+            step: Of the model, from 1.
+            add: Whether, in stage 1, it is added to what is kept.
+            keeps: Whether, in stage 1, it is kept.
+            place: Where the gradients were handed over.
+            gradients: In the order of the bucket. The only one of a bucket is sent from where it is.
 
         Raises:
             UsageError: If one has another shape than its parameter.
+            NonFiniteError: If one is not finite.
         """
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             shape = getattr(gradient, "shape", None)
@@ -147,14 +170,42 @@ class Shard:
                 raise UsageError(f"reduce: {found}, the parameter {slot.shape}")
         if self._nothing is not None:
             return self._nothing
-        flat = self.grad[:] if self._stage == 1 else np.empty(self.plan.size, self.plan.dtype)
+        flat = self._side_by_side(gradients)
+        check_packed(flat, self._cut(flat), rank=self._rank, step=step, place=place)
+        return self._keep(flat, add) if self.adds_first and (add or keeps) else flat
+
+    def _side_by_side(self, gradients: tuple[Array, ...]) -> Array:
+        first = gradients[0]
+        if self.alone and first.flags.c_contiguous and first.dtype == self.plan.dtype:
+            return first.reshape(-1)
+        flat = np.empty(self.plan.size, self.plan.dtype)
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             flat[slot.start : slot.stop] = gradient.reshape(-1)
         return flat
 
-    def update(self, step: int, gradient: Array, *_: Array) -> Array:
-        """Let the optimizer make a step with the mean gradient of this rank's part; return the part."""
+    def collect(self, add: bool, part: Array) -> Array:
+        """Keep the mean gradient of this rank's part, or add it to what is kept; return what is kept."""
+        return self._keep(part, add) if self.real else self.grad
+
+    def _keep(self, gradient: Array, add: bool) -> Array:
+        kept = self.grad[:]
+        if add:
+            np.add(kept, gradient, out=kept)
+        else:
+            kept[:] = gradient
+        return kept
+
+    def update(self, step: int, gradient: Array, factor: float | None, *_: Array) -> Array:
+        """Let the optimizer make a step with the mean gradient of this rank's part; return the part.
+
+        Args:
+            step: Of the model, from 1.
+            gradient: Flat.
+            factor: What it is multiplied with, if that is anything.
+        """
         if self.real and self.param.size:
+            if factor not in (None, 1.0):
+                gradient = gradient * gradient.dtype.type(factor)  # type: ignore[operator]
             self._optimizer.update(self.param[:], gradient, self.state, step)
         return self.param[:]
 

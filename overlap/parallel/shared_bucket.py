@@ -9,7 +9,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .memory_work import MemoryWork
-from .shards import Shard
+from .shards import Place, Shard
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -35,49 +35,76 @@ class SharedBucket:
         unused: Gathers whose result nobody has asked for, but which may still read this rank's part.
     """
 
-    def __init__(self, rank: Rank, group: Group, shard: Shard, work: MemoryWork, *, place: int) -> None:
+    def __init__(self, rank: Rank, group: Group, shard: Shard, work: MemoryWork, *, place: int, exact: bool) -> None:
         self.shard, self.handed, self.sent = shard, dict[str, object](), False
         self.reduced: Future[Array] | None = None
         self.unused: list[Future[Array]] = []
-        self._rank, self._group, self._work, self._place = rank, group, work, place
+        self._added = False  # whether gradients are kept that have not been in an update
+        self._rank, self._group, self._work, self._place, self._exact = rank, group, work, place, exact
         self._scatters = rank.stream(f"scatters of {group.name}", window=IN_FLIGHT)
         self._gathers = rank.stream(f"gathers of {group.name}", window=IN_FLIGHT)
         self._counts = None if shard.even else shard.counts
         self.updated: Future[Array]
 
-    def begin(self, flat: Array) -> None:
-        """Give all ranks the parameters of the first."""
+    def begin(self, flat: Array, alike: Future[None] | None) -> None:
+        """Give all ranks the parameters of the first, once it is known that they have the same ones."""
         told: Array | Future[Array] = flat
-        if self._group.size > 1:
-            told = self._group.broadcast(flat, stream=self._gathers, name="first weights")
+        if alike is not None:
+            after = self._rank.compute(_last, alike, flat, name="first weights", seconds=0.0)
+            told = self._group.broadcast(after, stream=self._gathers, name="first weights")
         self.updated = self._work.compute(
             self.shard.begin, told, name="first weights", moved_bytes=2 * flat.nbytes, stream="optimizer"
         )
 
-    def send(self, step: int, after: Future[Array] | None) -> None:
-        """Pack the gradients, as soon as `after` is done, and scatter their mean."""
+    def send(self, step: int, place: Place, after: Future[Array] | None, *, keeps: bool) -> None:
+        """Pack the gradients, as soon as `after` is done, and scatter their mean.
+
+        Args:
+            step: Of the model, from 1.
+            place: Where they were handed over.
+            after: A future to wait for.
+            keeps: Whether there are more to come before the update: then they are added up, in stage 1 before they
+                travel, else after it.
+        """
         gradients = [self.handed.pop(name) for name in self.shard.plan.names]
-        self.sent = True
-        moved_bytes = 2 * self.shard.plan.nbytes
-        packed = self._work.compute(self.shard.pack, step, after, *gradients, name="pack", moved_bytes=moved_bytes)
+        self.sent, added, self._added = True, self._added, keeps
+        moved_bytes = 0 if self.shard.alone and not (added or keeps) else 2 * self.shard.plan.nbytes
+        pack = partial(self.shard.pack, step, added, keeps, place)
+        packed = self._work.compute(pack, after, *gradients, name="pack", moved_bytes=moved_bytes)
+        if self.shard.adds_first:
+            if not keeps:
+                self.reduced = self._scatter(packed, None)
+        elif added or keeps:
+            part, collect = self._scatter(packed, None), partial(self.shard.collect, added)
+            moved_bytes = 3 * self.shard.grad.nbytes
+            self.reduced = self._work.compute(collect, part, name="add", moved_bytes=moved_bytes, stream="optimizer")
+        else:
+            self.reduced = self._scatter(packed, self.shard.place_of_gradient())
+
+    def _scatter(self, packed: Future[Array], out: Array | None) -> Future[Array]:
         if self._group.size == 1:
-            self.reduced = packed
-            return
-        self.reduced = self._group.reduce_scatter(
+            return packed
+        return self._group.reduce_scatter(
             packed,
             op="mean",
-            out=self.shard.place_of_gradient(),
+            exact=self._exact,
+            out=out,
             counts=self._counts,
             priority=self._place,
             stream=self._scatters,
             name=f"scatter bucket {self.shard.plan.index}",
         )
 
-    def update(self, step: int) -> None:
-        """Let the optimizer make a step with the gradient that was sent last."""
-        work = partial(self.shard.update, step)
+    def update(self, step: int, factor: Future[float] | None = None) -> None:
+        """Let the optimizer make a step with the gradient that was sent last, times a factor."""
         self.updated = self._work.compute(
-            work, self.reduced, *self.unused, name="update", moved_bytes=self.shard.moved_bytes, stream="optimizer"
+            partial(self.shard.update, step),
+            self.reduced,
+            factor,
+            *self.unused,
+            name="update",
+            moved_bytes=self.shard.moved_bytes,
+            stream="optimizer",
         )
         self.sent = False
         self.unused.clear()
@@ -108,6 +135,6 @@ class SharedBucket:
         return self._rank.compute(self.shard.opened, whole, name="open", seconds=0.0)
 
 
-def _last(_: Array, part: Array) -> Array:
+def _last(_: object, part: Array) -> Array:
     """Return the second argument, once both are there."""
     return part

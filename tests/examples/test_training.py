@@ -67,9 +67,8 @@ def losses_of(name, steps):
     return [float(loss) for _, loss in lines] or [float(loss) for loss in told.groups()]
 
 
-@pytest.mark.parametrize("name", ["11_data_parallel", "13_tensor_and_data"])
-def test_ten_steps_are_better_than_guessing(name):
-    assert losses_of(name, 10)[-1] < GUESSING - 0.5
+def test_ten_steps_are_better_than_guessing():
+    assert losses_of("11_data_parallel", 10)[-1] < GUESSING - 0.5
 
 
 @pytest.mark.slow

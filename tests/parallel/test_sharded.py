@@ -1,5 +1,6 @@
 """ZeRO in three stages: the same bits as data parallel, in a part of the memory, gathered under compute."""
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 
@@ -47,12 +48,12 @@ def test_no_setting_changes_a_bit(stage, clock):
     """Of float32 on three ranks, whose shares are uneven."""
     dtype = np.float32
     expected = overlap.run(
-        train, lambda rank: data_parallel(rank, dtype=dtype), 12, ranks=3, timeout_s=60, clock=clock
+        train, lambda rank: data_parallel(rank, dtype=dtype), 6, ranks=3, timeout_s=60, clock=clock
     )  # fmt: skip
     settings = [{"depth": 0}, {"depth": 3, "order": "fifo"}, {"in_flight": 1}, {"bucket_bytes": 1}]
     for options in settings:
         made = sharded(stage, dtype, **options)
-        assert same(overlap.run(train, made, 12, ranks=3, timeout_s=60, clock=clock), expected[0])
+        assert same(overlap.run(train, made, 6, ranks=3, timeout_s=60, clock=clock), expected[0])
 
 
 @pytest.mark.parametrize(("processes", "each"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
@@ -68,6 +69,20 @@ def test_over_sockets(stage, processes, each):
 
 async def train_and_copy(rank, make):
     return {name: w.copy() for name, w in (await train(rank, make)).items()}
+
+
+@pytest.mark.parametrize("stage", [*(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2)), 3])
+def test_exact_sums_are_the_same_over_any_wires(stage):
+    """In one process, and over sockets, where a ring would add in another order for each bucket."""
+    exact = SHARED | {"exact": True}
+
+    def whole(rank):
+        return parallel.DataParallel(rank, weights(), **exact)
+
+    expected = overlap.run(train, whole, ranks=4)[0]
+    for bucket_bytes in (1, 2000):
+        found = run_far(train_and_copy, 2, 2, sharded(stage, exact=True, bucket_bytes=bucket_bytes), wires=by_sockets)
+        assert same(found, expected)
 
 
 def test_a_rank_alone_shares_with_nobody():
@@ -126,6 +141,36 @@ def test_all_ranks_begin_with_the_weights_of_the_first():
 
     for stage in STAGES:
         assert same(overlap.run(main, stage, ranks=3), weights(seed=0))
+
+
+async def train_in_parts(rank, make):
+    """Two micro-batches a step, and gradients of which some are large."""
+    model = make(rank)
+    for step in range(4):
+        for turn in range(2):
+            with model.no_sync() if turn == 0 else nullcontext():
+                back = []
+                for place, name in enumerate(weights()):
+                    random = np.random.default_rng((step, turn, rank.rank, place))
+                    back.append(rank.compute(lambda w, r: w * r.standard_normal(w.shape), model[name], random))
+                for name in reversed(weights()):
+                    model.reduce(name, back.pop())
+        model.step()
+    return await model.finish()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_gradients_of_micro_batches_are_added_up_and_limited(ranks, clip_norm):
+    options = SHARED | {"clip_norm": clip_norm}
+    expected = overlap.run(train_in_parts, lambda rank: parallel.DataParallel(rank, weights(), **options), ranks=ranks)
+    for stage in STAGES:
+        found = overlap.run(train_in_parts, sharded(stage, clip_norm=clip_norm), ranks=ranks)
+        assert same(found[1:], found[0])
+        for name, w in expected[0].items():
+            np.testing.assert_allclose(found[0][name], w, rtol=1e-12)
+        if stage == 1 and clip_norm is None:
+            assert same(found, expected[0])
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -245,8 +290,8 @@ def test_weights_are_gathered_under_the_compute_before_them():
     for gathered, under in zip(gathers[:5], under_what, strict=True):
         assert gathered[0] == under[0]
         assert gathered[1] < under[1]
-    for packed, after in zip(found["pack"], found["backward"][1:], strict=False):
-        assert packed[1] == after[0]
+    for before, after in pairwise(found["backward"]):
+        assert before[1] == after[0]
 
     late, late_step_ns = second_step(3, 0)
     for before, gathered, after in zip(late["forward"], late["gather"], late["forward"][1:], strict=False):
@@ -258,10 +303,9 @@ def test_gradients_are_scattered_and_updated_under_backward():
     for stage in STAGES:
         found, _ = second_step(stage, 1)
         under = [*found["backward"][1:], None]
-        for packed, scattered, updated, computed in zip(
-            found["pack"], found["scatter"], found["update"], under, strict=True
-        ):
-            assert (packed[1], scattered[1]) == (scattered[0], updated[0])
+        passed = zip(found["backward"], found["scatter"], found["update"], under, strict=True)
+        for handed, scattered, updated, computed in passed:
+            assert (handed[1], scattered[1]) == (scattered[0], updated[0])
             if computed is not None:
                 assert scattered[0] == computed[0]
                 assert updated[1] < computed[1]
@@ -283,6 +327,7 @@ def test_what_is_hidden_is_the_same_in_all_stages():
         ({"in_flight": 0}, "in_flight: expected a whole number from 1, got 0"),
         ({"ahead": 1.5}, "ahead: expected a whole number from 1, got 1.5"),
         ({"bucket_bytes": 0}, "bucket_bytes: expected a whole number from 1, got 0"),
+        ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
         ({"order": "lifo"}, "order: expected 'forward' or 'fifo', got 'lifo'"),
     ],
 )
@@ -342,11 +387,32 @@ def test_a_gradient_of_another_shape_is_told():
     assert told in str(caught.value)
 
 
-def test_a_model_of_another_shape_is_told():
+def test_parameters_that_differ_between_ranks_are_named_on_every_rank():
     async def main(rank):
-        model = parallel.Sharded(rank, {"w": np.ones(3 + rank.rank)}, optimizer=parallel.SGD(0.1))
+        params = {"a": np.zeros(2), "b": np.zeros(6 + (rank.rank == 2))}
+        model = parallel.Sharded(rank, params, optimizer=parallel.SGD(0.1))
+        with pytest.raises(overlap.UsageError) as caught:
+            await model["a"]
+        return str(caught.value)
+
+    first = "params differ between rank {} and rank {}: 'b', float64 ({},), here is something else there"
+    assert overlap.run(main, ranks=3) == [first.format(0, 2, 6), first.format(1, 2, 6), first.format(2, 0, 7)]
+
+
+def test_a_gradient_that_is_not_finite_is_told():
+    async def main(rank):
+        model = sharded(3)(rank)
+        for step in range(3):
+            for name in reversed(weights()):
+                gradient = np.ones((6, 6))
+                gradient[4, 5] = np.nan if (step, rank.rank, name) == (1, 2, "w2") else 1.0
+                model.reduce(name, gradient)
+            model.step()
         await model.finish()
 
     with pytest.raises(overlap.RankFailedError) as caught:
-        overlap.run(main, ranks=2)
-    assert "rank 1 called broadcast(float64 (4,), root=0)" in str(caught.value)
+        overlap.run(main, ranks=3)
+    error = caught.value.__cause__
+    assert isinstance(error, overlap.NonFiniteError)
+    assert (error.rank, error.operation, error.step, error.index) == (2, "the gradient of 'w2'", 2, (4, 5))
+    assert "test_sharded.py" in error.call_site
