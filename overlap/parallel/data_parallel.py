@@ -20,6 +20,7 @@ from ..runtime.rank import Rank
 from .agreement import agreement
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
 from .finite import Blame
+from .memory import ModelMemory
 from .memory_work import MemoryWork
 from .names import Names
 from .norms import clip_factor
@@ -199,6 +200,15 @@ class DataParallel:
     def plans(self) -> tuple[BucketPlan, ...]:
         """The buckets, in the order in which they travel."""
         return tuple(bucket.plan for bucket in self._buckets)
+
+    def memory(self) -> ModelMemory:
+        """Return what the model keeps on this rank from step to step: the sizes of the arrays that it has."""
+        kept = self._parameters
+        return ModelMemory(
+            parameters=sum(flat.nbytes for flat in kept.flat.values()),
+            gradients=sum(plan.nbytes for plan in self.plans),
+            optimizer=sum(each.nbytes for state in kept.state.values() for each in state.values()),
+        )
 
     # -- the loop ----------------------------------------------------------------------------------------------
 

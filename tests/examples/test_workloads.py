@@ -39,6 +39,16 @@ streams  layers ahead  step (ms)
       2             2  40.698096
 """
 
+STRATEGIES = """\
+strategy       step (ms)  exposed (ms)  memory (GiB)
+data parallel     72.227         2.039         8.000
+ZeRO-1            51.548         2.055         4.062
+ZeRO-2            51.548         2.055         2.094
+ZeRO-3            51.548         2.055         0.125
+tensor x data     55.749         1.112         2.000
+1F1B x data       98.820        10.860         2.000
+"""
+
 
 def printed_by(*argv):
     done = subprocess.run(
@@ -53,6 +63,7 @@ EXPECTED = {
     "08_bert_peer_direct": BERT,
     "09_tensor_parallel": TENSOR_PARALLEL,
     "10_two_streams": TWO_STREAMS,
+    "18_strategies": STRATEGIES,
 }
 
 

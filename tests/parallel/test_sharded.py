@@ -194,6 +194,15 @@ def test_memory_is_that_of_the_formula(stage, ranks):
         )
 
 
+def test_memory_of_data_parallel_is_all_of_it():
+    async def main(rank):
+        return data_parallel(rank).memory()
+
+    parameters = 4 * 6 * 6 * 8
+    found = parallel.ModelMemory(parameters=parameters, gradients=parameters, optimizer=2 * parameters)
+    assert overlap.run(main, ranks=2) == [found] * 2
+
+
 def test_memory_is_told_beside_the_formula():
     measured = parallel.ModelMemory(parameters=1000, gradients=250, optimizer=500)
     expected = parallel.expected_memory(2, 4, parameters=1000, optimizer=1999)
