@@ -22,6 +22,7 @@ await model.finish()
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
 #   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
 #   models         Models: several as one, as experts are averaged over other ranks than the rest
+#   local_steps    LocalSGD, DiLoCo: ranks train apart for a while;  outer_steps: what brings them together
 #   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
 #                  pieces: what a model is made of, however it is cut
 #   hooks/         how the mean of a bucket gets around with fewer bytes
@@ -32,9 +33,11 @@ from .checkpoints import Checkpointed, Checkpoints, Restored
 from .data_parallel import DataParallel
 from .experts import Experts
 from .layers import Layer, Local
+from .local_steps import DiLoCo, LocalSGD, LocalSteps
 from .memory import ModelMemory, expected_memory
 from .models import Models
 from .optimizers import SGD, Adam, AdamW, Optimizer
+from .outer_steps import Nesterov
 from .pipeline import Passed, Pipeline
 from .sequential import Replicated, Sequential
 from .sharded import Sharded
@@ -51,13 +54,17 @@ __all__ = [
     "Checkpoints",
     "ColumnLinear",
     "DataParallel",
+    "DiLoCo",
     "Experts",
     "GradientBucket",
     "Hook",
     "Layer",
     "Local",
+    "LocalSGD",
+    "LocalSteps",
     "ModelMemory",
     "Models",
+    "Nesterov",
     "Optimizer",
     "Passed",
     "Pipeline",

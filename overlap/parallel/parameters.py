@@ -104,6 +104,15 @@ class Parameters:
             self._optimizer.update(flat[here], part, kept, step)
         return True
 
+    def make_step(self, gradients: Mapping[str, Array], step: int) -> None:
+        """Let the optimizer make a step with gradients that come one by one, by name."""
+        if not self.real:
+            return
+        for name, gradient in gradients.items():
+            dtype, here = self.views[name].dtype, self._slices[name]
+            kept = {key: each[here] for key, each in self.state[dtype].items()}
+            self._optimizer.update(self.flat[dtype][here], gradient.reshape(-1), kept, step)
+
     def pieces(self) -> list[Piece]:
         """Return all weights and all that the optimizer keeps of them, as they lie in memory."""
         found: list[Piece] = []

@@ -1,0 +1,282 @@
+"""Ranks that train apart for a while: Local SGD, and DiLoCo, whose outer reductions run under the next inner steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .buckets import BucketPlan, plan_buckets
+from .data_parallel import Ahead
+from .memory_work import MemoryWork
+from .names import Names
+from .optimizers import SGD, Optimizer
+from .outer_steps import Fragment, Nesterov
+from .parameters import Parameters
+from .tree import flatten, rebuild
+
+if TYPE_CHECKING:
+    from .tree import Array, Tree
+
+__all__ = ["DiLoCo", "LocalSGD", "LocalSteps"]
+
+_NO_LIMIT = 1 << 62  # bytes of a bucket
+
+
+class LocalSteps:
+    """A model that each rank of a group trains by itself, and that they bring together once in a period.
+
+    It is used as `DataParallel` is. Inner steps send nothing. At the end of a period each rank sends by how much the
+    weights of its own differ from those that all ranks had last; the mean of that is what an outer optimizer takes for
+    a gradient. It travels under the next `delay` inner steps, whose progress is kept: what then comes in is added to
+    it. With fragments, parts of the weights take turns, each once in a period: as many bytes, at most 1 / fragments of
+    them at once.
+
+    The inner optimizer's state is each rank's own, and stays. Bytes sent per rank and inner step: 2 (n-1) / n of the
+    weights, divided by the period; `DataParallel` sends that in each step.
+
+    Attributes:
+        rank: That it runs on.
+        group: The ranks that train it.
+        steps: How many inner steps there have been.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        params: Tree,
+        *,
+        optimizer: Optimizer,
+        outer: Optimizer,
+        period: int,
+        delay: int = 1,
+        fragments: int = 1,
+        group: Group | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """Take the weights over: copies of `params`, those of the group's first rank.
+
+        Args:
+            rank: This rank.
+            params: A dict, list or tuple of arrays, nested as you like; the same names, shapes and dtypes on all ranks.
+            optimizer: Of inner steps.
+            outer: Of outer steps; what it is given for a gradient is the mean change, with the sign of one.
+            period: Inner steps from one outer step to the next.
+            delay: Inner steps under which the outer reduction travels; 0 waits for it. Less than the period.
+            fragments: In how many parts the weights take turns; every n-th parameter is in one. It divides the period.
+            group: Ranks to train with; by default all.
+            ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
+
+        Raises:
+            UsageError: If an argument cannot be meant.
+        """
+        leaves = flatten(params)
+        _check(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))
+        self.rank, self.group, self.steps = rank, group or rank.world, 0
+        self.period, self.delay, self._ahead = period, delay, ahead
+        self._names, self._like = Names(params), params
+        self._parameters, self._work = Parameters(rank, leaves, optimizer), MemoryWork(rank)
+        self._stream = rank.stream(f"outer steps of {self.group.name}")
+        self._plans = self._planned(leaves, list(leaves))
+        self._fragments = [
+            Fragment(rank, plan, self._parameters, outer, sends_at=(number + 1) * period // fragments % period)
+            for number in range(fragments)
+            for plan in self._planned(leaves, list(leaves)[number::fragments])
+        ]
+        self._handed: dict[str, object] = {}
+        self._sent: deque[Future[object]] = deque()
+        flats = [flat.view() for flat in self._parameters.flat.values()]
+        told = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
+        self._newest: Future[dict[str, Array]] = self._work.compute(
+            self._begin, *(told if self.group.size > 1 else ()), name="first weights", moved_bytes=0
+        )
+
+    def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
+        """Return one bucket for all parameters of a dtype."""
+        told = {name: (leaves[name].shape, leaves[name].dtype) for name in names}
+        return list(plan_buckets(told, names, bucket_bytes=_NO_LIMIT, first_bytes=_NO_LIMIT, alone_bytes=None))
+
+    def _begin(self, *_: Array) -> dict[str, Array]:
+        for fragment in self._fragments:
+            fragment.begin()
+        return self._parameters.views
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> object:
+        """Return the newest weight of this rank, or a future of it; of a part of the tree, a dict of them.
+
+        The array is the model's own: it changes with the next `step`; copy what you keep.
+
+        Raises:
+            UsageError: If there is no such parameter.
+        """
+        return self._names.find(name, self._weight)
+
+    def _weight(self, name: str) -> Array | Future[object]:
+        newest = self._newest
+        return self._parameters.views[name] if newest.done and newest.exception() is None else newest[name]
+
+    def reduce(self, name: str, grad: object) -> None:
+        """Hand over a gradient, or a future of it, for this rank's next inner step; it is sent nowhere.
+
+        Args:
+            name: Of the parameter, or of a part of the tree.
+            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them. It belongs to the
+                model until the step is made.
+
+        Raises:
+            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
+                or of `finish`, if the gradient has another shape.
+        """
+        for leaf, gradient in list(self._names.pairs(name, grad)):
+            if leaf in self._handed:
+                raise UsageError(
+                    f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already"
+                )
+            self._handed[leaf] = gradient
+
+    def step(self) -> Ahead:
+        """Let this rank's weights make an inner step; begin and end outer steps that are due. Issues, and never waits.
+
+        Returns:
+            What may be awaited, to keep the program at most `ahead` steps ahead of its computes.
+
+        Raises:
+            UsageError: If a parameter has had no gradient.
+        """
+        missing = [name for plan in self._plans for name in plan.names if name not in self._handed]
+        if missing:
+            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}")
+        self.steps += 1
+        moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
+        gradients, self._handed = self._handed, {}
+        update = partial(self._update, self.steps)
+        self._newest = self._work.compute(update, gradients, name="update", moved_bytes=moved_bytes)
+        for fragment in self._fragments:
+            self._apply_if_due(fragment)
+            if self.steps % self.period == fragment.sends_at:
+                self._send(fragment)
+                self._apply_if_due(fragment)
+        self._sent.append(cast("Future[object]", self._newest))
+        return Ahead([self._sent.popleft()] if len(self._sent) > self._ahead else [])
+
+    async def finish(self) -> object:
+        """End with an outer step, so that all ranks have the same weights, and wait for it; then go on, if you like.
+
+        Returns:
+            The weights, in a tree like `params`; the arrays are the model's own.
+        """
+        for fragment in self._fragments:
+            self._apply(fragment)
+            if fragment.sent_at < self.steps:
+                self._send(fragment)
+                self._apply(fragment)
+        await self._newest
+        return rebuild(self._like, self._parameters.views)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _update(self, step: int, gradients: dict[str, Array]) -> dict[str, Array]:
+        for name, gradient in gradients.items():
+            if getattr(gradient, "shape", None) != self._parameters.views[name].shape:
+                found = f"the gradient of {name!r} in step {step} has shape {getattr(gradient, 'shape', None)}"
+                raise UsageError(f"reduce: {found}, the parameter {self._parameters.views[name].shape}")
+        self._parameters.make_step(gradients, step)
+        return self._parameters.views
+
+    def _send(self, fragment: Fragment) -> None:
+        nbytes = fragment.plan.nbytes
+        change = self._work.compute(fragment.change, name="change", moved_bytes=4 * nbytes)
+        fragment.sent_at, fragment.due = self.steps, self.steps + self.delay
+        fragment.pending = change
+        if self.group.size > 1:
+            fragment.pending = self.group.all_reduce(change, op="mean", stream=self._stream, name="outer step")
+
+    def _apply_if_due(self, fragment: Fragment) -> None:
+        if fragment.due <= self.steps:
+            self._apply(fragment)
+
+    def _apply(self, fragment: Fragment) -> None:
+        pending, fragment.pending = fragment.pending, None
+        if pending is None:
+            return
+        fragment.rounds += 1
+
+        step = partial(self._outer_step, fragment, fragment.rounds, fragment.sent_at < self.steps)
+        self._newest = self._work.compute(step, pending, name="outer update", moved_bytes=fragment.moved_bytes)
+
+    def _outer_step(self, fragment: Fragment, round_: int, since: bool, mean: Array) -> dict[str, Array]:
+        fragment.apply(round_, since, mean)
+        return self._parameters.views
+
+
+class LocalSGD(LocalSteps):
+    """Local SGD: all ranks average their weights once in a period.
+
+    Stich, "Local SGD converges fast and communicates little", arXiv:1805.09767; with a delay, as in Overlap Local-SGD
+    (Wang, Liang, Joshi, arXiv:2002.09539) without its momentum.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        params: Tree,
+        *,
+        optimizer: Optimizer,
+        period: int = 16,
+        delay: int = 1,
+        fragments: int = 1,
+        group: Group | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """Take the weights over; arguments as for `LocalSteps`. 16 steps are those of Lin et al., arXiv:1808.07217."""
+        super().__init__(
+            rank, params, optimizer=optimizer, outer=SGD(1.0), period=period, delay=delay, fragments=fragments,
+            group=group, ahead=ahead,
+        )  # fmt: skip
+
+
+class DiLoCo(LocalSteps):
+    """DiLoCo: many inner steps, and outer ones with Nesterov's momentum.
+
+    Douillard et al., "DiLoCo: distributed low-communication training of language models", arXiv:2311.08105; with
+    fragments and a delay as in its streaming form, arXiv:2501.18512, but for the way in which an outer step comes in:
+    here the steps made meanwhile are kept whole, there it is mixed with them.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        params: Tree,
+        *,
+        optimizer: Optimizer,
+        outer: Optimizer | None = None,
+        period: int = 500,
+        delay: int = 1,
+        fragments: int = 1,
+        group: Group | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """Take the weights over; arguments as for `LocalSteps`. `outer` is `Nesterov(0.7, 0.9)` by default."""
+        super().__init__(
+            rank, params, optimizer=optimizer, outer=outer or Nesterov(), period=period, delay=delay,
+            fragments=fragments, group=group, ahead=ahead,
+        )  # fmt: skip
+
+
+def _check(*, period: int, delay: int, fragments: int, ahead: int, parameters: int) -> None:
+    counts = (("period", period, 1), ("delay", delay, 0), ("fragments", fragments, 1), ("ahead", ahead, 0))
+    for name, value, least in counts:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+    if delay >= period:
+        raise UsageError(f"delay: expected less than the period of {period}, got {delay}")
+    if period % fragments:
+        raise UsageError(f"fragments: expected a number that divides the period of {period}, got {fragments}")
+    if fragments > parameters:
+        raise UsageError(f"fragments: expected at most one for each of the {parameters} parameters, got {fragments}")

@@ -1,0 +1,125 @@
+"""The outer steps of ranks that train apart: what one fragment of the weights keeps for them, and how it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.rank import Rank
+from .buckets import BucketPlan
+from .optimizers import Optimizer
+from .parameters import Parameters
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+    Array: TypeAlias = NDArray[Any]
+
+__all__ = ["Fragment", "Nesterov"]
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Descent with Nesterov's momentum: v = momentum * v + g; p = p - lr * (g + momentum * v).
+
+    The outer optimizer of DiLoCo, with its rate and momentum: Douillard et al., arXiv:2311.08105. State: one array.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Share of the last velocity that stays; at least 0, less than 1.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.lr >= 0:
+            raise UsageError(f"lr: expected a number from 0, got {self.lr!r}")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum: expected at least 0 and less than 1, got {self.momentum!r}")
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return a velocity of zeros."""
+        return {"velocity": np.zeros(size, dtype)}
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place. Cost: four passes."""
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        param -= self.lr * (grad + self.momentum * velocity)
+
+
+class Fragment:
+    """Weights of one dtype whose outer steps are made together.
+
+    Memory: two copies of them and what the outer optimizer keeps; while an outer step is on the wire, two more. All
+    methods are called on the compute stream.
+
+    Attributes:
+        plan: Which weights.
+        sends_at: In which step of each period their change is sent.
+        pending: The mean change of all ranks, if it is on the wire.
+        sent_at: The step that it was sent at last.
+        due: The step that it is to come in at, while it is pending.
+        rounds: How many outer steps have been issued.
+    """
+
+    def __init__(
+        self, rank: Rank, plan: BucketPlan, parameters: Parameters, outer: Optimizer, *, sends_at: int
+    ) -> None:
+        self.plan, self.sends_at = plan, sends_at
+        self.pending: Future[Array] | None = None
+        self.sent_at = self.due = self.rounds = 0
+        self._parameters, self._outer, self._runs = parameters, outer, parameters.runs(plan)
+        self._whole: Array = rank.empty(plan.size, plan.dtype)  # on which all ranks agree
+        self._state = outer.fresh(plan.size if parameters.real else 0, plan.dtype)
+        self._sent = self._whole
+        self._nothing = None if parameters.real else rank.empty(plan.size, plan.dtype)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What an outer step reads and writes, as far as it is more than a copy."""
+        return 4 * self.plan.nbytes
+
+    def begin(self) -> None:
+        """Take note of the weights that all ranks begin with."""
+        if self._nothing is None:
+            self._whole[:] = self._local()
+
+    def change(self) -> Array:
+        """Return by how much the common weights exceed this rank's: what a gradient is to the outer optimizer."""
+        if self._nothing is not None:
+            return self._nothing
+        self._sent = self._local()
+        return self._whole - self._sent
+
+    def apply(self, round_: int, since: bool, mean: Array) -> None:
+        """Make an outer step with the mean change of all ranks; keep what this rank has learned since it was sent.
+
+        Args:
+            round_: From 1.
+            since: Whether it has made steps since.
+            mean: Of the changes.
+        """
+        if self._nothing is not None:
+            return
+        self._outer.update(self._whole, mean, self._state, round_)
+        moved = self._whole - self._sent if since else None
+        flat: Array = self._parameters.flat[self.plan.dtype]
+        for here, there in self._runs:
+            if moved is None:
+                flat[here] = self._whole[there]
+            else:
+                flat[here] += moved[there]
+
+    def _local(self) -> Array:
+        flat: Array = self._parameters.flat[self.plan.dtype]
+        found: Array = np.empty(self.plan.size, self.plan.dtype)
+        for here, there in self._runs:
+            found[there] = flat[here]
+        return found
