@@ -18,6 +18,8 @@ SLICE_BYTES = 256 << 10
 #: While one slice is added, and asked for, the next is on the wire. Over that link 4 MiB take 38 ms in 4 or 8 slices
 #: (41 to 43 in 2, 46 in one piece), and eight times 4 MiB at once 291 ms in 4, 301 in 8, which cost more CPU time.
 MOST_SLICES = 4
+#: But longer than this is no slice: it is added from memory, not from a cache, and must be asked for.
+LONGEST_BYTES = 2 << 20
 
 
 def message_bytes(schedule: Schedule, nbytes: int) -> float:
@@ -36,7 +38,8 @@ def slices_of(schedule: Schedule, nbytes: int) -> int:
     """Return in how many slices messages should travel: 1 if nothing follows from them, or they are short."""
     if schedule.steps < 2 and not schedule.reduces:
         return 1
-    return max(1, min(MOST_SLICES, int(message_bytes(schedule, nbytes) / SLICE_BYTES)))
+    length = message_bytes(schedule, nbytes)
+    return max(1, min(MOST_SLICES, int(length / SLICE_BYTES)), int(length / LONGEST_BYTES))
 
 
 def sliced(schedule: Schedule, slices: int) -> Schedule:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import Kind, generate, project_all, verify
-from overlap.collectives.slicing import MOST_SLICES, SLICE_BYTES, message_bytes, sliced, slices_of
+from overlap.collectives.slicing import LONGEST_BYTES, MOST_SLICES, SLICE_BYTES, message_bytes, sliced, slices_of
 
 from .executor import execute
 from .reference import expected, random_inputs
@@ -50,6 +50,7 @@ def test_a_slice_is_passed_on_as_soon_as_it_has_come():
 def test_long_messages_from_which_something_follows_are_sliced():
     ring = generate("all_reduce", "ring", 4)
     assert message_bytes(ring, 4 * SLICE_BYTES) == SLICE_BYTES
-    assert [slices_of(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 100)] == [1, 1, 2, 3, MOST_SLICES]
+    assert [slices_of(ring, n * 4 * SLICE_BYTES) for n in (0, 1, 2, 3, 9)] == [1, 1, 2, 3, MOST_SLICES]
+    assert slices_of(ring, 4 * 25 * LONGEST_BYTES) == 25
     assert slices_of(generate("all_gather", "ring", 2), 100 * SLICE_BYTES) == 1  # one message each, and that was all
     assert slices_of(generate("all_reduce", "ring", 1), 100 * SLICE_BYTES) == 1

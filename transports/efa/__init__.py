@@ -7,6 +7,7 @@
 #   joining      dialling, letting in and shaking hands, until every two processes are connected
 #   door         the sockets that listen
 #   queueing     how much of what leaves waits in the system
+#   sharing      which rail takes what
 #   returning    how rails that have died come back
 #   address      what a process tells the others about where it can be reached
 #   link         another process: its rails, and what becomes of its messages when rails die or it leaves

@@ -44,6 +44,11 @@ class Departures:
         """Whether anything could leave now."""
         return bool(self._frames or self._chunks or self._outgoing.due)
 
+    @property
+    def due_bytes(self) -> int:
+        """How much of long messages could leave now."""
+        return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
+
     def next_frame(self) -> bytes | None:
         """Return the next small frame, if one is due."""
         if self._frames:

@@ -11,7 +11,8 @@ from transports.efa.acknowledged import LOST_S
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail, message_of
-from transports.frame import FrameError, FrameKind, pack
+from transports.efa.sharing import holds_back, holds_up
+from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import Link
 from transports.matching import Lane, Limits
 
@@ -82,10 +83,19 @@ class EfaLink(Link):
         if self._changed is not None:
             self._changed.set()
 
+    def spares(self, rail: Rail, *, small: bool = False) -> bool:
+        """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
+        if len(self.rails) == 1:
+            return False
+        mine, others = rail.standing(), [other.standing() for other in self.rails if other is not rail]
+        if small:
+            return holds_up(mine, others)
+        return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
+
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
         for rail in self.rails:
-            if rail.idle:
+            if rail.idle and not self.spares(rail, small=True):
                 number = self.engine.outgoing.eager(view)
                 if number is None:
                     return False

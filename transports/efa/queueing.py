@@ -6,6 +6,7 @@ among what has not been written yet, so there less is.
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from transports.frame import CHUNK_BYTES
 
-__all__ = ["shorten", "spare"]
+__all__ = ["shorten", "spare", "unsent_bytes"]
 
 # Two chunks: enough that both processes keep busy (measured: 2.8 GB/s in both directions at 0.4 MB, 4.1 GB/s at 4 MB),
 # and little for an urgent frame to stand behind. TCP sizes its buffers itself, but may be told how much to hold unsent.
@@ -34,6 +35,7 @@ _LOCAL_CONGESTION, _NEAR_CONGESTION, _PACING = b"reno", b"cubic", b"bbr"
 _WMEM_MAX = Path("/proc/sys/net/core/wmem_max")
 # In Linux's `struct tcp_info` (linux/tcp.h): the smoothed round trip, microseconds.
 _RTT_US, _LENGTH = 68, 104
+_SIOCOUTQ = 0x5411  # linux/sockios.h
 
 
 def spare(connection: socket.socket) -> None:
@@ -56,6 +58,14 @@ def shorten(connection: socket.socket, report: Callable[[str], None]) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _FAR_UNSENT_BYTES)
         _bound(connection, report)
         _pace_no_more(connection, report)
+
+
+def unsent_bytes(connection: socket.socket) -> int:
+    """Return how much the system has taken that the other end has not acknowledged; 0 where it does not tell."""
+    try:
+        return int(struct.unpack("=i", fcntl.ioctl(connection, _SIOCOUTQ, bytes(4)))[0])
+    except (OSError, ValueError):  # the latter if it is closed
+        return 0
 
 
 def _round_trip_s(connection: socket.socket) -> float:

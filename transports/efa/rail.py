@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
+from time import perf_counter
 from typing import Protocol
 
 import trio
@@ -16,6 +17,8 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 
 from transports.efa.acknowledged import unacknowledged_s
 from transports.efa.departures import Departures, Entry
+from transports.efa.queueing import unsent_bytes
+from transports.efa.sharing import Pace, Standing
 from transports.frame import (
     CHUNK_BYTES,
     EAGER_BYTES,
@@ -64,6 +67,9 @@ class Owner(Protocol):
 
     def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
         """Act on a frame that is no chunk."""
+
+    def spares(self, rail: Rail, *, small: bool = False) -> bool:
+        """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return where a chunk belongs."""
@@ -125,6 +131,7 @@ class Rail(ABC):
         self._kept_before = 0  # frames that left earlier and are known to have arrived
         self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
         self._arriving = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._pace = Pace()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
         self._acknowledged = 0
@@ -154,6 +161,10 @@ class Rail(ABC):
         left, self._kept = self._kept, deque()
         return left
 
+    def standing(self) -> Standing:
+        """Return how fast it is, and how much waits on it."""
+        return self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+
     @property
     def owes(self) -> bool:
         """Whether a frame is due that belongs on this rail."""
@@ -164,7 +175,7 @@ class Rail(ABC):
         if self.bye_said:
             return []
         small = self._small()
-        chunk = None if self.bye_said else self.owner.departures.next_chunk()
+        chunk = None if self.bye_said or self.owner.spares(self) else self.owner.departures.next_chunk()
         if chunk is None:
             return [small[0] if len(small) == 1 else b"".join(small)] if small else []
         self.leaving = chunk
@@ -187,7 +198,7 @@ class Rail(ABC):
 
     def _small(self) -> list[bytes]:
         frames: list[bytes] = []
-        left_bytes = _BATCH_BYTES
+        left_bytes = 0 if self.owner.spares(self, small=True) else _BATCH_BYTES
         while left_bytes > 0 and (frame := self.owner.departures.next_frame()) is not None:
             frames.append(frame)
             self.keep(frame)

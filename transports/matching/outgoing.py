@@ -105,6 +105,11 @@ class Outgoing:
         """Whether anything could leave now."""
         return bool(self._answers or self._announcing or self._flowing)
 
+    @property
+    def due_bytes(self) -> int:
+        """How much of accepted messages has not left. Cost: O(messages)."""
+        return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.stage is Stage.FLOWING)
+
     def next_message(self) -> Message | None:
         """Return what to say next, if anything but chunks is due.
 

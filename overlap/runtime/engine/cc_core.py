@@ -22,10 +22,10 @@ from ...collectives.reduce import Array, Reducer
 from ...collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["Buffers", "Execution", "UnevenBuffers"]
+__all__ = ["AHEAD", "Buffers", "Execution", "UnevenBuffers"]
 
-# Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
-_AHEAD = 16
+#: Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
+AHEAD = 16
 # Shorter messages come unasked.
 _ASKED_BYTES = 64 << 10
 
@@ -202,7 +202,7 @@ class Execution:
 
     async def _look_ahead(self, index: int, progress: ParkingLot) -> None:
         """Run one queue in order, but post receives while earlier ones are under way, or being reduced."""
-        room, steps = trio.Semaphore(_AHEAD), self._program.queues[index]
+        room, steps = trio.Semaphore(AHEAD), self._program.queues[index]
         touched: dict[int, list[Array]] = {}  # by steps that have not finished
 
         async def run(position: int, begun: trio.Event, turn: trio.Event, finished: trio.Event) -> None:
@@ -243,9 +243,9 @@ class Execution:
         return [self._buffers.view(extent) for extent in (step.dst, step.base, theirs) if extent is not None]
 
     def _collides(self, step: Step, touched: Iterable[list[Array]]) -> bool:
-        """Whether steps that have not finished touch what a receive is going to write."""
-        [place] = self._views(step)
-        return any(np.may_share_memory(place, other) for others in touched for other in others)
+        """Whether steps that have not finished touch what a receive is going to read or write."""
+        mine = self._views(step)
+        return any(np.may_share_memory(one, other) for others in touched for other in others for one in mine)
 
     async def _next(self, index: int) -> None:
         """Run the next step of a queue."""

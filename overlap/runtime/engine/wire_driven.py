@@ -20,7 +20,7 @@ from transports import Call, Delivery
 from ...collectives.program import Kind, Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Op
-from .cc_core import Execution
+from .cc_core import AHEAD, Execution
 
 __all__ = ["WORTH_DRIVING_BYTES", "WireDrivenExecution"]
 
@@ -33,24 +33,17 @@ class WireDrivenExecution(Execution):
     """One rank's program under way, over an endpoint that `tells`."""
 
     __slots__ = (
-        "_advancing",
-        "_again",
-        "_begun",
-        "_consumed",
-        "_early",
-        "_failure",
-        "_held",
-        "_running",
-        "_sleeper",
-        "_unfinished",
-    )
+        "_advancing", "_again", "_begun", "_consumed", "_early", "_failure", "_running", "_sleeper", "_unfinished",
+        "_waiting",
+    )  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         count = len(self._program.queues)
         self._begun = [0] * count  # steps of each queue that have been begun
         self._early: list[set[int]] = [set() for _ in range(count)]  # those that ended before others of their queue
-        self._held = [False] * count  # one is under way that those behind it must wait for
+        # What is there to be moved or added, by position, once all steps before it have ended.
+        self._waiting: list[dict[int, tuple[Step, Array, Delivery | None]]] = [{} for _ in range(count)]
         self._running: dict[tuple[int, int], Call | None] = {}  # by queue and position; None: in the worker threads
         self._unfinished = sum(map(len, self._program.queues))  # steps
         self._failure: BaseException | None = None
@@ -93,6 +86,11 @@ class WireDrivenExecution(Execution):
                 call.withdraw()
         while self._running:
             await self._news()
+        for waiting in self._waiting:
+            for _, _, delivery in waiting.values():
+                if delivery is not None:
+                    delivery.release()
+            waiting.clear()
 
     async def _news(self) -> None:
         self._sleeper = current_task()
@@ -130,22 +128,22 @@ class WireDrivenExecution(Execution):
     def _push(self, index: int) -> None:
         """Begin the next steps of a queue, until one has to wait."""
         steps = self._program.queues[index]
-        while (at := self._begun[index]) < len(steps) and not self._held[index]:
+        while (at := self._begun[index]) < len(steps):
             step = steps[at]
-            apart = step.kind is Kind.SEND or self._is_plain(step)
-            if self._must_wait(step) or not (apart or at == self._finished[index]):
+            if self._must_wait(step) or (step.kind is Kind.RECV and not self._may_come(index, at, step)):
                 return
-            self._begun[index], self._held[index] = at + 1, not apart
+            self._begun[index] = at + 1
             self._begin_step(index, at, step)
 
-    def _is_plain(self, step: Step) -> bool:
-        """Whether the bytes of a message go straight to their place, whatever else is under way in its queue."""
-        arrays = self._buffers.arrays
-        return (
-            step.kind is Kind.RECV
-            and step.op is Op.MOVE
-            and arrays[step.src.buffer].dtype == arrays[step.dst.buffer].dtype
-        )
+    def _may_come(self, index: int, at: int, step: Step) -> bool:
+        """Whether a message may come while steps before it are under way: there is room, or a place nobody touches."""
+        return at - self._finished[index] < AHEAD and (not self._lands(step) or self._apart(index, at, step))
+
+    def _apart(self, index: int, at: int, step: Step) -> bool:
+        """Whether nothing that reduces or copies before a step, and has not ended, touches what it touches."""
+        early, steps = self._early[index], self._program.queues[index]
+        before = [steps[other] for other in range(self._finished[index], at) if other not in early]
+        return not self._collides(step, [self._views(other) for other in before if not self._lands(other)])
 
     def _begin_step(self, index: int, at: int, step: Step) -> None:
         if step.kind is Kind.SEND:
@@ -156,7 +154,7 @@ class WireDrivenExecution(Execution):
         elif step.kind is Kind.RECV:
             self._begin_receive(index, at, step)
         else:
-            self._work(index, at, step, self._buffers.view(step.src), None)
+            self._in_turn(index, at, step, self._buffers.view(step.src), None)
 
     def _begin_send(self, index: int, at: int, step: Step) -> None:
         key = index, at
@@ -172,7 +170,7 @@ class WireDrivenExecution(Execution):
 
     def _begin_receive(self, index: int, at: int, step: Step) -> None:
         target, key = self._buffers.view(step.dst), (index, at)
-        plain = self._is_plain(step)
+        plain = self._lands(step)
         begin = partial(
             self._endpoint.begin_recv,
             self._members[step.peer],
@@ -180,7 +178,7 @@ class WireDrivenExecution(Execution):
             target if plain else None,
             target.size * self._buffers.arrays[step.src.buffer].itemsize,
             done=partial(self._moved if plain else self._arrived, key),
-            consume=None if plain else partial(self._consume, key),
+            consume=partial(self._consume, key) if not plain and self._apart(index, at, step) else None,
         )
         self._start(key, begin)
 
@@ -204,8 +202,8 @@ class WireDrivenExecution(Execution):
         while self._finished[index] in early:
             early.remove(self._finished[index])
             self._finished[index] += 1
-        self._held[index] = False
         self._again = True
+        self._catch_up(index)
 
     def _fails(self, key: tuple[int, int], call: Call) -> bool:
         """Whether a message has not been; who waits is told."""
@@ -261,12 +259,24 @@ class WireDrivenExecution(Execution):
             self._go_on()
             return
         incoming = np.frombuffer(delivery.view, np.uint8).view(self._buffers.arrays[step.src.buffer].dtype)
-        try:
-            self._work(index, at, step, incoming, delivery)
-        except Exception as error:
-            self._failure = self._failure or error
-            delivery.release()
+        self._in_turn(index, at, step, incoming, delivery)
         self._go_on()
+
+    def _in_turn(self, index: int, at: int, step: Step, incoming: Array, delivery: Delivery | None) -> None:
+        """Move or add `incoming` once all steps before have ended."""
+        self._waiting[index][at] = step, incoming, delivery
+        self._catch_up(index)
+
+    def _catch_up(self, index: int) -> None:
+        """Do what waits for its turn, if that has come."""
+        at = self._finished[index]
+        ready = None if self._failure is not None else self._waiting[index].pop(at, None)
+        if ready is None:
+            return
+        try:
+            self._work(index, at, *ready)
+        except Exception as error:
+            self._worked(index, at, ready[2], error)
 
     def _work(self, index: int, at: int, step: Step, incoming: Array, delivery: Delivery | None) -> None:
         """Move or add `incoming` to where a step says, in worker threads if it is large."""

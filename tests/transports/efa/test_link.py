@@ -11,6 +11,7 @@ from transports.bounce import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
+from transports.efa.sharing import Standing
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack, parse
 from transports.matching import Receive, Send
 
@@ -25,6 +26,9 @@ class Pipe(Rail):
         self.wire: list[bytes] = []
         self.incoming = b""
         link.add(self)
+
+    def standing(self) -> Standing:
+        return Standing(0.0, 0)
 
     def put(self, frame: bytes) -> None:
         self.keep(frame)

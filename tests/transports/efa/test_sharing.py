@@ -1,0 +1,64 @@
+"""Which rail takes what, and how its speed is learned."""
+
+from __future__ import annotations
+
+import pytest
+
+from transports.efa.sharing import Pace, Standing, holds_back, holds_up
+
+MB = 10**6
+CHUNK = 524288
+
+
+def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
+    pace = Pace()
+    assert pace.standing(0.0, 2 * MB, 2 * MB) == Standing(0.0, 2 * MB)
+    assert pace.standing(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
+    assert pace.standing(0.01, 2 * MB, MB).bytes_per_s == 100 * MB
+    assert pace.standing(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
+    assert pace.standing(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
+    assert pace.standing(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
+
+
+def test_the_last_packets_of_a_message_tell_nothing() -> None:
+    pace = Pace()
+    pace.standing(0.0, 2 * MB, 2 * MB)
+    pace.standing(0.01, 2 * MB, MB)
+    pace.standing(0.02, 2 * MB, 1000)
+    assert pace.standing(0.06, 2 * MB, 1000).bytes_per_s == 100 * MB
+
+
+def test_a_rail_that_delivers_nothing_becomes_slow() -> None:
+    pace = Pace()
+    pace.standing(0.0, 2 * MB, 2 * MB)
+    pace.standing(0.01, 2 * MB, MB)
+    rates = [pace.standing(0.01 * n, 2 * MB, MB).bytes_per_s for n in range(2, 6)]
+    assert rates == [50 * MB, 25 * MB, 12.5 * MB, 6.25 * MB]
+
+
+FAST, SLOW = 100 * MB, 10 * MB
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "due_bytes", "held"),
+    [
+        (Standing(SLOW, 0), [Standing(FAST, 0)], CHUNK, True),
+        (Standing(SLOW, 0), [Standing(FAST, 0)], 20 * CHUNK, False),  # the other one is busy for longer
+        (Standing(SLOW, CHUNK), [Standing(FAST, 0)], 15 * CHUNK, True),
+        (Standing(FAST, 0), [Standing(SLOW, 0)], CHUNK, False),
+        (Standing(FAST, MB), [Standing(FAST, 0)], CHUNK, False),  # equals share
+        (Standing(0.0, 0), [Standing(FAST, 0)], CHUNK, False),  # nobody knows yet
+        (Standing(SLOW, 0), [Standing(0.0, 0)], CHUNK, False),
+        (Standing(SLOW, 0), [Standing(FAST, MB), Standing(FAST, 2 * MB)], CHUNK, True),
+        (Standing(SLOW, 0), [Standing(FAST, 8 * MB)], CHUNK, False),  # the other one is congested
+    ],
+)
+def test_a_slow_rail_takes_a_chunk_only_if_it_comes_in_time(mine, others, due_bytes, held) -> None:
+    assert holds_back(mine, others, due_bytes=due_bytes, chunk_bytes=CHUNK) is held
+
+
+def test_small_frames_do_not_queue_on_a_slow_rail_while_a_fast_one_lives() -> None:
+    assert holds_up(Standing(SLOW, CHUNK), [Standing(FAST, CHUNK)])
+    assert not holds_up(Standing(SLOW, 0), [Standing(FAST, CHUNK)])
+    assert not holds_up(Standing(FAST, CHUNK), [Standing(SLOW, CHUNK)])
+    assert not holds_up(Standing(SLOW, CHUNK), [])

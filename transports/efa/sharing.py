@@ -1,0 +1,88 @@
+"""Which rail takes what: none takes what another one would bring sooner. Pure.
+
+A rail that is slow, or congested, would hold back the message whose chunk it takes, and frames that stand behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Pace", "Standing", "holds_back", "holds_up"]
+
+# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s.
+_WINDOW_S = 0.005
+# What waits is busy work only from here on: the last packets of less are acknowledged late.
+_BUSY_BYTES = 64 << 10
+# Small frames may wait so much longer than on the best rail, which may not have room for them now.
+_SMALL_S = 0.001
+# Rails count as equal up to this ratio of what was measured of them, which varies by half.
+_EQUAL = 3.0
+
+
+class Standing(NamedTuple):
+    """How a rail does.
+
+    Attributes:
+        bytes_per_s: What it has delivered lately; 0 if nobody knows.
+        waiting_bytes: Written, and not acknowledged.
+    """
+
+    bytes_per_s: float
+    waiting_bytes: int
+
+    def time_s(self, nbytes: float) -> float:
+        """Return when so much more would have arrived; at once where nobody knows."""
+        return (self.waiting_bytes + nbytes) / self.bytes_per_s if self.bytes_per_s else 0.0
+
+
+class Pace:
+    """Learns how fast a rail is, from what it has delivered while something waited on it."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = 0.0
+        self._begun: tuple[float, int, int] | None = None  # when; what had been written, and delivered
+
+    def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> Standing:
+        """Take note of how much has been written and how much of it waits; say what follows."""
+        delivered = written_bytes - waiting_bytes
+        if waiting_bytes < _BUSY_BYTES:
+            self._begun = None
+        elif self._begun is None:
+            self._begun = now_s, written_bytes, delivered
+        elif now_s - self._begun[0] >= _WINDOW_S:
+            self._learn(now_s, delivered, *self._begun)
+            self._begun = now_s, written_bytes, delivered
+        return Standing(self._bytes_per_s, waiting_bytes)
+
+    def _learn(self, now_s: float, delivered: int, begun_s: float, written_before: int, delivered_before: int) -> None:
+        """Take a sample; where all that had been written was delivered, only that the rail is no slower."""
+        rate = (delivered - delivered_before) / (now_s - begun_s)
+        if delivered >= written_before or not self._bytes_per_s:
+            self._bytes_per_s = max(self._bytes_per_s, rate)
+        else:
+            self._bytes_per_s = (self._bytes_per_s + rate) / 2
+
+
+def holds_back(mine: Standing, others: Sequence[Standing], *, due_bytes: int, chunk_bytes: int) -> bool:
+    """Whether a chunk would arrive later on a rail than on the others, if they took all that is due.
+
+    Never so for the fastest rail: somebody takes it.
+    """
+    known = _faster(mine, others)
+    if not known:
+        return False
+    nbytes = min(due_bytes, chunk_bytes)
+    together = Standing(sum(o.bytes_per_s for o in known), sum(o.waiting_bytes for o in known)).time_s(due_bytes)
+    return mine.time_s(nbytes) > max(together, min(other.time_s(nbytes) for other in known))
+
+
+def holds_up(mine: Standing, others: Sequence[Standing]) -> bool:
+    """Whether a small frame would arrive clearly later on a rail than on another one."""
+    known = _faster(mine, others)
+    return bool(known) and mine.time_s(0) > min(other.time_s(0) for other in known) + _SMALL_S
+
+
+def _faster(mine: Standing, others: Sequence[Standing]) -> list[Standing]:
+    """Return the rails that are clearly faster, if this one's rate is known."""
+    return [other for other in others if other.bytes_per_s > _EQUAL * mine.bytes_per_s > 0]
