@@ -1,6 +1,7 @@
 """Workloads on modelled clusters: their simulated times are exact, so what they print is compared to the letter."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,13 @@ SHORT = ("07_transformer", "10_two_streams")
 )
 def test_printed_exactly(name):
     assert printed_by(f"examples/{name}.py") == EXPECTED[name]
+
+
+def test_the_readme_tells_what_the_strategies_reach():
+    told = (ROOT / "README.md").read_text()
+    rows = [re.split(" {2,}", line) for line in STRATEGIES.splitlines()[1:]]
+    assert len(rows) == 6
+    assert [name for name, *figures in rows if f"| {name} | {' | '.join(figures)} |" not in told] == []
 
 
 def test_smaller_buckets_of_a_small_transformer_hide_more():
