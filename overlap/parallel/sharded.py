@@ -175,6 +175,8 @@ class Sharded:
     def reduce(self, name: str, grad: object) -> None:
         """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
 
+        Nothing that is issued later in the step may use the parameter: its update may run beside the rest of backward.
+
         Args:
             name: Of the parameter, or of a part of the tree.
             grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
