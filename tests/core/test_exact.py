@@ -106,7 +106,7 @@ def test_on_the_virtual_clock(algorithm: str | None) -> None:
     algorithms = set()
 
     async def main(rank: overlap.Rank) -> Array:
-        future = rank.all_reduce(np.ones(8), exact=True)
+        future = rank.all_reduce(np.ones(1 << 18, np.float32), exact=True)
         await future
         algorithms.add(future.algorithm)
         return await everything(rank, *asked)
@@ -125,6 +125,16 @@ def test_ranks_agree_on_it() -> None:
 
     calls = ("all_reduce(float64 (4,), op='sum')", "all_reduce(float64 (4,), op='sum', exact=True)")
     assert {tuple(sorted(told)) for told in run(main, 2)} == {tuple(sorted(calls))}
+
+
+def test_ranks_of_other_processes_agree_on_it_too() -> None:
+    async def main(rank: overlap.Rank) -> list[str]:
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.all_reduce(np.ones(4), exact=rank.rank == 1)
+        return sorted(caught.value.calls)
+
+    calls = ["all_reduce(float64 (4,), op='sum')", "all_reduce(float64 (4,), op='sum', exact=True)"]
+    assert run_far(main, 2, 1) == [calls, calls]
 
 
 def test_it_is_yes_or_no() -> None:
