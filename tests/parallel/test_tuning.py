@@ -76,7 +76,6 @@ def test_the_replay_takes_what_can_be_worked_out_by_hand():
     ids=["latency", "bandwidth"],
 )
 def test_the_best_candidate_is_taken(known, size, order):
-    known = recording(32, **known)
     choice = tuning.best_of(known, make)
     times = [tuning.replay(known, make, *candidate) for candidate in tuning.CANDIDATES]
     assert choice.step_s <= 1.01 * min(times)
