@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
 from types import CodeType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .agreement import agreement
+from .ahead import Ahead
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
 from .finite import Blame
 from .memory import ModelMemory
@@ -28,41 +29,16 @@ from .optimizers import Optimizer
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
 from .reduction import Reduction, Wiring
+from .settings import IN_FLIGHT, Order, Settings, Unused
 from .tree import flatten, rebuild
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["Ahead", "DataParallel", "Order", "Unused"]
-
-Order: TypeAlias = Literal["forward", "fifo"]
-Unused: TypeAlias = Literal["error", "zeros"]
+__all__ = ["DataParallel"]
 
 _ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
-
-IN_FLIGHT = 64
-"""Buckets on the wire at once. They are reduced in place, so more of them take no more memory."""
-
-
-class Ahead:
-    """What `model.step()` returns; `await` it to wait until the program is only so many steps ahead.
-
-    Nobody has to: it is for loops that would issue thousands of steps before the first has run.
-    """
-
-    __slots__ = ("_pending", "_then")
-
-    def __init__(
-        self, pending: Iterable[Future[object]], then: Callable[[], Coroutine[object, object, None]] | None = None
-    ) -> None:
-        self._pending, self._then = list(pending), then
-
-    def __await__(self) -> Generator[object, object, None]:
-        for future in self._pending:
-            yield from future.__await__()
-        if self._then is not None:
-            yield from self._then().__await__()
 
 
 class DataParallel:
@@ -126,23 +102,17 @@ class DataParallel:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
         """
         self._leaves = leaves = flatten(params)
-        _check_choice("order", order, ("forward", "fifo"))
-        _check_choice("unused", unused, ("error", "zeros"))
-        _check_count("in_flight", in_flight)
-        _check_count("ahead", ahead, least=0)
-        self._tuner = None
-        if bucket_bytes == "auto":
-            if rank.clock != "real":
-                raise UsageError("bucket_bytes: 'auto' records real time; on the virtual clock, try sizes")
-            bucket_bytes, self._tuner = None, Tuner(partial(DataParallel, optimizer=optimizer), leaves)
-        _check_count("bucket_bytes", 1 if bucket_bytes is None else bucket_bytes)
-        if exact and hook is not None:
-            raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
-        if clip_norm is not None and not clip_norm > 0:
-            raise UsageError(f"clip_norm: expected a number above 0, got {clip_norm!r}")
+        self._settings = Settings(
+            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, unused=unused,
+            rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight, ahead=ahead,
+        )  # fmt: skip
         self.rank, self.group, self.steps = rank, group or rank.world, 0
-        self._like, self._order, self._ahead, self._unused, self._clip_norm = params, order, ahead, unused, clip_norm
-        self._bucket_bytes, self._uneven = bucket_bytes, uneven and self.group.size > 1
+        self.choice: Choice | None = None
+        self._like, self._order, self._uneven = params, order, uneven and self.group.size > 1
+        self._tuner: Tuner | None = None
+        if bucket_bytes == "auto":
+            bucket_bytes, self._tuner = None, Tuner(rank, partial(DataParallel, optimizer=optimizer), leaves)
+        self._bucket_bytes = bucket_bytes
         self._names = Names(params)
         self._backward = list(reversed(leaves))
         self._observed: list[str] | None = [] if rebuild_buckets and unused == "error" and not uneven else None
@@ -157,7 +127,6 @@ class DataParallel:
             work=MemoryWork(rank),
             blame=Blame(rank, self.group),
         )
-        self.choice: Choice | None = None
         self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
@@ -264,7 +233,7 @@ class DataParallel:
         bucket = self._home[name]
         bucket.place = place
         if self._tuner is not None:
-            self._tuner.handed_over(self.rank, self.steps, name, grad)
+            self._tuner.handed_over(self.steps, name, grad)
         if bucket.waits:
             self._update(bucket)
         if not self._syncs:
@@ -313,7 +282,7 @@ class DataParallel:
         """
         late = self._buckets[self._next :]
         missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
-        if missing and self._unused == "error" and not self._joins:
+        if missing and self._settings.unused == "error" and not self._joins:
             raise UsageError(
                 f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}; "
                 "hand it over, or pass unused='zeros'"
@@ -330,13 +299,13 @@ class DataParallel:
             self._update_all()
         self._rebuild()
         then = self._tune if self._tuner is not None and self.steps == RECORDED else None
-        return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [], then)
+        return Ahead(self._sent.popleft() if len(self._sent) > self._settings.ahead else [], then)
 
     async def _tune(self) -> None:
         """Choose buckets and order, the same on all ranks."""
         assert self._tuner is not None
         await self.finish()
-        told = await self._tuner.choose(self.rank) if self.group.rank == 0 else None
+        told = await self._tuner.choose() if self.group.rank == 0 else None
         self.choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
         self._tuner = None
         if self.group.rank == 0:
@@ -423,9 +392,9 @@ class DataParallel:
         return (self.rank.compute(lambda told: size / told[0] if real else 1.0, active, name="mean", seconds=0.0),)
 
     def _clip(self, reduced: list[Future[Array]]) -> tuple[Future[object], ...]:
-        if self._clip_norm is None or not self._parameters.real:
+        if self._settings.clip_norm is None or not self._parameters.real:
             return ()
-        factor = partial(clip_factor, self._clip_norm, self.plans)
+        factor = partial(clip_factor, self._settings.clip_norm, self.plans)
         moved_bytes = sum(plan.nbytes for plan in self.plans)
         return (self._wiring.work.compute(factor, *reduced, name="norm", moved_bytes=moved_bytes),)
 
@@ -444,13 +413,3 @@ class DataParallel:
 
 def _nothing(*_: object, **__: object) -> None:
     """Be done when all computes before it are."""
-
-
-def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
-
-
-def _check_count(argument: str, value: int, *, least: int = 1) -> None:
-    if not isinstance(value, int) or value < least:
-        raise UsageError(f"{argument}: expected a whole number from {least}, got {value!r}")

@@ -17,8 +17,8 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .agreement import agreement
+from .ahead import Ahead
 from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, plan_buckets
-from .data_parallel import Ahead, Order
 from .gathering import Gathering, Kept, Prefetched
 from .memory import ModelMemory, expected_memory
 from .memory_work import MemoryWork
@@ -26,6 +26,7 @@ from .names import Names
 from .norms import square_sum
 from .optimizers import Optimizer
 from .pieces import Piece, Tensors, state_name
+from .settings import Order
 from .shards import Gauge, Place, Shard, Stage
 from .shared_bucket import SharedBucket
 from .tree import flatten, rebuild

@@ -113,16 +113,22 @@ class Tuner:
     """Records the first steps of a model, and chooses its buckets.
 
     Args:
+        rank: That it runs on.
         make: Makes a model like it, given rank, parameters, `bucket_bytes`, `order` and `hook`.
         leaves: Its parameters.
+
+    Raises:
+        UsageError: If time is virtual.
     """
 
-    def __init__(self, make: MakeModel, leaves: Mapping[str, Array]) -> None:
-        self._make = make
+    def __init__(self, rank: Rank, make: MakeModel, leaves: Mapping[str, Array]) -> None:
+        if rank.clock != "real":
+            raise UsageError("bucket_bytes: 'auto' records real time; on the virtual clock, try sizes")
+        self._rank, self._make = rank, make
         self._sizes = {name: (leaf.size, leaf.dtype.name) for name, leaf in leaves.items()}
         self._ready: list[list[tuple[str, int]]] = [[] for _ in range(RECORDED)]
 
-    def handed_over(self, rank: Rank, step: int, name: str, gradient: object) -> None:
+    def handed_over(self, step: int, name: str, gradient: object) -> None:
         """Note when a gradient is there.
 
         Raises:
@@ -133,15 +139,15 @@ class Tuner:
                 f"bucket_bytes: 'auto' needs `await model.step()`, in step {RECORDED} at the latest: nothing has run "
                 "yet that could be measured"
             )
-        note = self._ready[step].append
+        note, rank = self._ready[step].append, self._rank
         if isinstance(gradient, Future):
             gradient.add_done_callback(lambda _: note((name, rank.now_ns())))
         else:
             note((name, rank.now_ns()))
 
-    async def choose(self, rank: Rank) -> Array:
+    async def choose(self) -> Array:
         """Replay what has been recorded, in a thread, as it has a clock of its own; return the choice."""
-        recording = read(rank.recorder.spans(), self._ready[1:], self._sizes)  # buckets are made anew after the first
+        recording = read(self._rank.recorder.spans(), self._ready[1:], self._sizes)  # the first has other buckets
         choice = await trio.to_thread.run_sync(best_of, recording, self._make)
         return choice.to_array()
 
