@@ -16,7 +16,16 @@ from ..runtime.rank import Rank
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["BUCKET_BYTES", "FIRST_BUCKET_BYTES", "BucketPlan", "GradientBucket", "Hook", "Slot", "plan_buckets"]
+__all__ = [
+    "BUCKET_BYTES",
+    "FIRST_BUCKET_BYTES",
+    "BucketPlan",
+    "GradientBucket",
+    "Hook",
+    "Slot",
+    "plan_buckets",
+    "plan_by_size",
+]
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -103,6 +112,15 @@ def plan_buckets(
             closed.append((dtype, open_.pop(dtype)))
     closed += open_.items()
     return tuple(_plan(index, dtype, names, gradients) for index, (dtype, names) in enumerate(closed))
+
+
+def plan_by_size(
+    gradients: Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]], order: Iterable[str], size: int | None
+) -> tuple[BucketPlan, ...]:
+    """Divide gradients into buckets that are full with `size` bytes; None: by the default rule of `plan_buckets`."""
+    if size is None:
+        return plan_buckets(gradients, order)
+    return plan_buckets(gradients, order, bucket_bytes=size, alone_bytes=None)
 
 
 def _plan(

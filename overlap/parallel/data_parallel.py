@@ -19,7 +19,7 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .agreement import agreement
 from .ahead import Ahead
-from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, Hook, plan_buckets
+from .buckets import BucketPlan, Hook, plan_by_size
 from .finite import Blame
 from .memory import ModelMemory
 from .memory_work import MemoryWork
@@ -127,6 +127,7 @@ class DataParallel:
             work=MemoryWork(rank),
             blame=Blame(rank, self.group),
         )
+        self._agree = partial(agree, rank, self.group, real=self._parameters.real)
         self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
@@ -142,14 +143,8 @@ class DataParallel:
 
     def _plan(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
-        size = self._bucket_bytes
-        plans = plan_buckets(
-            {name: (leaf.shape, leaf.dtype) for name, leaf in self._leaves.items()},
-            self._backward,
-            bucket_bytes=size or BUCKET_BYTES,
-            first_bytes=FIRST_BUCKET_BYTES,
-            alone_bytes=None if size else FIRST_BUCKET_BYTES,
-        )
+        gradients = {name: (leaf.shape, leaf.dtype) for name, leaf in self._leaves.items()}
+        plans = plan_by_size(gradients, self._backward, self._bucket_bytes)
         places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
         self._buckets = [
             Reduction(self._wiring, plan, priority=min(places[name] for name in plan.names)) for plan in plans

@@ -418,3 +418,21 @@ def test_a_hook_that_changes_the_shape_is_named():
         return str(caught.value)
 
     assert run(main) == ["hook: bucket 0 is float32 (4,), what the hook made of it is float32 (3,)"] * 2
+
+
+def test_a_gradient_written_where_it_is_packed_travels_alone_as_well():
+    def fill(place, value, _weight):
+        place[...] = value
+        return place
+
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.zeros(3)}, optimizer=SGD)
+        for step in range(3):
+            model.reduce("w", rank.compute(partial(fill, model.gradient("w"), step + rank.rank), model["w"]))
+            model.step()
+        return (await model.finish())["w"].tolist()
+
+    expected = np.zeros(3)
+    for step in range(3):
+        expected -= 0.1 * (step + 0.5)
+    assert run(main) == [expected.tolist()] * 2
