@@ -127,7 +127,6 @@ class DataParallel:
             work=MemoryWork(rank),
             blame=Blame(rank, self.group),
         )
-        self._agree = partial(agree, rank, self.group, real=self._parameters.real)
         self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
         self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
