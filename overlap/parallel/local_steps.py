@@ -10,8 +10,8 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .ahead import Ahead
 from .buckets import BucketPlan, plan_buckets
-from .data_parallel import Ahead
 from .memory_work import MemoryWork
 from .names import Names
 from .optimizers import SGD, Optimizer
