@@ -395,3 +395,28 @@ def test_an_error_in_a_stage_ends_the_run_with_its_rank() -> None:
         run(main, 2)
     assert seen[0].rank == 1
     assert isinstance(seen[0].cause, ValueError)
+
+
+def test_a_pipeline_of_models_that_fit_no_memory() -> None:
+    """Without data, nothing is computed or added, and the times are those of the schedule."""
+    schedule = schedules.zb_h1(4, 8)
+    shape = (1 << 16, 1 << 16)
+
+    async def main(rank: overlap.Rank) -> int:
+        def passed(w, *_):
+            return rank.empty(shape), None
+
+        def weights(w, kept):
+            return {"w": rank.empty(shape)}
+
+        costs = {name: {"seconds": 1e-3} for name in ("forward", "backward_input", "backward_weights")}
+        layer = Local(rank, passed, backward_input=passed, backward_weights=weights, costs=costs)
+        pipeline = build(
+            rank, schedule, layers={rank.rank: layer}, params={rank.rank: {"w": rank.empty(shape)}},
+            loss=lambda y, target: (y, 0.0), boundary=(shape, np.float32),
+        )  # fmt: skip
+        batch = [rank.empty(shape)] * 8
+        await (await pipeline.run(batch, batch)).gradients[rank.rank]
+        return rank.now_ns() // MS
+
+    assert max(simulate(main, 4, cluster=mesh(4, bytes_per_s=1e30), shapes_only=True)[0]) == 27

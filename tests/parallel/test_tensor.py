@@ -179,14 +179,14 @@ def test_without_data_nothing_is_computed() -> None:
             "up": ColumnLinear(rank, rank.world, 1 << 16, 1 << 18, sequence=True, tokens=1 << 16),
             "down": RowLinear(rank, rank.world, 1 << 18, 1 << 16, sequence=True, tokens=1 << 16),
         }
-        model = Sequential(rank, layers)
+        model = Sequential(rank, layers, parts=2, axis=1)
         w = {"up": {"weight": rank.empty((1 << 16, 1 << 17))}, "down": {"weight": rank.empty((1 << 17, 1 << 16))}}
-        x = rank.empty((1 << 16, 1 << 16))
+        x = rank.empty((1 << 13, 8, 1 << 16))
         y, kept = await model.forward(w, x)
         dx, dw = model.backward(w, kept, y)
         return [(await dx).shape, (await dw["up"])["weight"].shape]
 
-    assert simulate(main, 2, shapes_only=True)[0] == [[(1 << 16, 1 << 16), (1 << 16, 1 << 17)]] * 2
+    assert simulate(main, 2, shapes_only=True)[0] == [[(1 << 13, 8, 1 << 16), (1 << 16, 1 << 17)]] * 2
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
