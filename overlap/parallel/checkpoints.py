@@ -50,6 +50,10 @@ class Checkpointed(Protocol):
 
     steps: int
 
+    @property
+    def unsaved(self) -> str:
+        """What of its state no checkpoint has, for people to read; empty if there is nothing."""
+
     def tensors(self) -> Tensors:
         """Return dtype and shape of all that all ranks have together, by name."""
 
@@ -193,7 +197,7 @@ class Checkpoints:
                 _check_model(folder_of(self._folder, step), manifest["tensors"], model.tensors())
                 await _in_thread(partial(_fill, folder_of(self._folder, step), manifest, model.wanted()))
                 model.resume(step)
-                return self._told(step, int(manifest["ranks"]), manifest["extra"])
+                return self._told(step, int(manifest["ranks"]), manifest["extra"], model.unsaved)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         return None
@@ -250,14 +254,17 @@ class Checkpoints:
             return {}, str(error)
         return manifest, ""
 
-    def _told(self, step: int, ranks: int, extra: Mapping[str, object]) -> Restored:
+    def _told(self, step: int, ranks: int, extra: Mapping[str, object], unsaved: str) -> Restored:
         now = self._group.size
-        if ranks == now:
-            return Restored(step=step, ranks=ranks, exact=True, extra=extra)
-        why = f"{ranks} ranks saved it and {now} go on, so gradients are means of other parts, which round differently"
-        if self._group.rank == 0:
+        reasons = [f"it has not {unsaved}"] if unsaved else []
+        if ranks != now:
+            reasons.append(
+                f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
+            )
+        why = "; ".join(reasons)
+        if why and self._group.rank == 0:
             notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
-        return Restored(step=step, ranks=ranks, exact=False, why=why, extra=extra)
+        return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=extra)
 
 
 def _check_model(folder: Path, there: Tensors, here: Tensors) -> None:

@@ -320,6 +320,11 @@ class DataParallel:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def unsaved(self) -> str:
+        """What of its state no checkpoint has: that of its hook."""
+        return "" if self._wiring.hook is None else "what the hook keeps from step to step"
+
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
         return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self._parameters.pieces()}

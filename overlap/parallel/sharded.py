@@ -275,6 +275,11 @@ class Sharded:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def unsaved(self) -> str:
+        """What of its state no checkpoint has: nothing."""
+        return ""
+
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}

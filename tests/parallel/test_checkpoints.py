@@ -15,6 +15,7 @@ from safetensors import safe_open
 import overlap
 from overlap import parallel
 from overlap.parallel.checkpoint_files import complete_steps
+from overlap.parallel.hooks import top_k
 from overlap.parallel.pieces import Piece, divided
 
 from .programs import backward, forward, loss_gradient, samples, weights
@@ -109,7 +110,7 @@ def test_other_ranks_and_another_strategy_begin_with_the_same_bits(tmp_path, sav
     for restored, begun, _ in training(tmp_path, resumes, ranks=ranks, until=2):
         assert begun == saved[0][2]
         assert not restored.exact
-        why = f"2 ranks saved it and {ranks} go on, so gradients are means of other parts, which round differently"
+        why = f"2 ranks saved it and {ranks} go on, and gradients that are means of other parts round differently"
         assert restored.why == why
     told = f"checkpoint of step 2: its bits are all here, those of later steps will be others: {why}"
     assert capsys.readouterr().err.count(told) == 1
@@ -141,6 +142,20 @@ def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkey
     monkeypatch.setattr(checkpoints, "write_part", late)
     saved = overlap.run(main, ranks=2, timeout_s=60)
     assert training(tmp_path, "data", ranks=2, until=2)[0][1] == saved[0]
+
+
+def test_the_state_of_a_hook_is_not_saved_and_that_is_told(tmp_path):
+    async def main(rank):
+        model = parallel.DataParallel(rank, weights(), optimizer=ADAM, hook=top_k(0.5))
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        if restored := await checkpoints.restore(model):
+            return restored.exact, restored.why
+        await steps(rank, model, 1)
+        await checkpoints.save(model)
+        return await checkpoints.finish()
+
+    overlap.run(main, ranks=2)
+    assert overlap.run(main, ranks=2) == [(False, "it has not what the hook keeps from step to step")] * 2
 
 
 def test_the_newest_two_stay(tmp_path):
