@@ -116,7 +116,8 @@ class Engine:
         if self.gone is None:
             self.gone, self._evident = reason, evident
         sends = self.outgoing.clear(keep_moving=keep_moving)
-        for end in (*sends, *self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving)):
+        # Receives first: whoever waits for messages both ways shall name the one that did not come.
+        for end in (*self.incoming.clear(keep_arrived=keep_arrived, keep_moving=keep_moving), *sends):
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):
                 end.error.evident = self._evident

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -495,3 +496,12 @@ def test_where_chunks_overtake_each_other_nobody_consumes_them() -> None:
     assert end.lent is not None
     assert bytes(end.lent[:LONG_BYTES]) == text
     assert got == []
+
+
+def test_who_waits_both_ways_hears_first_of_the_message_that_did_not_come() -> None:
+    engine, told = an_engine(), list[str]()
+    ends = [send(engine, 5, LONG_BYTES), receive(engine, 5, LONG_BYTES)]
+    for end in ends:
+        end.wake = partial(told.append, type(end).__name__)
+    engine.end("process 1 is lost")
+    assert told == ["Receive", "Send"]
