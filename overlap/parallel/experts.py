@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Experts"]
 
 
-class Kept(TypedDict):
+class LeftForBackward(TypedDict):
     """What forward leaves for backward.
 
     Attributes:
@@ -120,7 +120,7 @@ class Experts:
 
     def load(self, kept: object) -> Array:
         """Return how many rows each expert was sent by all ranks, (E,): whether the router spreads them."""
-        table: Array = cast("Kept", kept)["table"]
+        table: Array = cast("LeftForBackward", kept)["table"]
         return cast("Array", table.sum(0))
 
     async def forward(self, w: object, x: object) -> Pair:
@@ -142,7 +142,7 @@ class Experts:
         )
         outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens")
         y = self.rank.compute(_merged, routed, outputs, shared, name="merge", seconds=0.0)
-        kept: Kept = {
+        kept: LeftForBackward = {
             "routed": routed, "table": table, "load": table.sum(0) if load is None else load,
             "outputs": outputs, "saved": both[1], "shared": kept_shared,
         }  # fmt: skip
@@ -150,7 +150,7 @@ class Experts:
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the way back; waits for nothing."""
-        left = cast("Kept", kept)
+        left = cast("LeftForBackward", kept)
         there, back = self._ways(left["table"])
         split = self.rank.compute(_split, left["routed"], left["outputs"], dy, name="split gradient", seconds=0.0)
         received = self.group.all_to_all(split[0], counts=there, name="gradients to experts")
@@ -163,7 +163,7 @@ class Experts:
         gradients = {"router": chosen[1], "experts": dw}
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
-    def _experts_backward(self, w: object, left: Kept, received: object, back: Array) -> Pair:
+    def _experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
         """Issue the experts' backward, and the gradients of their rows; with halves, those travel under the second."""
         weights, mine, own = pick(w, ("experts",)), left["table"][:, self._mine], self._own
         rows, saved = int(mine.sum()), left["saved"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Models"]
 
 
-class Kept(Protocol):
+class Keeper(Protocol):
     """What each of them has: `DataParallel` and `Sharded` do."""
 
     def __getitem__(self, name: str) -> object:
@@ -43,9 +43,9 @@ class Models:
         UsageError: If two of them have a parameter of the same name.
     """
 
-    def __init__(self, *models: tuple[Kept, object]) -> None:
+    def __init__(self, *models: tuple[Keeper, object]) -> None:
         self._models = [model for model, _ in models]
-        self._home: dict[str, Kept] = {}
+        self._home: dict[str, Keeper] = {}
         for model, params in models:
             for name in leaves(params):
                 if name in self._home:
@@ -68,7 +68,7 @@ class Models:
         """Wait until all updates of all of them are done; return the weights of each, in their order."""
         return [await model.finish() for model in self._models]
 
-    def _of(self, name: str) -> Kept:
+    def _of(self, name: str) -> Keeper:
         if name not in self._home:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name]
