@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 from overlap import run
+from overlap.cli.bench.cases import Case
 from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import environment
 from overlap.timeline import Recorder
@@ -259,3 +263,51 @@ def test_a_step_between_two_hosts(joined):
         told = programs.our_steps(pair, Sampling(iters=1, warmup=0))
     assert told["wrong"] == 0
     assert {len(ranks) for ranks in told["samples_ns"].values()} == {2}
+
+
+def tc(host, *words):
+    subprocess.run([*host.enter, "tc", "qdisc", *words], check=True, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rails", [1, 2])
+def test_results_stay_exact_over_links_that_lose_packets(joined, rails):
+    """What waits for longer than a millisecond is dropped, and a sender has more under way than that."""
+    with joined as pair:
+        for host in pair:
+            shape = ["rate", f"{10**9}bit", "burst", "32kb", "latency", "1ms"]
+            tc(host, "change", "dev", "rail0", "root", "tbf", *shape)
+        rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=10, warmup=0), rails=rails)
+        repeated = [sent_again(host) for host in pair]
+    assert [row.wrong for row in rows] == [0]
+    assert sum(repeated) > 0
+
+
+@pytest.mark.slow
+def test_results_stay_exact_over_a_link_that_stalls_for_seconds(joined):
+    """Less than it takes to give a connection up."""
+    with joined as pair:
+
+        def stall():
+            for rate in ("8kbit", f"{10**9}bit"):
+                tc(pair[0], "change", "dev", "rail0", "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+                time.sleep(2)
+
+        stalling = threading.Timer(3, stall)
+        stalling.start()
+        rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=150, warmup=0), rails=1)
+        stalling.join()
+    assert [row.wrong for row in rows] == [0]
+
+
+def case(nbytes):
+    dtype = np.dtype(np.float32)
+    return Case(operation=find("all_reduce"), ranks=2, count=nbytes // 4, dtype=dtype, in_place=True)
+
+
+def sent_again(host):
+    """Return how many segments TCP has sent again there."""
+    names, values = (
+        line.split() for line in Path(f"/proc/{host.pid}/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
