@@ -15,9 +15,14 @@ __all__ = ["absent", "odd_ones", "oldest"]
 
 
 def oldest(record: RankRecord) -> Operation | None:
-    """Return what a rank has not finished for longest; a compute that runs counts before what waits for its result."""
-    running = [op for op in record.unfinished if op.kind == "compute" and op.started_ns is not None]
-    return next(iter([*running, *record.unfinished]), None)
+    """Return what a rank has not finished for longest; a compute that runs counts before what waits for its result.
+
+    Of several computes that have begun, the last runs: it follows the others, whose end has not been noted yet.
+    """
+    running = [(op.started_ns, op) for op in record.unfinished if op.kind == "compute" and op.started_ns is not None]
+    if running:
+        return max(running, key=lambda pair: pair[0])[1]
+    return next(iter(record.unfinished), None)
 
 
 def absent(operation: Operation, ranks: Mapping[int, RankRecord]) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from overlap.flight.autopsy import World, newest_world, table, verdict
+from overlap.flight.autopsy import World, last_signs, newest_world, table, verdict
 from overlap.flight.reading import Flight, Operation, RankRecord, WorldEnd
 
 S = 1_000_000_000
@@ -48,6 +48,12 @@ def judged(*flights, runs=lambda flight: False):
 
 
 LOST = "PeerLostError: process 1 (ranks 2-3) is lost: the last connection to it was lost"
+
+
+def test_of_two_computes_that_have_begun_the_last_one_runs():
+    killed = record(0, compute("before", since=1, started=2), compute("now", since=1, started=4))
+    told = last_signs(World([flight(0, killed, pid=7)], lambda flight: False), 7)
+    assert told == ["rank 0 was in running compute 'now' (train.py:30) in step 12"]
 
 
 def test_an_error_beats_those_who_only_noticed():

@@ -148,6 +148,8 @@ class FakeSocket(trio.socket.SocketType):
         return -1 if self.closed else 1000
 
     def getsockopt(self, level: int, optname: int, buflen: int | None = None) -> Any:
+        if buflen is not None:
+            raise OSError(errno.ENOPROTOOPT, "nothing is known of what carries the bytes")
         return int(self.backlog is not None)
 
     def setsockopt(self, *args: Any) -> None: ...
