@@ -117,15 +117,26 @@ class Sharded:
             alone_bytes=None if bucket_bytes else FIRST_BUCKET_BYTES,
         )
         self._buckets = self._make_buckets(plans, list(leaves), ordered=order == "forward", exact=exact)
+        flats = [_flat(rank, plan, leaves) for plan in plans]
         told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in leaves.items()]
-        alike = agreement(rank, self.group, "params", told) if self.group.size > 1 else None
-        for bucket in self._buckets:
-            bucket.begin(_flat(rank, bucket.shard.plan, leaves), alike)
+        first: Future[list[Array]] | None = None
+        if self.group.size > 1:  # what is compared is issued before all that waits for weights
+            alike = agreement(rank, self.group, "params", told)
+            first = rank.spawn(self._broadcast, flats, alike, name="first weights")
+        for place, bucket in enumerate(self._buckets):
+            bucket.begin(flats[place] if first is None else cast("Future[Array]", first[place]))
         self._home = {name: bucket for bucket in self._buckets for name in bucket.shard.plan.names}
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Kept()
         self._next = 0  # bucket to be sent
         self._on_the_wire: deque[Future[Array]] = deque()
         self._sent: deque[list[Future[Array]]] = deque()
+
+    async def _broadcast(self, flats: list[Array], alike: Future[None]) -> list[Array]:
+        """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
+        await alike
+        stream = self.rank.stream(f"first weights of {self.group.name}")
+        sent = [self.group.broadcast(flat, stream=stream, name="first weights") for flat in flats]
+        return [await each for each in sent]
 
     def _make_buckets(
         self, plans: tuple[BucketPlan, ...], names: list[str], *, ordered: bool, exact: bool

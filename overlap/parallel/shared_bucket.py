@@ -46,14 +46,11 @@ class SharedBucket:
         self._counts = None if shard.even else shard.counts
         self.updated: Future[Array]
 
-    def begin(self, flat: Array, alike: Future[None] | None) -> None:
-        """Give all ranks the parameters of the first, once it is known that they have the same ones."""
-        told: Array | Future[Array] = flat
-        if alike is not None:
-            after = self._rank.compute(_last, alike, flat, name="first weights", seconds=0.0)
-            told = self._group.broadcast(after, stream=self._gathers, name="first weights")
+    def begin(self, first: Array | Future[Array]) -> None:
+        """Take over what all ranks begin with."""
+        moved_bytes = 2 * self.shard.plan.nbytes
         self.updated = self._work.compute(
-            self.shard.begin, told, name="first weights", moved_bytes=2 * flat.nbytes, stream="optimizer"
+            self.shard.begin, first, name="first weights", moved_bytes=moved_bytes, stream="optimizer"
         )
 
     def send(self, step: int, place: Place, after: Future[Array] | None, *, keeps: bool) -> None:
