@@ -93,7 +93,7 @@ def test_in_two_processes(name):
     assert (done.returncode, done.stderr) == (0, "")
     losses = [float(loss) for loss in re.findall(r"^\[node 0\] .*loss (\d\.\d+)$", done.stdout, flags=re.M)]
     assert len(losses) == 2
-    assert max(losses) < GUESSING - 0.5
+    assert losses[-1] < GUESSING - 0.5
 
 
 def code_lines(path):
