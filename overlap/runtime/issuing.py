@@ -14,6 +14,7 @@ from ..collectives.counts import check_counts
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import PeerFailedError, UsageError
+from ..flight.recorder import Known
 from .any_source import AnyReceive
 from .arguments import receive_like
 from .communicator import Communicator, Communicators
@@ -27,6 +28,9 @@ from .stream import Stream, Streams
 __all__ = ["Issuer", "Surroundings"]
 
 _TAGS = 1 << 24
+# Sources and destinations of messages, with their tags, whose calls are remembered; a tag for each message is no reason
+# to remember more.
+_PEERS = 256
 
 
 class Surroundings(Protocol):
@@ -80,6 +84,7 @@ class Issuer:
         self._group, self._ranks, self._occurrence = group, ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
         self._opened: dict[Stream, Port] = {}
+        self._messages: dict[tuple[bool, int, int, int], Known] = {}
 
     def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
         """Check, number and start an operation: at once if its stream has room, which short latencies need."""
@@ -218,7 +223,18 @@ class Issuer:
             Key(self._ranks, self._occurrence, "", *ends, tag), self._group.name, (src, dst)
         )
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
-        return communicator.message_port(self._context, stream, int(receives), towards)
+        port = communicator.message_port(self._context, stream, int(receives), towards)
+        port.known = self._known_messages((receives, *ends, tag))
+        return port
+
+    def _known_messages(self, ends: tuple[bool, int, int, int]) -> Known:
+        """Return the calls that the flight record has words for: an idle port is forgotten, and its peers come back."""
+        known = self._messages.get(ends)
+        if known is None:
+            if len(self._messages) >= _PEERS:
+                del self._messages[next(iter(self._messages))]
+            known = self._messages[ends] = Known()
+        return known
 
     def preferring(self, stream: Stream) -> Issuer:
         """Return one that issues the same group's operations, those that name no stream on this one."""

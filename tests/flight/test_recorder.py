@@ -16,6 +16,7 @@ from overlap.flight.folder import KEPT_FILES, MOST_FILES, default_folder, open_r
 from overlap.flight.layout import CALLS, RECORDS
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known
+from overlap.runtime.operation import CollectiveFuture
 
 from . import KILLED
 
@@ -288,6 +289,28 @@ def test_virtual_time_needs_none(folder):
     with pytest.raises(overlap.RankFailedError):
         overlap.run(main, ranks=2, clock="virtual")
     assert not folder.exists()
+
+
+def test_of_messages_that_come_again_the_words_are_written_once(folder, monkeypatch):
+    told: list[str] = []
+
+    def counted(operation):
+        told.append(operation.name)
+        return written(operation)
+
+    written = CollectiveFuture.told
+    monkeypatch.setattr(CollectiveFuture, "told", counted)
+
+    async def main(rank):
+        for _ in range(20):
+            if rank.rank == 0:
+                await rank.send(np.ones(2), 1)
+            else:
+                await rank.recv(np.ones(2), 0)
+            await rank.barrier()
+
+    overlap.run(main, ranks=2)
+    assert sorted(told) == ["barrier", "barrier", "recv", "send"]  # each rank has words of its own
 
 
 def test_nothing_is_kept_of_messages_that_are_over(folder):
