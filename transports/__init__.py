@@ -2,7 +2,8 @@
 
 # The map of this room, in the order in which to read it:
 #
-#   base         the contract: Transport, Endpoint, Delivery, and the tree of errors
+#   base         the contract: Transport, Endpoint;  starting: messages that need no task
+#   errors       how they fail;  buffers: memory, as flat bytes
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
@@ -23,24 +24,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from transports.base import (
-    ArgumentError,
-    Buffer,
-    Call,
-    Delivery,
-    Endpoint,
-    Envelope,
-    LengthMismatchError,
-    LinkLostError,
-    Statistics,
-    Transport,
-    TransportClosedError,
-    TransportError,
-)
+from transports.base import Endpoint, Envelope, Statistics, Transport
+from transports.buffers import Buffer, Delivery
+from transports.errors import ArgumentError, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 from transports.faulty import Fault, Faulty
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind
 from transports.router import Router
+from transports.starting import Call, Starter
 from transports.wrappers import Recording, Sent
 
 if TYPE_CHECKING:
@@ -67,6 +58,7 @@ __all__ = [
     "Recording",
     "Router",
     "Sent",
+    "Starter",
     "Statistics",
     "Tls",
     "Transport",

@@ -11,7 +11,8 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from transports._checking import Scale, expect, message_of, require
-from transports.base import TAG_LIMIT, Buffer, Endpoint
+from transports.base import TAG_LIMIT, Endpoint
+from transports.buffers import Buffer
 
 
 async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:

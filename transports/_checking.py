@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import trio
 
-from transports.base import ArgumentError, Endpoint
+from transports.base import Endpoint
+from transports.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

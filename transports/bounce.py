@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from transports.base import as_bytes
+from transports.buffers import as_bytes
 
 __all__ = ["KEEP_BYTES", "BounceBuffers"]
 

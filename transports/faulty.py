@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias
 
 import trio
 
-from transports.base import ArgumentError, Buffer, Delivery, Endpoint, Envelope, LinkLostError, Transport, check_choices
+from transports.base import Endpoint, Envelope, Transport, check_choices
+from transports.buffers import Buffer, Delivery
+from transports.errors import ArgumentError, LinkLostError
 from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]

@@ -22,24 +22,12 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from transports.base import (
-    ArgumentError,
-    Buffer,
-    Call,
-    Delivery,
-    Endpoint,
-    Statistics,
-    Transport,
-    TransportClosedError,
-    TransportError,
-    as_bytes,
-    check_choices,
-    check_length,
-    check_tag,
-    describe_ranks,
-)
+from transports.base import Endpoint, Statistics, Transport, check_choices, check_length, check_tag, describe_ranks
 from transports.bounce import BounceBuffers
+from transports.buffers import Buffer, Delivery, as_bytes
+from transports.errors import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.starting import Call, Starter
 
 __all__ = ["Link", "MatchedTransport"]
 
@@ -211,7 +199,7 @@ def _delivery(receive: Receive, memory: BounceBuffers) -> Delivery:
     return Delivery(lent[: receive.nbytes].toreadonly(), partial(memory.give_back, lent))
 
 
-class _MatchedEndpoint(Endpoint):
+class _MatchedEndpoint(Endpoint, Starter):
     """The end of one rank."""
 
     def __init__(self, transport: MatchedTransport, rank: int) -> None:
@@ -257,8 +245,8 @@ class _MatchedEndpoint(Endpoint):
         await link.end_of(receive)
         return receive
 
-    def tells(self, peers: Iterable[int]) -> bool:
-        return True
+    def starter(self, peer: int) -> Starter:
+        return self
 
     def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
         view = as_bytes(data)

@@ -26,21 +26,17 @@ from trio.lowlevel import (
 )
 
 from transports.base import (
-    ArgumentError,
-    Buffer,
-    Delivery,
     Endpoint,
     Envelope,
-    LengthMismatchError,
     Statistics,
     Transport,
-    TransportClosedError,
-    as_bytes,
     check_choices,
     check_length,
     check_tag,
     describe_ranks,
 )
+from transports.buffers import Buffer, Delivery, as_bytes
+from transports.errors import ArgumentError, LengthMismatchError, TransportClosedError
 from transports.factory import Bootstrap
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Self
 
 import trio
 
-from transports.base import (
-    ArgumentError,
-    Buffer,
-    Call,
-    Delivery,
-    Endpoint,
-    Statistics,
-    Transport,
-    TransportError,
-    check_choices,
-    describe_ranks,
-)
+from transports.base import Endpoint, Statistics, Transport, check_choices, describe_ranks
+from transports.buffers import Buffer, Delivery
+from transports.errors import ArgumentError, TransportError
+from transports.starting import Starter
 
 
 class Router(Transport):
@@ -115,23 +107,8 @@ class _RouterEndpoint(Endpoint):
     def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
         return self._to(dst).try_send(dst, tag, data, priority=priority)
 
-    def tells(self, peers: Iterable[int]) -> bool:
-        return all(self._to(peer).tells((peer,)) for peer in peers)
-
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
-        return self._to(dst).begin_send(dst, tag, data, priority=priority, done=done)
-
-    def begin_recv(
-        self,
-        src: int,
-        tag: int,
-        out: Buffer | None,
-        nbytes: int,
-        *,
-        done: Callable[[Call], None],
-        consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
-        return self._to(src).begin_recv(src, tag, out, nbytes, done=done, consume=consume)
+    def starter(self, peer: int) -> Starter | None:
+        return self._to(peer).starter(peer)
 
     async def recv_into(self, src: int, tag: int, out: Buffer) -> None:
         await self._to(src).recv_into(src, tag, out)

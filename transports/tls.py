@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from transports.base import ArgumentError
+from transports.errors import ArgumentError
 
 if TYPE_CHECKING:
     from os import PathLike

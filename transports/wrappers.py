@@ -14,17 +14,9 @@ from typing import Self, TypeAlias
 
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.base import (
-    ArgumentError,
-    Buffer,
-    Delivery,
-    Endpoint,
-    Statistics,
-    Transport,
-    as_bytes,
-    check_tag,
-    describe_ranks,
-)
+from transports.base import Endpoint, Statistics, Transport, check_tag, describe_ranks
+from transports.buffers import Buffer, Delivery, as_bytes
+from transports.errors import ArgumentError
 
 
 class Wrapper(Transport):

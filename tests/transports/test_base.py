@@ -12,7 +12,8 @@ import pytest
 import trio
 
 from transports import ArgumentError, Delivery, Endpoint, LengthMismatchError, LinkLostError, NeuronLink, TransportError
-from transports.base import Buffer, as_bytes, describe_ranks
+from transports.base import describe_ranks
+from transports.buffers import Buffer, as_bytes
 
 
 @pytest.mark.parametrize(

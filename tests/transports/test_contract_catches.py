@@ -12,7 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from transports import Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, neuronlink
-from transports.base import TAG_LIMIT, as_bytes
+from transports.base import TAG_LIMIT
+from transports.buffers import as_bytes
 from transports.testing import CHECKS, ContractViolation, Scale, check_transport, run_check
 
 

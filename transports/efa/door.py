@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import trio
 
-from transports.base import TransportError
+from transports.errors import TransportError
 
 __all__ = ["Door", "family"]
 

@@ -9,11 +9,11 @@ from functools import partial
 
 import trio
 
-from transports.base import TransportError
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
+from transports.errors import TransportError
 from transports.handshake import Hello
 
 __all__ = ["Returning"]

@@ -11,13 +11,13 @@ from typing import Self, cast
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import ArgumentError, TransportClosedError
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, SINGLE_RAIL_LIMITS
 from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.returning import Returning
+from transports.errors import ArgumentError, TransportClosedError
 from transports.factory import Bootstrap, Exchange
 from transports.matched import MatchedTransport
 from transports.tls import Tls

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TypeAlias
 
-from transports.base import Envelope, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+from transports.base import Envelope
+from transports.errors import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
 __all__ = ["Lane", "Receive", "Send", "Stage"]
 

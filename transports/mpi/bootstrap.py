@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from transports.base import TransportError
+from transports.errors import TransportError
 from transports.factory import Exchange
 from transports.mpi.library import mpi, world
 

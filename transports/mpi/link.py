@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from transports.base import LinkLostError
 from transports.bounce import BounceBuffers
+from transports.errors import LinkLostError
 from transports.matched import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import ArgumentError, LinkLostError, TransportClosedError
+from transports.errors import ArgumentError, LinkLostError, TransportClosedError
 from transports.factory import Bootstrap
 from transports.matched import MatchedTransport
 from transports.mpi.bootstrap import wait_for

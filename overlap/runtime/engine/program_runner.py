@@ -89,7 +89,7 @@ class ProgramRunner:
         operation.algorithm = schedule.algorithm
         endpoint = self._transport.endpoint(communicator.members[position])
         others = communicator.members[:position] + communicator.members[position + 1 :]
-        driven = pattern.nbytes >= WORTH_DRIVING_BYTES and endpoint.tells(others)
+        driven = pattern.nbytes >= WORTH_DRIVING_BYTES and all(endpoint.starter(other) for other in others)
         kind = WireDrivenExecution if driven else Execution
         return kind(
             program,

@@ -15,7 +15,7 @@ import numpy as np
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports import Call, Delivery
+from transports import Call, Delivery, Starter
 
 from ...collectives.program import Kind, Step
 from ...collectives.reduce import Array
@@ -30,7 +30,7 @@ WORTH_DRIVING_BYTES = 128 << 10
 
 
 class WireDrivenExecution(Execution):
-    """One rank's program under way, over an endpoint that `tells`."""
+    """One rank's program under way, over an endpoint that has a starter for every peer."""
 
     __slots__ = (
         "_advancing", "_again", "_begun", "_consumed", "_early", "_failure", "_running", "_sleeper", "_unfinished",
@@ -157,10 +157,10 @@ class WireDrivenExecution(Execution):
             self._in_turn(index, at, step, self._buffers.view(step.src), None)
 
     def _begin_send(self, index: int, at: int, step: Step) -> None:
-        key = index, at
+        key, peer = (index, at), self._members[step.peer]
         begin = partial(
-            self._endpoint.begin_send,
-            self._members[step.peer],
+            self._starter(peer).begin_send,
+            peer,
             self._tag + step.channel,
             self._buffers.view(step.src),
             priority=self._priority,
@@ -169,11 +169,11 @@ class WireDrivenExecution(Execution):
         self._start(key, begin)
 
     def _begin_receive(self, index: int, at: int, step: Step) -> None:
-        target, key = self._buffers.view(step.dst), (index, at)
+        target, key, peer = self._buffers.view(step.dst), (index, at), self._members[step.peer]
         plain = self._lands(step)
         begin = partial(
-            self._endpoint.begin_recv,
-            self._members[step.peer],
+            self._starter(peer).begin_recv,
+            peer,
             self._tag + step.channel,
             target if plain else None,
             target.size * self._buffers.arrays[step.src.buffer].itemsize,
@@ -181,6 +181,11 @@ class WireDrivenExecution(Execution):
             consume=partial(self._consume, key) if not plain and self._apart(index, at, step) else None,
         )
         self._start(key, begin)
+
+    def _starter(self, peer: int) -> Starter:
+        starter = self._endpoint.starter(peer)
+        assert starter is not None, "who has none is served by tasks"
+        return starter
 
     def _start(self, key: tuple[int, int], begin: Callable[[], Call]) -> None:
         self._running[key] = None  # its end may be told before it is known

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from transports.base import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.bounce import BounceBuffers
+from transports.errors import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.matching import Engine, Limits, ProtocolError, Receive, Send
 from transports.matching import MessageKind as Kind
 

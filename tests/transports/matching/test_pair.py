@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transports.base import LengthMismatchError
 from transports.bounce import BounceBuffers
+from transports.errors import LengthMismatchError
 from transports.matching import Engine, Limits, MessageKind, Receive, Send
 
 SIZES = (0, 3, 4, 9, 25)  # eager, eager, eager at most, three chunks, seven

@@ -1,0 +1,100 @@
+"""The memory of messages: anybody's, seen as flat bytes, and what is lent to a receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypeAlias, cast
+
+import numpy as np
+
+from transports.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import numpy.typing as npt
+    from typing_extensions import Buffer as _Buffer
+
+#: Anything C-contiguous with the buffer protocol; numpy arrays of every dtype, also those (bfloat16, complex) that
+#: ``memoryview`` cannot name.
+Buffer: TypeAlias = "_Buffer | npt.NDArray[np.generic]"
+
+_BYTE = np.dtype(np.uint8)
+
+
+def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> memoryview:
+    """View a buffer as flat bytes, without a copy.
+
+    Args:
+        data: Any C-contiguous buffer.
+        name: Argument name for the error message.
+        writable: Whether the bytes are going to be written.
+
+    Raises:
+        ArgumentError: No buffer, not C-contiguous, or read-only though ``writable``.
+    """
+    try:
+        view = _flat(data)
+    except (TypeError, ValueError, NotImplementedError, BufferError) as error:
+        raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
+    if writable and view.readonly:
+        raise ArgumentError(f"{name} is read-only; receive into memory that may be written")
+    return view
+
+
+def _flat(data: Buffer) -> memoryview:
+    if isinstance(data, np.ndarray) and data.dtype is not _BYTE and data.flags.c_contiguous:
+        # numpy can view dtypes that memoryview cannot name, and refuses arrays of objects, which hold no data
+        data = data.reshape(-1).view(_BYTE)
+    shaped = data if isinstance(data, np.ndarray) and data.dtype is not _BYTE else memoryview(cast("_Buffer", data))
+    if isinstance(shaped, np.ndarray) or not shaped.c_contiguous:
+        raise BufferError(f"not C-contiguous (shape {shaped.shape}, strides {shaped.strides}); copy it first")
+    if shaped.format == "B" and shaped.ndim == 1:
+        return shaped
+    if shaped.nbytes:
+        return shaped.cast("B")
+    nothing = memoryview(bytearray())  # memoryview cannot cast an empty shape
+    return nothing.toreadonly() if shaped.readonly else nothing
+
+
+class Delivery:
+    """A received message, lent: ``view`` may be read until ``release()``.
+
+    Over shared memory the view is the sender's own buffer and the sender stays suspended until the release, so release
+    soon and always: use it in a ``with`` statement. Releasing twice is harmless. Call it from the Trio thread; worker
+    threads that read the view must have finished.
+
+    Attributes:
+        view: The bytes, read-only. Reading it after the release raises ``ValueError``; arrays made from it cannot
+            notice the release, and must not be read any more.
+    """
+
+    __slots__ = ("_finish", "view")
+
+    def __init__(self, view: memoryview, finish: Callable[[], None] | None = None) -> None:
+        self.view = view
+        self._finish = finish
+
+    def __repr__(self) -> str:
+        """Say how much is lent, or that it was given back."""
+        try:
+            return f"<Delivery of {self.view.nbytes} bytes>"
+        except ValueError:
+            return "<Delivery, released>"
+
+    def release(self) -> None:
+        """Give the memory back to its owner."""
+        finish, self._finish = self._finish, None
+        with suppress(BufferError):  # something still holds the view open; its owner promised not to read it
+            self.view.release()
+        if finish is not None:
+            finish()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Release."""
+        self.release()

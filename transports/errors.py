@@ -1,0 +1,75 @@
+"""How transports fail: one tree of errors, whose subclasses say whose fault it is."""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Something went wrong between two ranks; the subclass says whose fault it is.
+
+    ::
+
+        TransportError
+        |- ArgumentError          the caller: a buffer, rank or tag that no transport can take (also a ValueError)
+        |- LengthMismatchError    the program: the two ends of one message disagree on its length
+        |- LinkLostError          the world: the wire is cut or the peer is gone
+        |- HandshakeError         another process: it is not, or not this time, a member (`transports.handshake`)
+        `- TransportClosedError   the owner: this end has been closed
+
+    Attributes:
+        reason: What happened, without the envelope.
+        src: Sending rank, if known.
+        dst: Receiving rank, if known.
+        tag: Tag of the message, if known.
+        operation: What the message is a part of, where somebody above knows that and has said so; for the text.
+    """
+
+    def __init__(self, reason: str, *, src: int | None = None, dst: int | None = None, tag: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.src = src
+        self.dst = dst
+        self.tag = tag
+        self.operation = ""
+
+    def __str__(self) -> str:
+        """Put the envelope before the reason."""
+        if self.src is None and self.dst is None:
+            return self.reason
+        part = f" of {self.operation}" if self.operation else "" if self.tag is None else f", tag {self.tag}"
+        return f"message from rank {self.src} to rank {self.dst}{part}: {self.reason}"
+
+
+class ArgumentError(TransportError, ValueError):
+    """A buffer, rank, tag or length that no transport can take. Raised at the call; nothing has been queued."""
+
+
+class LengthMismatchError(TransportError):
+    """The receiver's buffer is not as long as the message. Raised at both ends; the message is gone.
+
+    A transport that lets small sends return before their receiver is known cannot raise in those any more.
+
+    Attributes:
+        sent_bytes: Length of the sender's buffer.
+        expected_bytes: Length that the receiver asked for.
+    """
+
+    def __init__(self, *, sent_bytes: int, expected_bytes: int, src: int, dst: int, tag: int) -> None:
+        reason = f"{sent_bytes} bytes were sent, {expected_bytes} bytes were expected; both ends must name one length"
+        super().__init__(reason, src=src, dst=dst, tag=tag)
+        self.sent_bytes = sent_bytes
+        self.expected_bytes = expected_bytes
+
+
+class LinkLostError(TransportError):
+    """The wire between two ranks is cut, or the peer is gone.
+
+    Attributes:
+        evident: This side has seen for itself what is wrong, such as damaged bytes; otherwise all it knows is that the
+            other side is gone, which may be the consequence of something else.
+    """
+
+    evident = False
+
+
+class TransportClosedError(TransportError):
+    """This end of the fabric has been closed; raised in pending operations and by later calls."""
