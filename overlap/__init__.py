@@ -9,8 +9,8 @@
 #     world       World: starts the ranks, ends them together, names the culprit
 #     member      a rank as its world holds it;  standing, reports, stall_watch: who waits for whom, and when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
-#     calls       the collectives as users call them: plain functions that return futures at once
-#     operation   CollectiveFuture: one collective on one rank, from the call to its end
+#     calls       the collectives as users call them, with rooted and messages: functions that return futures at once
+#     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
 #     communicator  where the ranks of a group find each other's operations, and disagreement is noticed

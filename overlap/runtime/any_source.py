@@ -17,8 +17,9 @@ from .communicator import Communicators
 from .context import RankContext
 from .future import Failure, call_when_done, outcome, settle, tell
 from .match import Key
-from .operation import Members, Operation
+from .operation import Operation
 from .outstanding import Issued
+from .request import Members
 
 __all__ = ["AnyReceive"]
 

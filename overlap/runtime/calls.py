@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from .future import Future
-from .issuing import Issuer
-from .operation import CollectiveFuture, Like
-from .outstanding import Issued
+from .messages import Messages
+from .operation import CollectiveFuture
+from .request import Input, Like
+from .rooted import Rooted
 from .stream import Stream
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 __all__ = ["Calls", "Input", "Like"]
 
-Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
 Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
 
 
-class Calls:
+class Calls(Rooted, Messages):
     """Every collective and point-to-point operation of a group.
 
     What holds for all of them:
@@ -46,8 +45,6 @@ class Calls:
       `RankLeftError` are raised at the await when another rank cannot take part.
     * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
     """
-
-    _issuer: Issuer
 
     def all_reduce(
         self,
@@ -215,127 +212,6 @@ class Calls:
             CollectiveFuture(Collective.ALL_TO_ALL, x, out, _getframe(1), priority, name, counts=counts), stream
         )
 
-    def broadcast(
-        self,
-        x: Input | None,
-        root: int = 0,
-        out: Array | None = None,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> CollectiveFuture[Array]:
-        """Give every rank the root's array.
-
-        ======  ==========  =========
-        rank    before      after
-        ======  ==========  =========
-        0       [1, 2]      [1, 2]
-        1       [10, 20]    [1, 2]
-        ======  ==========  =========
-
-        Args:
-            x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
-            root: Group rank of the sender.
-            out: Where to put the result; `out=x` is in place.
-        """
-        return self._issuer.issue(
-            CollectiveFuture(Collective.BROADCAST, x, out, _getframe(1), priority, name, None, root), stream
-        )
-
-    def reduce(
-        self,
-        x: Input,
-        root: int = 0,
-        op: str = "sum",
-        out: Array | None = None,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> CollectiveFuture[Array | None]:
-        """Combine the arrays of all ranks on the root; the others get None.
-
-        ======  ==========  =========
-        rank    before      after
-        ======  ==========  =========
-        0       [1, 2]      [11, 22]
-        1       [10, 20]    None
-        ======  ==========  =========
-
-        Args:
-            x: Any shape, the same on all ranks.
-            root: Group rank that gets the result.
-            op: As for `all_reduce`.
-            out: On the root, where to put the result; `out=x` is in place.
-        """
-        return cast(
-            "CollectiveFuture[Array | None]",
-            self._issuer.issue(
-                CollectiveFuture(Collective.REDUCE, x, out, _getframe(1), priority, name, op, root), stream
-            ),
-        )
-
-    def gather(
-        self,
-        x: Input,
-        root: int = 0,
-        out: Array | None = None,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> CollectiveFuture[Array | None]:
-        """Join the arrays of all ranks along axis 0 on the root; the others get None.
-
-        ======  ==========  =================
-        rank    before      after
-        ======  ==========  =================
-        0       [1, 2]      [1, 2, 10, 20]
-        1       [10, 20]    None
-        ======  ==========  =================
-
-        Args:
-            x: At least one axis; the same shape on all ranks.
-            root: Group rank that gets the result.
-            out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
-        """
-        return cast(
-            "CollectiveFuture[Array | None]",
-            self._issuer.issue(
-                CollectiveFuture(Collective.GATHER, x, out, _getframe(1), priority, name, None, root), stream
-            ),
-        )
-
-    def scatter(
-        self,
-        x: Input | None,
-        root: int = 0,
-        out: Array | None = None,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> CollectiveFuture[Array]:
-        """Give rank i block i of the root's array.
-
-        ======  ==========  =====
-        rank    before      after
-        ======  ==========  =====
-        0       [1, 2]      [1]
-        1       None        [2]
-        ======  ==========  =====
-
-        Args:
-            x: On the root, an array with axis 0 divisible by the size of the group. Elsewhere None, or an array of that
-                shape, which is only compared.
-            root: Group rank of the sender.
-            out: Shape `(x.shape[0] // size, *x.shape[1:])`.
-        """
-        return self._issuer.issue(
-            CollectiveFuture(Collective.SCATTER, x, out, _getframe(1), priority, name, None, root), stream
-        )
-
     def permute(
         self,
         x: Input,
@@ -375,58 +251,4 @@ class Calls:
         return cast(
             "CollectiveFuture[None]",
             self._issuer.issue(CollectiveFuture(Collective.BARRIER, None, None, _getframe(1), priority, name), stream),
-        )
-
-    def send(
-        self,
-        x: Input,
-        dst: int,
-        tag: int = 0,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> CollectiveFuture[None]:
-        """Send an array to one rank; done when the array may be written again.
-
-        That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
-        await a send to each other before they receive may wait for ever. Issue both, then await them.
-
-        Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
-        take room in the stream's window, so their order across peers and tags does not matter.
-
-        Args:
-            x: Any shape; the receiver expects the same shape and dtype.
-            dst: Group rank of the receiver.
-            tag: From 0 to 2**24 - 1.
-        """
-        return cast(
-            "CollectiveFuture[None]",
-            self._issuer.send(
-                CollectiveFuture(Collective.P2P, x, None, _getframe(1), priority, name or "send"), dst, tag, stream
-            ),
-        )
-
-    def recv(
-        self,
-        like: Array | Like,
-        src: int | None,
-        tag: int = 0,
-        *,
-        priority: int = 0,
-        stream: Stream | str | None = None,
-        name: str | None = None,
-    ) -> Issued[Array]:
-        """Receive an array from one rank, or from whoever sends one.
-
-        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
-        whose it was. Receives that name a rank go before those that do not.
-
-        Args:
-            like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
-            src: Group rank of the sender; None for any.
-            tag: From 0 to 2**24 - 1.
-        """
-        return self._issuer.receive(
-            CollectiveFuture(Collective.P2P, None, None, _getframe(1), priority, name or "recv"), like, src, tag, stream
         )

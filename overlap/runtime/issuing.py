@@ -21,8 +21,9 @@ from .communicator import Communicator, Communicators
 from .context import RankContext
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
-from .operation import CollectiveFuture, Members, Port
+from .operation import CollectiveFuture, Port
 from .outstanding import Issued
+from .request import Members
 from .stream import Stream, Streams
 
 __all__ = ["Issuer", "Surroundings"]

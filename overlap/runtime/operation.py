@@ -7,40 +7,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
-import numpy as np
 import trio
 
-from ..collectives.call import Call, Pairs, call, uneven_call
-from ..collectives.counts import Counts, normal
-from ..collectives.kinds import Collective, Shape
-from ..collectives.reduce import OPS, Array
+from ..collectives.call import Call, Pairs
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
-from .arguments import check_overlap, check_result, check_unwritten
-from .context import RankContext
 from .future import Failure, Future, call_when_done, resolve
-from .memory.foreign import as_input, as_output, changes
-from .outstanding import Issued
+from .request import Request
 
 T_co = TypeVar("T_co", covariant=True)
 
 __all__ = [
     "CollectiveFuture",
     "Lane",
-    "Like",
     "Matching",
-    "Members",
     "Operation",
     "Port",
 ]
-
-Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 
 class Matching(Protocol):
@@ -91,22 +82,6 @@ class Lane(Protocol):
         """Take note that an operation ended."""
 
 
-class Members(Protocol):
-    """The group of an operation, as operations see it.
-
-    Attributes:
-        name: For messages.
-        label: For the timeline.
-        rank: The index of this rank in it.
-        size: How many ranks it has.
-    """
-
-    name: str
-    label: tuple[str, tuple[int, ...]]
-    rank: int
-    size: int
-
-
 class Port:
     """One rank's end of a communicator.
 
@@ -128,30 +103,22 @@ class Port:
         self.known = Known()
 
 
-class CollectiveFuture(Issued[T_co]):
+class CollectiveFuture(Request[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
     `out`; the result belongs to the caller.
 
     Attributes:
-        kind: Which collective.
-        group: The group it was issued on.
         seq: Its position among the group's operations on its stream.
-        priority: Lower is more urgent.
-        name: As given by the caller, or the operation's name.
     """
 
     __slots__ = (
-        "_input_locked", "active", "algorithm", "call", "changed", "context", "counts", "exact", "given", "group",
-        "input", "issued_ns", "kind", "locked", "out", "pairs", "pending_failure", "port", "priority", "record",
-        "reduction", "root", "running", "scope", "seq", "source", "started_ns", "step", "target",
+        "active", "algorithm", "issued_ns", "pending_failure", "port", "record", "running", "scope", "seq",
+        "started_ns", "step",
     )  # fmt: skip
 
-    context: RankContext
-    group: Members
     port: Port
-    call: Call  # what all ranks must agree on; known once the input is there
     seq: int
     issued_ns: int
     started_ns: int
@@ -171,22 +138,15 @@ class CollectiveFuture(Issued[T_co]):
         counts: object = None,
         exact: bool = False,
     ) -> None:
-        # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
+        # The base classes' parts are written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
-        self.exact = exact
-        self.counts = counts  # of rows; once it is issued, as `check_counts` returns them, or None
-        self.input = x  # what the caller passed: an array, a future of one, or None
-        self.out = out  # what the caller will get; once it is issued, the array that the result is written to
-        self.given: object = None  # whose memory that is, if it is no array; this is what the caller will get
-        self.changed: Callable[[], bool] | None = None  # whether the input was, if it is something that can tell
+        self.exact, self.counts, self.input, self.out = exact, counts, x, out
+        self.given = self.changed = self.source = self.target = None
+        self.locked, self._input_locked = (), False
         self.priority, self.name = priority, name or kind.text
         self.place = (frame.f_code, frame.f_lasti)
-        self.source: Array | None = None  # the array the operation reads
-        self.target: Array | None = None  # a view of `out` that stays writable
-        self.locked: tuple[Array, ...] = ()  # what is to be given back
-        self._input_locked = False
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving
         self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
@@ -198,11 +158,6 @@ class CollectiveFuture(Issued[T_co]):
     def urgency(self) -> int:
         """How its messages are ordered on a wire: by priority, then by age."""
         return (self.priority << 64) + self.issued_ns
-
-    @property
-    def op(self) -> str:
-        """Name of the operation, such as "all_reduce"."""
-        return str(self.kind.value)
 
     @property
     def label(self) -> str:
@@ -244,79 +199,6 @@ class CollectiveFuture(Issued[T_co]):
     def _loop_thread(self) -> int | None:
         return self.context.thread
 
-    # -- the caller's arguments --------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Check the arguments and find the array to read; fills in `call` and `source`.
-
-        Raises:
-            UsageError: For whatever cannot be meant.
-        """
-        x = self.input
-        kind = self.kind
-        if x is None:
-            self._prepare_receiver()
-        else:
-            if type(x) is not np.ndarray:
-                self.changed = changes(x)
-                x = as_input(x)
-            size = self.group.size if kind is not Collective.P2P else 2
-            shape: Shape = x.shape
-            counts: Counts = ()
-            if self.counts is not None:
-                shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
-            try:
-                find = uneven_call if counts else call
-                self.call = find(
-                    kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts, self.exact
-                )
-            except TypeError as error:  # not hashable
-                raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
-            if not x.flags.writeable and x is not self.out:
-                check_unwritten(self.context.locks, (x,), "x")
-            self.source = x if x.flags.c_contiguous else self._contiguous(x)
-        if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
-            check_result(self.out, self.call, self.group.rank)
-            if x is not None:
-                check_overlap(self.call, self.group.rank, self.out, x)
-
-    def _contiguous(self, x: Array) -> Array:
-        arrays = self.context.arrays
-        return x if arrays.shapes_only else arrays.copy(x)
-
-    def _prepare_receiver(self) -> None:
-        kind = self.kind
-        if kind is Collective.P2P:
-            out = cast(Array, self.out)
-            self.call = call(kind.text, None, out.dtype, out.shape, 2)
-        elif kind.traits.rooted or kind is Collective.BARRIER:
-            self.call = call(kind.text, None, None, None, self.group.size, self.root, self.pairs)
-        else:
-            raise UsageError(f"x: {self.op} needs an array, got None")
-
-    def take_output(self) -> None:
-        """Find the array that the result is written to.
-
-        Raises:
-            UsageError: If there is none in what the caller passed.
-        """
-        out = self.out
-        if isinstance(out, np.ndarray) and self.context.arrays.shapes_only:
-            return  # there is nothing to write
-        target = as_output(out, "out" if self.kind is not Collective.P2P else "like")
-        if target is not out:
-            self.given, self.out = out, target
-            if self.input is out:
-                self.input, self.changed = target, changes(out)
-
-    def check_result(self, pattern: Call) -> None:
-        """Compare `out` with the result that `pattern` makes, if it says what that is.
-
-        Raises:
-            UsageError: Naming both.
-        """
-        check_result(self.out, pattern, self.group.rank)
-
     # -- life --------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
@@ -352,20 +234,6 @@ class CollectiveFuture(Issued[T_co]):
         self.context.flight.described(self.record, self, self.port.known, self.call)
         self.started_ns = self.context.now_ns()
         self.port.communicator.arrive(self)
-
-    def lock(self) -> None:
-        """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
-        if self.context.arrays.shapes_only:  # there is nothing to spoil
-            return
-        x, out = self.input, self.out
-        if out is not None and self.target is None:
-            self.target = out.view()
-            if self.context.locks.lock(out, writes=True):
-                self.locked = (out,)
-        if x is not out and not self._input_locked and isinstance(x, np.ndarray):
-            self._input_locked = True
-            if self.context.locks.lock(x):
-                self.locked = (*self.locked, x)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape.
@@ -448,15 +316,6 @@ class CollectiveFuture(Issued[T_co]):
         if self.scope is not None:
             self.scope.cancel()
 
-    def release(self) -> None:
-        """Give the arrays back: nothing moves any more."""
-        if self.locked:
-            unlock = self.context.locks.unlock
-            for array in self.locked:
-                unlock(array)
-            self.locked = ()
-        self.input = self.source = self.target = self.out = self.given = self.changed = None
-
     def _conclude(self) -> None:
         self._done = True
         if self._threads is not None:
@@ -467,5 +326,3 @@ class CollectiveFuture(Issued[T_co]):
 
 
 Operation: TypeAlias = CollectiveFuture[object]
-
-_ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)

@@ -1,0 +1,185 @@
+"""What a caller has asked of a collective: its arguments, checked, and the memory behind them while it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from ..collectives.call import Call, Pairs, call, uneven_call
+from ..collectives.counts import Counts, normal
+from ..collectives.kinds import Collective, Shape
+from ..collectives.reduce import OPS, Array
+from ..errors import UsageError
+from .arguments import check_overlap, check_result, check_unwritten
+from .context import RankContext
+from .future import Future
+from .memory.foreign import as_input, as_output, changes
+from .outstanding import Issued
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+T_co = TypeVar("T_co", covariant=True)
+
+__all__ = ["Input", "Like", "Members", "Request"]
+
+Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
+Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
+
+
+class Members(Protocol):
+    """The group of an operation, as operations see it.
+
+    Attributes:
+        name: For messages.
+        label: For the timeline.
+        rank: The index of this rank in it.
+        size: How many ranks it has.
+    """
+
+    name: str
+    label: tuple[str, tuple[int, ...]]
+    rank: int
+    size: int
+
+
+class Request(Issued[T_co]):
+    """The arguments of a collective or point-to-point operation; `CollectiveFuture` makes and fills it.
+
+    Attributes:
+        kind: Which collective.
+        group: The group it was issued on.
+        priority: Lower is more urgent.
+        name: As given by the caller, or the operation's name.
+        call: What all ranks must agree on; known once the input is there.
+    """
+
+    __slots__ = (
+        "_input_locked", "call", "changed", "context", "counts", "exact", "given", "group", "input", "kind", "locked",
+        "out", "pairs", "priority", "reduction", "root", "source", "target",
+    )  # fmt: skip
+
+    context: RankContext
+    kind: Collective
+    group: Members
+    call: Call
+    reduction: str | None
+    root: int
+    pairs: Pairs
+    exact: bool
+    counts: object  # of rows; once it is issued, as `check_counts` returns them, or None
+    input: object  # what the caller passed: an array, a future of one, or None
+    out: Array | None  # what the caller will get; once it is issued, the array that the result is written to
+    given: object  # whose memory that is, if it is no array; this is what the caller will get
+    changed: Callable[[], bool] | None  # whether the input was, if it is something that can tell
+    priority: int
+    source: Array | None  # the array the operation reads
+    target: Array | None  # a view of `out` that stays writable
+    locked: tuple[Array, ...]  # what is to be given back
+    _input_locked: bool
+
+    @property
+    def op(self) -> str:
+        """Name of the operation, such as "all_reduce"."""
+        return str(self.kind.value)
+
+    def prepare(self) -> None:
+        """Check the arguments and find the array to read; fills in `call` and `source`.
+
+        Raises:
+            UsageError: For whatever cannot be meant.
+        """
+        x = self.input
+        kind = self.kind
+        if x is None:
+            self._prepare_receiver()
+        else:
+            if type(x) is not np.ndarray:
+                self.changed = changes(x)
+                x = as_input(x)
+            size = self.group.size if kind is not Collective.P2P else 2
+            shape: Shape = x.shape
+            counts: Counts = ()
+            if self.counts is not None:
+                shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
+            try:
+                find = uneven_call if counts else call
+                self.call = find(
+                    kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts, self.exact
+                )
+            except TypeError as error:  # not hashable
+                raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
+            if not x.flags.writeable and x is not self.out:
+                check_unwritten(self.context.locks, (x,), "x")
+            self.source = x if x.flags.c_contiguous else self._contiguous(x)
+        if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
+            check_result(self.out, self.call, self.group.rank)
+            if x is not None:
+                check_overlap(self.call, self.group.rank, self.out, x)
+
+    def _contiguous(self, x: Array) -> Array:
+        arrays = self.context.arrays
+        return x if arrays.shapes_only else arrays.copy(x)
+
+    def _prepare_receiver(self) -> None:
+        kind = self.kind
+        if kind is Collective.P2P:
+            out = cast(Array, self.out)
+            self.call = call(kind.text, None, out.dtype, out.shape, 2)
+        elif kind.traits.rooted or kind is Collective.BARRIER:
+            self.call = call(kind.text, None, None, None, self.group.size, self.root, self.pairs)
+        else:
+            raise UsageError(f"x: {self.op} needs an array, got None")
+
+    def take_output(self) -> None:
+        """Find the array that the result is written to.
+
+        Raises:
+            UsageError: If there is none in what the caller passed.
+        """
+        out = self.out
+        if isinstance(out, np.ndarray) and self.context.arrays.shapes_only:
+            return  # there is nothing to write
+        target = as_output(out, "out" if self.kind is not Collective.P2P else "like")
+        if target is not out:
+            self.given, self.out = out, target
+            if self.input is out:
+                self.input, self.changed = target, changes(out)
+
+    def check_result(self, pattern: Call) -> None:
+        """Compare `out` with the result that `pattern` makes, if it says what that is.
+
+        Raises:
+            UsageError: Naming both.
+        """
+        check_result(self.out, pattern, self.group.rank)
+
+    # -- memory --
+
+    def lock(self) -> None:
+        """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
+        if self.context.arrays.shapes_only:  # there is nothing to spoil
+            return
+        x, out = self.input, self.out
+        if out is not None and self.target is None:
+            self.target = out.view()
+            if self.context.locks.lock(out, writes=True):
+                self.locked = (out,)
+        if x is not out and not self._input_locked and isinstance(x, np.ndarray):
+            self._input_locked = True
+            if self.context.locks.lock(x):
+                self.locked = (*self.locked, x)
+
+    def release(self) -> None:
+        """Give the arrays back: nothing moves any more."""
+        if self.locked:
+            unlock = self.context.locks.unlock
+            for array in self.locked:
+                unlock(array)
+            self.locked = ()
+        self.input = self.source = self.target = self.out = self.given = self.changed = None
+
+
+_ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
