@@ -4,6 +4,7 @@
 #
 #   front       the front doors: run();  config: the one description of a run, and who has said what of it;
 #               requested: what it is asked to be in the end, by program, environment and command
+#   embedded/   the door for programs that own their main thread: connect()
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
@@ -67,6 +68,8 @@ from .runtime.stream import Stream
 if TYPE_CHECKING:
     __version__: str
     from .collectives.cost.startup import Startup
+    from .embedded.connection import Connection
+    from .embedded.door import connect
     from .virtual import Conditions, Faults, Interference
     from .virtual.simulated_backend import Virtual
 
@@ -77,6 +80,7 @@ __all__ = [
     "CollectiveMismatchError",
     "ComputeFuture",
     "Conditions",
+    "Connection",
     "Faults",
     "Future",
     "Group",
@@ -99,6 +103,7 @@ __all__ = [
     "TraceWarning",
     "UsageError",
     "Virtual",
+    "connect",
     "run",
     "run_async",
     "shape_only",
@@ -106,10 +111,12 @@ __all__ = [
 
 _LOADED_WHEN_USED = {
     "Conditions": "virtual",
+    "Connection": "embedded.connection",
     "Faults": "virtual",
     "Interference": "virtual",
     "Startup": "collectives.cost.startup",
     "Virtual": "virtual.simulated_backend",
+    "connect": "embedded.door",
 }
 
 

@@ -6,32 +6,25 @@ Not `run.py`: a module of that name would take the place of the function `overla
 from __future__ import annotations
 
 import os
-import sys
-import warnings
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from . import trace_files
 from .config import ARGUMENT, RunConfig, Wires
 from .diagnostics import all_notes, is_interrupt
-from .errors import StallError, TraceWarning, UsageError, in_one_line
-from .flight.folder import FlightFile, open_flight
-from .flight.start import attempt, began
+from .errors import UsageError
 from .requested import requested
-from .runtime.stall_watch import STALL_S, StallLimits
 from .runtime.world import World
-from .setup.world_setup import WorldSetup, alone, among, cluster_of
-from .signals import Life, living, obeying
-from .timeline.spans import Timeline
+from .setup.keeper import Keeper
+from .setup.one_life import Told, live
+from .setup.world_setup import alone, among, cluster_of
+from .signals import living, obeying
 
 if TYPE_CHECKING:
     import topology
 
-    from .membership.threaded import AnyMembership
     from .rendezvous.launcher_environment import Place
     from .virtual.simulated_backend import Virtual
 
@@ -87,7 +80,7 @@ def run(
     wanted = requested(main, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
-    keeper = _Keeper(wanted)
+    keeper = Keeper(wanted)
     try:
         with obeying(), keeper.noting():
             if wanted.virtual is None:
@@ -130,7 +123,7 @@ async def run_async(
     wanted = requested(main, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
-    keeper = _Keeper(wanted)
+    keeper = Keeper(wanted)
     with keeper.noting():
         results = await _live(main, args, wanted, keeper)
     keeper.warn()
@@ -148,66 +141,23 @@ def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -
 
 
 async def _live(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Let a world live in real time, until it ends or a signal ends it."""
     with living() as life:
-        return await _live_on(main, args, wanted, keeper, life)
+
+        def begun(world: World) -> None:
+            life.world = world
+
+        place = _place()
+        opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
+        told = Told(begun=begun, to_end=lambda: life.scope.cancel_called)
+        return await live(opened, place, main, args, wanted, keeper, told)
     raise AssertionError("a world that ends early has raised why")
 
 
-async def _live_on(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper, life: Life
-) -> list[T]:
-    place = _place()
-    opened = alone(wanted) if place is None else among(place, wanted.changed(place.source, ranks=place.world_size))
-    failure: Exception | None = None
-    async with opened as around:
-        joined = around.joined
-        control_plane = joined.control_plane if joined else None
-        restart = joined.restart if joined else attempt()
-        flight = _flight(wanted, place, around, restart)
-        world = World(
-            around.size,
-            around.cluster,
-            around.transport,
-            algorithm=wanted.algorithm,
-            others=control_plane,
-            check=wanted.check,
-            flight=flight.writer if flight else None,
-            restart=restart,
-            state_dir=wanted.state_dir,
-            limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
-        )
-        life.world = world
-        if joined is not None:
-            joined.notices.show = world.show
-        results: list[T] = []
-        try:
-            results = await world.live(main, args, wanted.timeout_s)
-        except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
-            failure = error
-        except BaseException as error:
-            if is_interrupt(error):
-                _keep(flight, "interrupted", "interrupted")
-            elif life.scope.cancel_called:
-                _keep(flight, "interrupted", "told to end by a signal")
-            raise
-        finally:
-            if failure is not None:
-                _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
-            if flight is not None:
-                flight.close(keep=flight.writer.ended)
-            await keeper.keep(world.timeline, joined.membership if joined else None)
-        if joined is not None and failure is None:
-            await joined.leave()
-    if failure is not None:
-        raise failure
-    return results
-
-
 def _simulate(
-    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: _Keeper
+    main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Let a world live in virtual time."""
     from .virtual.simulated_backend import SimulatedBackend
@@ -231,84 +181,6 @@ def _simulate(
 
     with clock.going_wrong():
         return clock.kernel.run(live)
-
-
-def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:
-    """Begin the flight record of this process."""
-    name, start = began(
-        job=place.label if place else None,
-        restart=restart,
-        process=place.process if place else 0,
-        processes=place.processes if place else 1,
-        world_size=around.size,
-        script=sys.argv[0],
-    )
-    return open_flight(wanted.flight_dir, name, around.transport.ranks, start)
-
-
-def _keep(flight: FlightFile | None, how: str, line: str) -> None:
-    if flight is not None:
-        flight.writer.end(how, rank=None, line=line, here=True)
-
-
-class _Keeper:
-    """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""
-
-    def __init__(self, wanted: RunConfig) -> None:
-        self._wanted = wanted
-        self._trouble: str | None = None
-
-    async def keep(self, timeline: Callable[[], Timeline], membership: AnyMembership | None) -> None:
-        """Hand on what was recorded; of several processes, the first one writes it for all."""
-        if self._wanted.watcher is not None:
-            self._wanted.watcher(timeline())
-        if self._wanted.trace is None:
-            return
-        with self._minding(), trio.CancelScope(shield=True):
-            if membership is None:  # in a thread: there may be much to write, and the loop may be the user's
-                await trio.to_thread.run_sync(self._write, timeline, self._wanted.trace)
-                return
-            from .setup.shared_trace import write_together
-
-            if await write_together(timeline, self._wanted.trace, membership):
-                trace_files.keep(self._wanted.trace)
-
-    def keep_now(self, timeline: Callable[[], Timeline]) -> None:
-        """Do so for a world in virtual time, whose loop waits for nothing real."""
-        if self._wanted.watcher is not None:
-            self._wanted.watcher(timeline())
-        if self._wanted.trace is not None:
-            with self._minding():
-                self._write(timeline, self._wanted.trace)
-
-    def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
-        from .timeline.tracefile import write_trace
-
-        write_trace(timeline(), path)
-        trace_files.keep(path)
-
-    @contextmanager
-    def _minding(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever it is, the run is over, and its results or its error are what counts
-            usual = isinstance(error, UsageError)
-            self._trouble = str(error) if usual else f"trace: cannot write {self._wanted.trace}: {error!r}"
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note on what the block raises what could not be written."""
-        try:
-            yield
-        except BaseException as error:
-            if self._trouble is not None:
-                error.add_note(self._trouble)
-            raise
-
-    def warn(self) -> None:
-        """Warn of what could not be written."""
-        if self._trouble is not None:
-            warnings.warn(TraceWarning(self._trouble), stacklevel=3)
 
 
 def _place() -> Place | None:

@@ -64,6 +64,7 @@ HOUSE = (
     ("overlap.launch.status",),  # what a process tells its launcher, which reads it
     ("overlap.launch", "overlap.setup"),
     # the doors
+    ("overlap.embedded",),  # connect()
     ("overlap.front",),  # what `import overlap` gives, and run()
     # what is built on it
     ("overlap.parallel.schedules",),

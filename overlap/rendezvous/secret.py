@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-__all__ = ["ADVICE", "VARIABLE", "generate", "given_secret", "hand_over", "user_secret"]
+__all__ = ["ADVICE", "VARIABLE", "generate", "given_secret", "hand_over", "strong_secret", "user_secret"]
 
 LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
 SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short ones at leisure
@@ -65,6 +65,17 @@ def given_secret(environ: Mapping[str, str]) -> bytes | None:
     if text := _variable(environ):
         return _strong("OVERLAP_SECRET", _decoded(text.encode()))
     return None
+
+
+def strong_secret(name: str, given: bytes | str) -> bytes:
+    """Return a secret that a program gives.
+
+    Raises:
+        UsageError: If it is none, or too short.
+    """
+    if not isinstance(given, (bytes, str)):
+        raise UsageError(f"{name}: expected bytes or text, got {type(given).__name__}")
+    return _strong(name, _decoded(given.encode() if isinstance(given, str) else given))
 
 
 def _variable(environ: Mapping[str, str]) -> str | None:

@@ -140,7 +140,7 @@ class AnyReceive(Issued[Array]):
             rank = others[-1].ends[0]
             message = f"all other ranks finished their programs while rank {self._context.rank} waits in {self.label}"
             self._end(None, Failure(RankLeftError(f"{message} ({self.call_site})", culprit=rank)))
-        return self.done
+        return bool(self.done)
 
     def _end(self, value: object, failure: Failure | None) -> None:
         if not settle(self, value, failure):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -53,6 +54,21 @@ class Failure:
         self.seen = seen
 
 
+class Flag(int):
+    """True or false, and callable for the same: `future.done`, or `future.done()` as in `concurrent.futures`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return str(bool(self))
+
+
+_YES, _NO = Flag(1), Flag(0)
+
+
 class Future(Generic[T_co]):
     """The result of an operation that has been issued and may not have run yet.
 
@@ -60,8 +76,8 @@ class Future(Generic[T_co]):
     times. Cancelling a task that awaits does not cancel the operation. `future[i]` is the future of an item of the
     result. Futures may be passed to `rank.compute` and to collectives in place of values.
 
-    Threads that run no event loop, such as those of computes, use `result(timeout)`, `exception(timeout)` and
-    `add_done_callback`, as in `concurrent.futures`.
+    Threads that do not run its event loop, such as those of computes, use `result(timeout)`, `exception(timeout)`,
+    `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
     """
 
     __slots__ = ("_callbacks", "_done", "_failure", "_threads", "_value", "_waiters")
@@ -75,9 +91,17 @@ class Future(Generic[T_co]):
         self._threads: list[threading.Event] | None = None
 
     @property
-    def done(self) -> bool:
-        """Whether the operation has ended, well or badly."""
-        return self._done
+    def done(self) -> Flag:
+        """Whether the operation has ended, well or badly; `done()` says the same."""
+        return _YES if self._done else _NO
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled: never, see `cancel`."""
+        return False
+
+    def cancel(self) -> bool:
+        """Return False: what is issued cannot be taken back, for the other ranks count on it."""
+        return False
 
     @property
     def label(self) -> str:
@@ -110,6 +134,14 @@ class Future(Generic[T_co]):
         failure.seen = True
         return failure.error
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return whether it has ended, well or badly, waiting for that at most `timeout` seconds, as `result` does."""
+        try:
+            self._settled(timeout)
+        except TimeoutError:
+            return False
+        return True
+
     def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
         """Call `callback(future)` once it is done: at once if it is, else on the event loop's thread.
 
@@ -137,7 +169,9 @@ class Future(Generic[T_co]):
         raise TypeError("a future is no array yet; await it first, or pass it to rank.compute or a collective")
 
     def __await__(self) -> Generator[object, object, T_co]:
-        if self._done:
+        if not trio.lowlevel.in_trio_run():
+            yield from _await_in_asyncio(self)
+        elif self._done:
             yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
         else:
             waiters = self._waiters
@@ -228,7 +262,7 @@ class _Item(Future[object]):
         self._whole, self._index = whole, index
 
     @property
-    def done(self) -> bool:
+    def done(self) -> Flag:
         return self._whole.done
 
     @property
@@ -259,6 +293,20 @@ class _Item(Future[object]):
     def __await__(self) -> Generator[object, object, object]:
         yield from self._whole.__await__()
         return self.result()
+
+
+def _await_in_asyncio(future: Future[Any]) -> Generator[object, object, None]:
+    """Wait on a loop of asyncio, which another thread wakes."""
+    import asyncio  # who awaits there has it
+
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # that loop has been closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    future.add_done_callback(wake)
+    yield from ended.wait().__await__()
 
 
 def _call_back(callback: Callable[[Future[Any]], object], future: Future[Any]) -> None:

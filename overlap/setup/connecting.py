@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 import trio
@@ -32,7 +33,7 @@ from ..rendezvous.launcher_environment import Place
 from ..rendezvous.mpi_introduction import introduced
 from ..rendezvous.secret import user_secret
 
-__all__ = ["Joined", "joined"]
+__all__ = ["JOIN_TIMEOUT_S", "Joined", "joined", "met"]
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
@@ -85,30 +86,58 @@ async def joined(
         JoinError: If not all came in time, or this process is not one of those expected.
     """
     world = next(_worlds)
+    config = await _config(place, world, machine, run)
+    with _told(world + 1):
+        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True))
+        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=_tell_lost) as found:
+            yield found
+
+
+@asynccontextmanager
+async def met(
+    place: Place,
+    config: RendezvousConfig,
+    run: RunConfig,
+    *,
+    wires: Callable[[Transport], Transport] = lambda default: default,
+    on_joined: Callable[[], object] = lambda: None,
+    on_lost: Callable[[int], None] = lambda member: None,
+) -> AsyncIterator[Joined]:
+    """Do what `joined` does, at a given place.
+
+    Args:
+        place: Where this process stands.
+        config: Where and how the processes meet; its listener is closed in the end.
+        run: What joins them.
+        wires: As for `joined`.
+        on_joined: Called when all processes have met.
+        on_lost: Called with each process that is lost.
+    """
     each = place.ranks_per_process
     placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
-    config = await _config(place, world, machine, run)
     with config.listener or nullcontext():
-        with _told(world + 1):
-            async with join_apart(config, report=notify) as membership:
-                tell_launcher(Entering(world=world + 1, joined=True))
-                config = await _agreed(config, membership)
-                notices = Notices()
-                between = await _between(place, placement, config, membership, run, notices)
-                # until the wires are open; then the control plane does so, and says more
-                membership.on_loss = lambda lost: between.lose(placement[lost.member], lost.reason)
-                transport = wires(Router([NeuronLink(list(place.ranks)), between]))
-                async with _opened(transport):
-                    membership.on_loss = None
-                    yield Joined(
-                        transport=transport,
-                        control_plane=ControlPlane(
-                            _Connection(membership, placement, between), placement, stopping=notices.cease
-                        ),
-                        membership=membership,
-                        notices=notices,
-                        restart=config.epoch // WORLDS,
-                    )
+        async with join_apart(config, report=notify) as membership:
+            on_joined()
+            config = await _agreed(config, membership)
+            notices = Notices()
+            between = await _between(place, placement, config, membership, run, notices)
+            # until the wires are open; then the control plane does so, and says more
+            membership.on_loss = lambda lost: between.lose(placement[lost.member], lost.reason)
+            transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+            async with _opened(transport):
+                membership.on_loss = None
+                connection = _Connection(membership, placement, between, on_lost)
+                yield Joined(
+                    transport=transport,
+                    control_plane=ControlPlane(connection, placement, stopping=notices.cease),
+                    membership=membership,
+                    notices=notices,
+                    restart=config.epoch // WORLDS,
+                )
+
+
+def _tell_lost(member: int) -> None:
+    tell_launcher(Losing(lost=member))
 
 
 @contextmanager
@@ -238,15 +267,22 @@ class Notices:
 class _Connection:
     """A membership as `ControlPlane` sees it."""
 
-    def __init__(self, membership: ThreadedMembership, placement: Sequence[Sequence[int]], between: Transport) -> None:
+    def __init__(
+        self,
+        membership: ThreadedMembership,
+        placement: Sequence[Sequence[int]],
+        between: Transport,
+        on_lost: Callable[[int], None],
+    ) -> None:
         self.member, self.members = membership.member, membership.members
         self.tell = membership.tell
         self._membership, self._placement, self._between = membership, placement, between
+        self._on_lost = on_lost
 
     async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
         async for news in self._membership.messages():
             if isinstance(news, Lost):
-                tell_launcher(Losing(lost=news.member))
+                self._on_lost(news.member)
                 yield news.member, None, news.reason
                 # afterwards: the operations that it fails are to be told as those that waited
                 self._between.lose(self._placement[news.member], news.reason)

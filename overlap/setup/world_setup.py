@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import topology
 
     from ..config import RunConfig, Wires
+    from ..rendezvous.configuration import RendezvousConfig
     from ..rendezvous.launcher_environment import Place
     from .connecting import Joined
 
@@ -73,9 +74,17 @@ def around(wires: Transport, wrap: Wires | None) -> Transport:
 
 
 @asynccontextmanager
-async def among(place: Place, config: RunConfig) -> AsyncIterator[WorldSetup]:
-    """Set up a world of several processes, of which this is one."""
-    from .connecting import joined
+async def among(
+    place: Place, config: RunConfig, *, meeting: RendezvousConfig | None = None
+) -> AsyncIterator[WorldSetup]:
+    """Set up a world of several processes, of which this is one.
+
+    Args:
+        place: Where it stands.
+        config: What the world is asked to be.
+        meeting: Where and how the processes meet; by default as their launcher says.
+    """
+    from .connecting import joined, met
 
     placed, transport = _spread(place, config.cluster or "local", told=config.told("cluster")), config.wires
     own = transport if isinstance(transport, Transport) else None
@@ -84,7 +93,12 @@ async def among(place: Place, config: RunConfig) -> AsyncIterator[WorldSetup]:
             f"transport: serves ranks {list(own.ranks)} and reaches {len(own.peers)}; this is process "
             f"{place.process} of {place.processes}, with ranks {list(place.ranks)} of {place.world_size}"
         )
-    async with joined(place, placed.name, config, wires=lambda default: own or around(default, transport)) as found:
+
+    def wires(default: Transport) -> Transport:
+        return own or around(default, transport)
+
+    opened = met(place, meeting, config, wires=wires) if meeting else joined(place, placed.name, config, wires=wires)
+    async with opened as found:
         yield WorldSetup(size=place.world_size, cluster=placed, transport=found.transport, joined=found)
 
 

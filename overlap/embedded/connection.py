@@ -1,0 +1,215 @@
+"""The handle of a world that lives in a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+import trio
+
+from ..diagnostics import first
+from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
+from ..runtime.future import Failure, settle
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from ..runtime.world import World
+from .forks import keep
+
+T = TypeVar("T")
+
+__all__ = ["Connection"]
+
+# How long `fail` waits for its thread: the others have been told long before, and a compute may still run.
+_FAIL_S = 10.0
+
+_Live = Callable[[Callable[[World], None], Callable[[Rank], Awaitable[None]]], Awaitable[object]]
+
+
+class Connection:
+    """One rank of a world, for programs that own their main thread. Made by `overlap.connect`.
+
+    A context manager: leaving the block closes it, and an error that leaves the block fails the world.
+
+    Attributes:
+        rank: This process's rank. Any thread may issue on it.
+        size: How many ranks there are.
+    """
+
+    rank: Rank
+
+    def __init__(self, index: int, size: int, live: _Live) -> None:
+        self.size, self._index = size, index
+        self._live = live
+        self._met, self._ended = threading.Event(), threading.Event()
+        self._world: World | None = None
+        self._error: BaseException | None = None  # of the program, with which the rank is to end
+        self._failure: BaseException | None = None  # with which the world has ended
+        self._forked = self._told = False
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._thread = threading.Thread(target=self._run, name=f"overlap rank {index}", daemon=True)
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failure is not None else "closed" if self._ended.is_set() else "open"
+        return f"<Connection of rank {self._index} of {self.size}: {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.fail(error)
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def group(self, ranks: Sequence[int], *, name: str | None = None) -> Group:
+        """Make a group of ranks, in that order; every member must make the same call. No communication."""
+        return self.rank.group(ranks, name=name)
+
+    def split(
+        self, color: int | None, key: int = 0, *, within: Group | None = None, name: str | None = None
+    ) -> Group | None:
+        """Cut the world, or a group, into one group for each color; see `Group.split`. Waits for all its ranks."""
+        whole = within or self.rank.world
+
+        async def cut() -> Group | None:
+            return await whole.split(color, key, name=name)
+
+        return self.run(cut)
+
+    def run(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Await `function(*args)` in the thread of the event loop, and return what it returns.
+
+        Raises:
+            UsageError: On that thread.
+            PeerFailedError: If the world has ended, also meanwhile.
+        """
+        if self._token is None or self._thread is threading.current_thread():
+            raise UsageError("run: this is the thread of the event loop; await the function instead")
+        try:
+            return trio.from_thread.run(function, *args, trio_token=self._token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            assert self._world is not None
+            raise self._world.ending.peer_failed() from None
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for everything issued and for the other ranks to close, and end the thread. Once: later calls return.
+
+        Args:
+            timeout_s: Seconds to wait at most; then the rank leaves, and what is not done fails on the others.
+
+        Raises:
+            RankFailedError: If a rank has failed, or an operation here has, and nobody has asked for its error.
+            TimeoutError: If it took too long.
+        """
+        self._end()
+        if not self._ended.wait(timeout_s):
+            self._cancel()
+            self._ended.wait(_FAIL_S)
+            raise TimeoutError(f"close: rank {self._index} has not been done within {timeout_s:g} s")
+        self._thread.join()
+        if self._failure is not None and not self._told:
+            self._told = True
+            raise self._failure
+
+    def fail(self, error: BaseException) -> None:
+        """End the world: every other rank gets an error that names this rank and its error. Returns when it is over."""
+        if self._forked or self._ended.is_set():
+            return
+        self._told = True
+        self._error = error if isinstance(error, Exception) else RemoteError(type_name(error), text_of(error))
+        self._end()
+        self._ended.wait(_FAIL_S)
+
+    @property
+    def error(self) -> BaseException | None:
+        """With which the world has ended, once it has; None as long as all is well."""
+        return self._failure
+
+    def _end(self) -> None:
+        if self._token is not None and not self._ended.is_set():
+            self._soon(self._closing.set)
+
+    def _cancel(self) -> None:
+        self._soon(self._scope.cancel)
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        with suppress(trio.RunFinishedError):
+            if self._token is not None:
+                self._token.run_sync_soon(function)
+
+    def forked(self) -> None:
+        """Take note that this process is a fork of the one that has connected."""
+        self._forked = True
+        self._token = None
+        self._ended.set()
+        if self._world is not None:
+            cause = UsageError("this process is a fork of the one that has connected; connect again in it")
+            self._world.ending.begin(self._index, cause, [], 0)
+            for operation in list(self.rank._context.outstanding.operations):
+                settle(operation, None, Failure(self._world.ending.peer_failed(), seen=True))
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start the thread, and return when the world lives. Called by `overlap.connect`."""
+        self._thread.start()
+        try:
+            self._met.wait()
+        except BaseException:  # Ctrl-C
+            self._cancel()
+            raise
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        keep(self)
+        atexit.register(_at_exit, weakref.ref(self))
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._live_here)
+        except BaseException as error:
+            self._failure = first(error)
+        finally:
+            self._ended.set()
+            self._met.set()
+
+    async def _live_here(self) -> None:
+        self._token, self._closing = trio.lowlevel.current_trio_token(), trio.Event()
+        with self._scope:
+            await self._live(self._begun, self._main)
+
+    def _begun(self, world: World) -> None:
+        self._world = world
+
+    async def _main(self, rank: Rank) -> None:
+        self.rank = rank
+        self._met.set()
+        await self._closing.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def _at_exit(connection: weakref.ref[Connection]) -> None:
+    """End what a program has left open; if it ends with an error, the others hear of that."""
+    open_still = connection()
+    if open_still is None:
+        return
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None:
+        open_still.fail(error)
+        return
+    with suppress(OverlapError):  # whoever waits for something has been given the error
+        open_still.close()

@@ -1,0 +1,127 @@
+"""The door for programs that own their main thread: `connect` gives them a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from ..config import ARGUMENT, RunConfig, Wires
+from ..errors import UsageError
+from ..membership.process_state import identity
+from ..rendezvous.launcher_environment import LONGEST_JOB
+from ..rendezvous.secret import strong_secret
+from ..runtime.rank import Rank
+from ..runtime.world import World
+from ..setup.connecting import JOIN_TIMEOUT_S
+from ..setup.keeper import Keeper
+from ..setup.one_life import Told, live
+from ..setup.world_setup import alone, among
+from .connection import Connection
+from .meeting import Meeting, Store, at_endpoint, through_store
+
+if TYPE_CHECKING:
+    import topology
+
+__all__ = ["connect"]
+
+
+def connect(
+    rank: int,
+    size: int,
+    *,
+    endpoint: str | None = None,
+    store: Store | None = None,
+    secret: bytes | str | None = None,
+    transport: str | Wires | None = None,
+    timeout_s: float | None = None,
+    job: str = "overlap",
+    host: str | None = None,
+    nodes: int | None = None,
+    cluster: str | topology.Cluster = "local",
+    trace: str | PathLike[str] | None = None,
+    algorithm: str | None = None,
+    check: str | None = None,
+) -> Connection:
+    """Be one rank of a world, in a program that owns its main thread, and return when all ranks have come.
+
+    The event loop runs in a thread of its own; any thread issues on `.rank` and waits with `future.result()`, also one
+    that runs asyncio, where futures can be awaited as well. A process may have several connections, of one job or of
+    different ones, and beside them `overlap.run`. Nothing is taken from or put into the environment but settings
+    (`OVERLAP_TRACE` and so on: see `overlap.config`).
+
+    A fork of this process is no rank: there, what is issued raises, and what was pending has failed. Start workers that
+    need no rank by any means; those that do connect on their own.
+
+    Args:
+        rank: Index of this rank.
+        size: How many ranks there are.
+        endpoint: Where rank 0 listens, as "HOST:PORT"; the same on all ranks.
+        store: Instead: something with `set(key, value)` and a `get(key)` that waits, such as a store of
+            `torch.distributed`. Rank 0 then finds a free port and a new secret by itself.
+        secret: What proves membership, at least 8 bytes; the same on all ranks. By default that of the store; or, where
+            the endpoint is on the loopback interface, one that all processes of this user share.
+        transport: Name of what joins the ranks, or a transport, as for `overlap.run`.
+        timeout_s: How long to wait for all ranks to come; by default 60 s.
+        job: Only ranks of one job meet.
+        host: Name or address of rank 0 that the others reach, with a store; by default it is found.
+        nodes: How many machines; each has equally many ranks, in order. By default that is found, if there is a store.
+        cluster: As for `overlap.run`.
+        trace: Where to write the timeline of all ranks when the connection is closed.
+        algorithm: As for `overlap.run`.
+        check: As for `overlap.run`.
+
+    Raises:
+        UsageError: For arguments that cannot be meant.
+        JoinError: If not all ranks have come in time.
+    """
+    _check_rank(rank, size)
+    if size > 1 and (endpoint is None) == (store is None):
+        raise UsageError("endpoint: give either endpoint= or store=, where the ranks find each other")
+    if not isinstance(job, str) or not job or len(job) > LONGEST_JOB - 17 or not job.isprintable():
+        raise UsageError(f"job: expected 1 to {LONGEST_JOB - 17} printable characters, got {job!r}")
+    proof = None if secret is None else strong_secret("secret", secret)
+    wanted = _wanted(cluster, transport, trace=trace, algorithm=algorithm, check=check, ranks=size)
+    if size == 1:
+        meeting = None
+    elif store is not None:
+        meeting = through_store(store, rank, size, secret=proof, job=job, nodes=nodes, host=host)
+    else:
+        meeting = at_endpoint(str(endpoint), rank, size, secret=proof, job=job, nodes=nodes)
+    return _opened(rank, size, meeting, wanted, timeout_s or wanted.join_timeout_s or JOIN_TIMEOUT_S)
+
+
+def _opened(rank: int, size: int, meeting: Meeting | None, wanted: RunConfig, timeout_s: float) -> Connection:
+    keeper = Keeper(wanted)
+
+    async def life(begun: Callable[[World], None], main: Callable[[Rank], Awaitable[None]]) -> None:
+        place, around = None, alone(wanted)
+        if meeting is not None:
+            place = meeting.place(rank, size)
+            detail = f"overlap.connect, {getattr(wanted.cluster, 'name', wanted.cluster or 'local')}"
+            config = meeting.config(rank, size, detail=detail, process=identity(), timeout_s=timeout_s)
+            around = among(place, wanted, meeting=config)
+        with keeper.noting():
+            await live(around, place, main, (), wanted, keeper, Told(begun=begun))
+        keeper.warn()
+
+    connection = Connection(rank, size, life)
+    connection.open()
+    return connection
+
+
+def _check_rank(rank: int, size: int) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(f"size: expected a positive integer, got {size!r}")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
+        raise UsageError(f"rank: expected 0 to {size - 1}, got {rank!r}")
+
+
+def _wanted(cluster: str | topology.Cluster, transport: str | Wires | None, **said: Any) -> RunConfig:
+    name, wires = (transport, None) if isinstance(transport, str) else (None, transport)
+    plain = isinstance(cluster, str) and cluster == "local"
+    asked = RunConfig.given(cluster=None if plain else cluster, transport=name, wires=wires, **said)
+    told = RunConfig.from_environment()
+    wanted = told.over(asked).changed(ARGUMENT, ranks=asked.ranks)
+    wanted.verify()
+    return wanted

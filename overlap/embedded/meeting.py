@@ -1,0 +1,212 @@
+"""Where the processes of a connection meet: at an endpoint that all were told, or one that rank 0 puts into a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import UsageError
+from ..rendezvous.configuration import JoinError, RendezvousConfig
+from ..rendezvous.launcher_environment import Place
+from ..rendezvous.other_launchers import is_loopback
+from ..rendezvous.secret import generate, user_secret
+from ..rendezvous.sockets import format_endpoint, parse_endpoint
+
+__all__ = ["Meeting", "Store", "at_endpoint", "through_store"]
+
+_turns: Counter[object] = Counter()
+"""How often this process has gone to a place as a rank: connections that follow each other there must not mix."""
+
+# A backlog for every process of a large world to dial at once.
+_BACKLOG = 512
+
+
+class Store(Protocol):
+    """What several processes can put small values into, such as those of `torch.distributed`."""
+
+    def set(self, key: str, value: bytes, /) -> object:
+        """Keep a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return the value, waiting until there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the processes of a connection meet, and how they are spread.
+
+    Attributes:
+        endpoint: Where rank 0 listens.
+        secret: What proves membership.
+        job: Only processes of one job meet.
+        epoch: Which of the connections of that job.
+        nodes: How many machines; each has equally many ranks, in order.
+        listener: On rank 0, a socket that listens there already, if there is one.
+    """
+
+    endpoint: tuple[str, int]
+    secret: bytes = field(repr=False)
+    job: str
+    epoch: int = 0
+    nodes: int = 1
+    listener: socket.socket | None = None
+
+    def place(self, rank: int, size: int) -> Place:
+        """Return where this process stands."""
+        return Place(
+            source="overlap.connect",
+            process=rank,
+            processes=size,
+            ranks_per_process=1,
+            node=rank // (size // self.nodes),
+            nodes=self.nodes,
+            endpoint=self.endpoint,
+            job=self.job,
+            secret=self.secret,
+        )
+
+    def config(self, rank: int, size: int, *, detail: str, process: str, timeout_s: float) -> RendezvousConfig:
+        """Return how this process joins the others."""
+        return RendezvousConfig(
+            job=self.job,
+            epoch=self.epoch,
+            member=rank,
+            members=size,
+            endpoint=self.endpoint,
+            listener=self.listener,
+            secret=self.secret,
+            timeout_s=timeout_s,
+            process=process,
+            ranks_each=1,
+            detail=detail,
+        )
+
+
+def at_endpoint(text: str, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None) -> Meeting:
+    """Meet where everybody was told.
+
+    Raises:
+        UsageError: If it is no endpoint, or others could join there.
+    """
+    endpoint = parse_endpoint(text)
+    if endpoint[1] == 0:
+        raise UsageError(
+            f"endpoint: {text!r} has no port where others could look for it; use store= to find a free one"
+        )
+    if secret is None and not is_loopback(endpoint[0]):
+        raise UsageError(
+            f"secret: whoever reaches {format_endpoint(endpoint)} could join; give every process the same secret="
+        )
+    turn = _turn(endpoint, job, rank, size)
+    machines = nodes or (1 if is_loopback(endpoint[0]) else size)
+    return Meeting(
+        endpoint=endpoint,
+        secret=secret or user_secret(),
+        job=job,
+        epoch=turn,
+        nodes=_checked_nodes(machines, size),
+    )
+
+
+def through_store(
+    store: Store, rank: int, size: int, *, secret: bytes | None, job: str, nodes: int | None, host: str | None
+) -> Meeting:
+    """Meet where rank 0 finds room; it tells the others through the store, with a secret for this connection alone.
+
+    Raises:
+        JoinError: If what is in the store cannot be meant.
+    """
+    prefix = f"overlap/{job}/{_turn('store', job, rank, size)}"
+    store.set(f"{prefix}/machine/{rank}", _machine().encode())
+    if rank:
+        return _read(store.get(f"{prefix}/meeting"), f"{prefix}/meeting", secret)
+    machines = [bytes(store.get(f"{prefix}/machine/{other}")).decode() for other in range(size)]
+    address = host or ("127.0.0.1" if len(set(machines)) == 1 else _outward())
+    listener = _listening(address)
+    told = {
+        "endpoint": [address, listener.getsockname()[1]],
+        "secret": (secret or generate()).hex(),
+        "job": f"{job}-{secrets.token_hex(8)}",
+        "nodes": _checked_nodes(nodes, size) if nodes else _nodes_of(machines),
+    }
+    written = json.dumps(told).encode()
+    store.set(f"{prefix}/meeting", written)
+    return _read(written, prefix, secret, listener)
+
+
+def _read(written: bytes, key: str, secret: bytes | None, listener: socket.socket | None = None) -> Meeting:
+    try:
+        told = json.loads(bytes(written))
+        host, port = told["endpoint"]
+        return Meeting(
+            endpoint=(str(host), int(port)),
+            secret=secret or bytes.fromhex(told["secret"]),
+            job=str(told["job"]),
+            nodes=int(told["nodes"]),
+            listener=listener,
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise JoinError(f"store: what is under {key!r} was not written by rank 0 of overlap.connect") from error
+
+
+def _turn(where: object, job: str, rank: int, size: int) -> int:
+    key = (where, job, rank, size)
+    _turns[key] += 1
+    return _turns[key] - 1
+
+
+def _checked_nodes(nodes: int, size: int) -> int:
+    if not isinstance(nodes, int) or nodes < 1 or size % nodes:
+        raise UsageError(f"nodes: expected a number of machines that divides the {size} ranks, got {nodes!r}")
+    return nodes
+
+
+def _nodes_of(machines: Sequence[str]) -> int:
+    """Return how many machines there are, if they have equally many ranks in order; else each rank counts as one."""
+    several = len(set(machines))
+    each = len(machines) // several
+    blocks = [machines[start] for start in range(0, len(machines), each)]
+    in_order = [machine for machine in blocks for _ in range(each)] == list(machines)
+    return several if in_order and len(set(blocks)) == several == len(blocks) else len(machines)
+
+
+def _machine() -> str:
+    """Name the kernel and the network of this process: what shares both reaches each other over loopback."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
+    return platform.node()
+
+
+def _outward() -> str:
+    """Return the address of this machine that others probably reach."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: nobody's; a datagram socket sends nothing for that
+        return str(probe.getsockname()[0])
+    with suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return "127.0.0.1"
+
+
+def _listening(host: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"host: rank 0 cannot listen at {host!r}: {error}") from error
+    return listener

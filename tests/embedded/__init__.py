@@ -1,0 +1,1 @@
+"""Worlds of programs that own their main thread."""

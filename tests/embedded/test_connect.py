@@ -1,0 +1,202 @@
+"""What a program that owns its main thread gets from `overlap.connect`."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import overlap
+
+from .connecting import TIMEOUT_S, MemoryStore, connected, in_threads
+
+W = overlap.Connection
+
+
+def test_ranks_meet_through_a_store_and_reduce() -> None:
+    def program(world: W) -> list[float]:
+        return world.rank.all_reduce(np.full(3, world.rank.rank + 1.0)).result(TIMEOUT_S).tolist()
+
+    assert connected(program, 3) == [[6.0] * 3] * 3
+
+
+def test_ranks_meet_at_an_endpoint_again_and_again() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def live(rank: int) -> list[int]:
+        sums = []
+        for turn in range(3):
+            with overlap.connect(rank, 2, endpoint=endpoint, secret="a long secret") as world:
+                sums.append(int(world.rank.all_reduce(np.array([turn + rank])).result(TIMEOUT_S)[0]))
+        return sums
+
+    assert in_threads(live, 2) == [[1, 3, 5]] * 2
+
+
+def test_one_rank_is_a_world() -> None:
+    with overlap.connect(0, 1) as world:
+        assert world.rank.all_reduce(np.arange(3)).result(TIMEOUT_S).tolist() == [0, 1, 2]
+    assert repr(world) == "<Connection of rank 0 of 1: closed>"
+
+
+def test_any_thread_issues() -> None:
+    def program(world: W) -> list[float]:
+        with ThreadPoolExecutor(1) as pool:
+            futures = pool.submit(lambda: [world.rank.all_reduce(np.full(2, float(k))) for k in range(20)]).result()
+        return [float(future.result(TIMEOUT_S)[0]) for future in futures]
+
+    assert connected(program, 2) == [[2.0 * k for k in range(20)]] * 2
+
+
+def test_futures_are_those_of_concurrent_futures() -> None:
+    def program(world: W) -> list[Any]:
+        heard: list[Any] = []
+        future = world.rank.all_reduce(np.ones(1))
+        said = [future.cancel(), future.cancelled(), future.wait(TIMEOUT_S), future.done(), future.exception()]
+        future.add_done_callback(lambda it: heard.append((it is future, threading.current_thread())))
+        return [*said, heard == [(True, threading.current_thread())]]
+
+    assert connected(program, 2) == [[False, False, True, True, None, True]] * 2
+
+
+def test_a_program_on_asyncio_awaits() -> None:
+    async def main(world: W) -> list[float]:
+        first, second = world.rank.all_reduce(np.ones(1)), world.rank.all_reduce(np.full(1, 2.0))
+        return [float((await second)[0]), float((await first)[0]), float((await first)[0])]
+
+    assert connected(lambda world: asyncio.run(main(world)), 2) == [[4.0, 2.0, 2.0]] * 2
+
+
+def test_groups_and_splits() -> None:
+    def program(world: W) -> list[Any]:
+        half = world.split(world.rank.rank % 2)
+        assert half is not None
+        found = [half.all_gather(np.array([world.rank.rank])).result(TIMEOUT_S).tolist()]
+        if world.rank.rank < 2:
+            found.append(int(world.group([1, 0]).broadcast(np.array([world.rank.rank]), 0).result(TIMEOUT_S)[0]))
+        return found
+
+    assert connected(program, 3) == [[[0, 2], 1], [[1], 1], [[0, 2]]]
+
+
+def test_two_jobs_in_one_process_beside_a_run() -> None:
+    async def main(rank: overlap.Rank) -> float:
+        return float((await rank.all_reduce(np.ones(1)))[0])
+
+    def live(rank: int) -> list[float]:
+        with overlap.connect(rank, 2, store=stores[0]) as one, overlap.connect(rank, 2, store=stores[1]) as two:
+            futures = [world.rank.all_reduce(np.full(1, value)) for world, value in ((one, 1.0), (two, 5.0))]
+            return [float(future.result(TIMEOUT_S)[0]) for future in futures]
+
+    stores = [MemoryStore(), MemoryStore()]
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(in_threads, live, 2)
+        assert overlap.run(main, ranks=2, timeout_s=TIMEOUT_S) == [2.0, 2.0]
+        assert beside.result(TIMEOUT_S) == [[2.0, 10.0]] * 2
+
+
+def test_an_error_that_leaves_the_block_reaches_the_others() -> None:
+    def live(rank: int) -> str:
+        try:
+            with overlap.connect(rank, 2, store=store) as world:
+                if rank == 1:
+                    raise ValueError("boom")
+                world.rank.barrier().result(TIMEOUT_S)
+        except (ValueError, overlap.PeerFailedError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    store = MemoryStore()
+    assert in_threads(live, 2) == ["PeerFailedError: rank 1 failed: ValueError: boom", "ValueError: boom"]
+
+
+def test_an_error_that_nobody_asks_for_is_raised_at_the_end() -> None:
+    def live(rank: int) -> str:
+        with pytest.raises(overlap.RankFailedError) as caught, overlap.connect(rank, 2, store=store) as world:
+            world.rank.all_reduce(np.ones(1 + rank))
+        return type(caught.value.cause).__name__
+
+    store = MemoryStore()
+    assert set(in_threads(live, 2)) == {"CollectiveMismatchError"}
+
+
+def test_after_the_end_a_call_says_so() -> None:
+    with overlap.connect(0, 1) as world:
+        pass
+    with pytest.raises(overlap.PeerFailedError) as caught:
+        world.rank.barrier()
+    assert str(caught.value) == "the world has ended"
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"rank": 2, "size": 2}, "rank: expected 0 to 1, got 2"),
+        ({"rank": 0, "size": 0}, "size: expected a positive integer, got 0"),
+        ({"rank": 0, "size": 2}, "endpoint: give either endpoint= or store=, where the ranks find each other"),
+        (
+            {"rank": 0, "size": 2, "endpoint": "127.0.0.1:0"},
+            "endpoint: '127.0.0.1:0' has no port where others could look for it; use store= to find a free one",
+        ),
+        (
+            {"rank": 0, "size": 2, "endpoint": "10.0.0.1:2900"},
+            "secret: whoever reaches 10.0.0.1:2900 could join; give every process the same secret=",
+        ),
+        ({"rank": 0, "size": 1, "secret": 7}, "secret: expected bytes or text, got int"),
+        ({"rank": 0, "size": 1, "job": ""}, "job: expected 1 to 47 printable characters, got ''"),
+        (
+            {"rank": 0, "size": 2, "endpoint": "127.0.0.1:2900", "nodes": 3},
+            "nodes: expected a number of machines that divides the 2 ranks, got 3",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(said: dict[str, Any], text: str) -> None:
+    with pytest.raises(overlap.UsageError) as caught:
+        overlap.connect(**said)
+    assert str(caught.value) == text
+
+
+FORKING = """
+import os, numpy as np, overlap
+with overlap.connect(0, 1) as world:
+    child = os.fork()
+    if child == 0:
+        try:
+            world.rank.barrier()
+        except overlap.PeerFailedError as error:
+            print(error, flush=True)
+        world.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(world.rank.all_reduce(np.ones(1)).result(60))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_is_no_rank() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.stdout.splitlines() == [
+        "rank 0 failed: UsageError: this process is a fork of the one that has connected; connect again in it",
+        "[1.]",
+    ], ran.stderr
+
+
+LEFT_OPEN = """
+import numpy as np, overlap
+world = overlap.connect(0, 1)
+world.rank.all_reduce(np.ones(1))
+print("left open")
+"""
+
+
+def test_what_is_left_open_ends_with_the_program() -> None:
+    ran = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (ran.returncode, ran.stdout) == (0, "left open\n"), ran.stderr
