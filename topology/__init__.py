@@ -8,8 +8,9 @@
     |   `-- legality    check_group and the nearest legal groups
     |-- rankmap     where each rank sits and what its wires carry: what those three and Cluster stand on
     |-- wiring      the devices of one node as a graph;  grid: coordinates;  cycles: Hamiltonian cycles
-    |-- machine     what a file says, as records;  grouprules: what it says about groups
-    |-- machinefile TOML to machine;  document: the keys of a file;  complaint: what is wrong with one;  data/: files
+    |-- machine     what a file says, as records;  grouprules: about groups;  overheads: about collectives
+    |-- machinefile TOML to machine;  document, overheadtables: the tables of a file;  keys: what their keys hold;
+    |               complaint: what is wrong with one;  data/: files
     |-- picture     the machine as text (not imported here: only the command line draws)
     `-- errors      TopologyError, TopologyWarning
 
@@ -25,12 +26,14 @@ from .grouprules import Finding, Rule
 from .groups import Axis
 from .instances import cluster, names
 from .machine import Figure, LinkKind, Machine
+from .overheads import Curve
 from .rankmap import Place
 from .routes import Link, Port
 
 __all__ = [
     "Axis",
     "Cluster",
+    "Curve",
     "Figure",
     "Finding",
     "Grid",

@@ -6,15 +6,30 @@ contradicts itself with a ValueError that begins with the key.
 
 # Annotations are objects in this file: evaluating them from text takes msgspec longer than everything else here.
 
-import sys
 from math import prod
 from typing import Annotated, Literal, cast
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
 from .errors import TopologyError, parse_ranks
 from .grouprules import LATEST, Confidence, Kind, Local, Severity
+from .keys import (
+    Amount,
+    AmountKey,
+    Count,
+    Counts,
+    DurationKey,
+    Flag,
+    Index,
+    Indices,
+    Pairs,
+    Text,
+    Texts,
+    TomlTable,
+    wrong,
+)
 from .machine import LinkKind, Shape, WiringSpec
+from .overheadtables import CollectivesTable
 from .wiring import Wiring
 
 MAX_DEVICES = 4096
@@ -22,46 +37,7 @@ MAX_DEVICES = 4096
 
 _GRIDS = ("ring", "chain", "torus", "grid")
 _LINKED = "a kind that has a [links.*] table"
-
-_LARGEST = sys.float_info.max  # TOML has inf and nan
-Positive = Annotated[float, Meta(gt=0, le=_LARGEST, description="a positive number")]
-NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST, description="a number, 0 or more")]
-Count = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
-Index = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
-Counts = Annotated[tuple[Count, ...], Meta(description="a list of whole numbers, 1 or more")]
-Indices = Annotated[tuple[Index, ...], Meta(description="a list of whole numbers, 0 or more")]
-Pair = Annotated[tuple[Index, Index], Meta(description="a pair such as [0, 1]")]
-Pairs = Annotated[tuple[Pair, ...], Meta(description="a list of pairs such as [[0, 1], [1, 2]]")]
-Text = Annotated[str, Meta(description="a text")]
-Texts = Annotated[tuple[Text, ...], Meta(description="a list of texts")]
-Flag = Annotated[bool, Meta(description="true or false")]
 Link = Annotated[str, Meta(description=_LINKED)]
-
-
-class TomlTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One table of a file; a key that is not there is None."""
-
-
-class Amount(TomlTable):
-    """A number with its origin; zero is none."""
-
-    value: Positive
-    source: Text = ""
-    confidence: Confidence = "E"
-
-
-class Duration(TomlTable):
-    """The same of something that may take no time."""
-
-    value: NotNegative
-    source: Text = ""
-    confidence: Confidence = "E"
-
-
-AmountKey = Annotated[Positive | Amount, Meta(description="a positive number, or { value, source, confidence }")]
-DurationKey = Annotated[
-    NotNegative | Duration, Meta(description="a number, 0 or more, or { value, source, confidence }")
-]
 
 
 class ChipTable(TomlTable):
@@ -74,7 +50,7 @@ class ChipTable(TomlTable):
     memory_bytes: AmountKey | None = None
     memory_bytes_per_s: AmountKey | None = None
     dma_bytes_per_s: AmountKey | None = None
-    flops_per_s: Annotated[dict[str, AmountKey], Meta(description="a table")] = {}
+    flops_per_s: Annotated[dict[str, AmountKey], Meta(description="a table")] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.lnc or any(self.cores % size for size in self.lnc):
@@ -225,6 +201,7 @@ class Document(TomlTable):
     wires: Annotated[WiresTable | None, Meta(description="a table")] = None
     network: Annotated[NetworkTable | None, Meta(description="a table")] = None
     ultraserver: Annotated[UltraServerTable | None, Meta(description="a table")] = None
+    collectives: Annotated[CollectivesTable | None, Meta(description="a table")] = None
     rules: Annotated[tuple[Annotated[RuleTable, Meta(description="a table")], ...], Meta(description="tables")] = ()
     strict: Flag = False
     numa: Indices = ()
@@ -237,6 +214,9 @@ class Document(TomlTable):
             link = getattr(getattr(self, key), "link", None)
             if link is not None and link not in kinds:
                 raise wrong(f"{key}.link", f"{_LINKED}: {', '.join(kinds) or 'none is declared'}", link)
+        for key, link in self.collectives.kinds() if self.collectives else ():
+            if link not in kinds:
+                raise ValueError(f"{key}.{link}: expected {_LINKED}: {', '.join(kinds)}")
         for key in ("numa", "pcie"):
             if (values := getattr(self, key)) and len(values) != self.devices:
                 raise ValueError(
@@ -254,12 +234,3 @@ class Document(TomlTable):
             raise wrong("devices", f"at most {MAX_DEVICES}", self.devices)
         else:
             self.wires.check(self.devices)
-
-
-def wrong(key: str, expected: str, found: object) -> ValueError:
-    """Build the error for a key that contradicts others."""
-    return ValueError(f"{key}: expected {expected}, found {_as_written(found)!r}")
-
-
-def _as_written(found: object) -> object:
-    return [_as_written(item) for item in found] if isinstance(found, tuple) else found

@@ -9,26 +9,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .grouprules import Confidence, Rule
+from .overheads import Collectives, Figure
+
+__all__ = [
+    "Chip",
+    "Figure",
+    "LinkKind",
+    "LinkSpec",
+    "Machine",
+    "Network",
+    "Shape",
+    "UltraServer",
+    "WiringSpec",
+]
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
 
 Shape = Literal["none", "ring", "chain", "torus", "grid", "full", "switch", "links"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A number with its origin.
-
-    Attributes:
-        value: in the unit that the name of the field says.
-        source: where it was published, as ``repository:path`` or an address.
-        confidence: "A" vendor, "B" published run with its configuration, "C" published with gaps, "D" derived
-            arithmetic, "E" an estimate of ours or a number of the user's.
-    """
-
-    value: float
-    source: str
-    confidence: Confidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +128,7 @@ class Machine:
         links: figures per kind of wire.
         network: what joins nodes, None if nothing does.
         ultraserver: device-to-device wires between nodes, if there are any.
+        collectives: what collectives cost beyond bytes on wires.
         rules: which groups are legal, in the order in which they are checked.
         strict: whether a violated rule is an error or a warning, unless the caller says otherwise.
         numa: NUMA node of each device, where known.
@@ -145,6 +143,7 @@ class Machine:
     links: tuple[LinkSpec, ...]
     network: Network | None = None
     ultraserver: UltraServer | None = None
+    collectives: Collectives = field(default=Collectives())
     rules: tuple[Rule, ...] = ()
     strict: bool = False
     numa: tuple[int, ...] = field(default=())

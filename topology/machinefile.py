@@ -16,12 +16,17 @@ from typing import cast
 from msgspec import ValidationError, convert
 from msgspec.structs import asdict
 
-from .document import Amount, ChipTable, Document, Duration, LinkTable, RuleTable
+from .document import ChipTable, Document, LinkTable, RuleTable
 from .errors import TopologyError, unknown
 from .grouprules import Rule
-from .machine import Chip, Figure, LinkKind, LinkSpec, Machine, Network, UltraServer, WiringSpec
+from .keys import figure, figure_or_none
+from .machine import Chip, LinkKind, LinkSpec, Machine, Network, UltraServer, WiringSpec
+from .overheads import Collectives
 
 Table = dict[str, object]
+
+# Tables with one of these are replaced as a whole: a number keeps its origin and a shape its sides.
+_WHOLE = {"value", "points", "shape"}
 
 # Not importlib.resources: it costs 7 ms to import, and these files are always installed as files.
 _DATA = Path(__file__).parent / "data"
@@ -87,8 +92,7 @@ def _merged(base: Table, over: Table) -> Table:
 def _merged_value(key: str, old: object, new: object) -> object:
     if key == "rules" and isinstance(old, list) and isinstance(new, list):
         return _merged_rules(old, new)
-    # A number keeps its origin and a shape its sides: those tables are replaced as a whole.
-    if isinstance(old, dict) and isinstance(new, dict) and "value" not in new and "shape" not in new:
+    if isinstance(old, dict) and isinstance(new, dict) and not _WHOLE & new.keys():
         return _merged(cast("Table", old), cast("Table", new))
     return new
 
@@ -138,12 +142,13 @@ def parse(table: Table, *, where: str) -> Machine:
         chip=_chip(document.chip, where),
         wires=document.wires.spec(devices, where) if document.wires else WiringSpec(shape="none", source=where),
         links=tuple(_link(kind, spec, where) for kind, spec in document.links.all().items()),
-        network=Network(nics=_figure(network.nics, where), link=cast("LinkKind", network.link)) if network else None,
+        network=Network(nics=figure(network.nics, where), link=cast("LinkKind", network.link)) if network else None,
         ultraserver=UltraServer(
             servers=coupled.servers, link=cast("LinkKind", coupled.link), source=coupled.source or where
         )
         if coupled
         else None,
+        collectives=document.collectives.record(where) if document.collectives else Collectives(),
         rules=tuple(_rule(rule, where) for rule in document.rules),
         strict=document.strict,
         numa=document.numa,
@@ -156,32 +161,22 @@ def _chip(table: ChipTable, where: str) -> Chip:
         name=table.name,
         cores=table.cores,
         lnc=table.lnc,
-        cc_cores=_figure_or_none(table.cc_cores, where),
-        memory_bytes=_figure_or_none(table.memory_bytes, where),
-        memory_bytes_per_s=_figure_or_none(table.memory_bytes_per_s, where),
-        dma_bytes_per_s=_figure_or_none(table.dma_bytes_per_s, where),
-        flops_per_s=tuple((dtype, _figure(peak, where)) for dtype, peak in table.flops_per_s.items()),
+        cc_cores=figure_or_none(table.cc_cores, where),
+        memory_bytes=figure_or_none(table.memory_bytes, where),
+        memory_bytes_per_s=figure_or_none(table.memory_bytes_per_s, where),
+        dma_bytes_per_s=figure_or_none(table.dma_bytes_per_s, where),
+        flops_per_s=tuple((dtype, figure(peak, where)) for dtype, peak in table.flops_per_s.items()),
     )
 
 
 def _link(kind: LinkKind, table: LinkTable, where: str) -> LinkSpec:
     return LinkSpec(
         kind=kind,
-        latency_s=_figure(table.latency_s, where),
-        bandwidth_bytes_per_s=_figure(table.bandwidth_bytes_per_s, where),
+        latency_s=figure(table.latency_s, where),
+        bandwidth_bytes_per_s=figure(table.bandwidth_bytes_per_s, where),
         per_core=table.per_core,
     )
 
 
 def _rule(table: RuleTable, where: str) -> Rule:
     return Rule(**asdict(table) | {"source": table.source or where, "sets": table.groups()})
-
-
-def _figure(given: float | Amount | Duration, where: str) -> Figure:
-    if isinstance(given, Amount | Duration):
-        return Figure(value=given.value, source=given.source or where, confidence=given.confidence)
-    return Figure(value=given, source=where, confidence="E")
-
-
-def _figure_or_none(given: float | Amount | None, where: str) -> Figure | None:
-    return None if given is None else _figure(given, where)

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from topology import Cluster, Link, Place
 
-from . import host
-
 __all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place", "shifted"]
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -197,15 +195,14 @@ class _Numbering:
 
     def _all_wires(self) -> Wires:
         cluster, network = self.cluster, self.cluster.machine.network
-        chips, nics = self.first_nic, self.first_link - self.first_nic
-        kind = np.array(["chip"] * chips + ["none"] * nics + [link.kind for link in self.links])
+        chips, nics, outer = self.first_nic, self.first_link - self.first_nic, network.link if network else "none"
+        kind = np.array(["chip"] * chips + [outer] * nics + [link.kind for link in self.links])
         latency_s = np.array([0.0] * self.first_link + [link.latency_s for link in self.links])
         bytes_per_s = np.array([1.0] * self.first_link + [link.bandwidth_bytes_per_s for link in self.links])
         if any(spec.kind == "chip" for spec in cluster.machine.links):
             latency_s[:chips], bytes_per_s[:chips] = cluster.latency_s("chip"), cluster.bandwidth_bytes_per_s("chip")
         if network:
             outward = slice(self.first_nic, self.first_link)
-            kind[outward] = network.link
             latency_s[self.first_nic : self.first_link : 2] = cluster.latency_s(network.link)
             bytes_per_s[outward] = cluster.bandwidth_bytes_per_s(network.link) * cluster.nics_per_bundle
         return Wires(kind=kind, latency_s=latency_s, bytes_per_s=bytes_per_s)
@@ -233,10 +230,8 @@ class _OnCluster(Placement):
         # Ranks of the plain machine have a core each, and one memory for all of a node.
         shares = numbering.unit if machine.devices is None else numbering.device
         self.device = np.unique(shares[self._world], return_inverse=True)[1].astype(np.int64)
-        memory = machine.chip.memory_bytes_per_s
-        self.memory_bytes_per_s = (
-            memory.value if memory else host.MEMORY_BYTES_PER_S if machine.devices is None else None
-        )
+        memory = machine.chip.memory_bytes_per_s or machine.collectives.usual.memory_bytes_per_s
+        self.memory_bytes_per_s = memory.value if memory else None
 
     def wires(self) -> Wires:
         return self._of.wires()

@@ -26,7 +26,6 @@ __all__ = [
     "Plan",
     "algorithms",
     "check_algorithm",
-    "forget_plans",
     "plan",
     "size_class",
 ]
@@ -179,7 +178,8 @@ def plan(
         dtype: Of the elements.
         root: Group rank of the root, for rooted collectives.
         pairs: Of a permute, in group ranks; every rank to the next one by default.
-        peer_direct: Whether network adapters read device memory themselves; matters on dl1 only.
+        peer_direct: Whether network adapters read device memory themselves; matters where the machine's file says what
+            copies cost.
         programs_only: Leave out the short cut through shared memory: what is asked for is a table.
         algorithm: The only one to consider, in all its forms; any by default.
         exact: Consider only those that reduce every element in the order of ranks.
@@ -192,14 +192,6 @@ def plan(
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
     return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact)
-
-
-def forget_plans() -> None:
-    """Forget all plans and what they were chosen from, because figures of the model are others now."""
-    from .cost.candidates import candidates
-
-    _plan.cache_clear()
-    candidates.cache_clear()
 
 
 @lru_cache(maxsize=4096)
@@ -217,7 +209,7 @@ def _plan(
     exact: bool,
 ) -> Plan:
     from .cost.candidates import candidates
-    from .cost.parameters import measured
+    from .cost.parameters import itemsize_of, measured
 
     if op not in GENERATORS:
         raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
@@ -225,8 +217,9 @@ def _plan(
         raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
     if not 0 <= nbytes <= _MOST_BYTES:
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
+    itemsize_of(dtype)  # refuses what is no dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    options, rejected = candidates(op, cluster, group, dtype, root, pairs, peer_direct, algorithm, exact)
+    options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact)
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
@@ -243,7 +236,7 @@ def _plan(
         detail=best.detail,
         slices=price.slices,
         predicted_s=price.total_s,
-        extrapolated=not measured(cluster, len(group), op, nbytes),
+        extrapolated=not measured(cluster, len(group), op, nbytes, dtype),
         breakdown=breakdown,
         steps=best.steps,
         bytes_per_rank=round(best.sent_share * nbytes),

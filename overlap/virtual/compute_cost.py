@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 
 from topology import Cluster
 
-from ..collectives import host
 from ..errors import UsageError
 from ..timeline.spans import Timeline
 
@@ -102,8 +101,9 @@ class Roofline:
 
 
 def _plain(cluster: Cluster) -> float | None:
-    """Return the memory bandwidth of the plain machine; nothing is known of others that do not say it."""
-    return host.MEMORY_BYTES_PER_S if cluster.machine.devices is None else None
+    """Return the bandwidth of a memory that all ranks share; None where the machine's file does not say it."""
+    memory = cluster.machine.collectives.usual.memory_bytes_per_s
+    return memory.value if memory else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

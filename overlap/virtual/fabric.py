@@ -121,7 +121,6 @@ class Fabric:
         self,
         cluster: Cluster,
         *,
-        dtype: str = "float32",
         peer_direct: bool = True,
         conditions: Conditions = CALM,
         interference: Interference = NO_INTERFERENCE,
@@ -130,7 +129,6 @@ class Fabric:
 
         Args:
             cluster: The machine.
-            dtype: Of messages; collectives bring their own.
             peer_direct: Whether adapters read device memory themselves; for messages, collectives bring their own.
             conditions: What is not perfect.
             interference: Between computes and communication.
@@ -138,7 +136,7 @@ class Fabric:
         self.cluster, self.interference = cluster, interference
         self.stretches: dict[str, Stretch] = {}
         self.resources, self._slow = Resources(cluster), SlowWires(conditions)
-        figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct)
+        figures = parameters(cluster, peer_direct=peer_direct)
         self._collectives: dict[Option, Pricing] = {}
         self._messages = Messages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off

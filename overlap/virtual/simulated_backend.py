@@ -143,7 +143,6 @@ class SimulatedBackend(Backend):
         self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
         fabric = Fabric(
             cluster,
-            dtype=assumptions.dtype,
             peer_direct=assumptions.peer_direct,
             conditions=assumptions.conditions,
             interference=assumptions.interference,

@@ -206,8 +206,7 @@ class SimulatedEngine(BaseEngine):
 
     def _placed(self, members: tuple[int, ...], pattern: Call, asked: Rounds) -> Placed:
         together = max(len(node) for node in Geometry(cluster=self._cluster, ranks=members).nodes)
-        dtype = "uint8" if pattern.dtype is None else str(pattern.dtype)
-        figures = parameters(self._cluster, dtype=dtype, peer_direct=self._peer_direct, ranks_per_process=together)
+        figures = parameters(self._cluster, peer_direct=self._peer_direct, ranks_per_process=together)
         return on(place(self._cluster, members), asked, parameters=figures)
 
 

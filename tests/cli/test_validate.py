@@ -18,7 +18,7 @@ all_reduce of uint8 on 2 ranks of inf2.xlarge (nccom-test on inf2.xlarge, uint8)
      2.4 MiB    50.5 us    54.1 us    +7.1%  predicted
      3.8 MiB    77.8 us    80.8 us    +3.8%  predicted
      5.2 MiB     105 us     108 us    +2.4%  predicted
-       8 MiB     160 us     161 us    +0.7%  fits elements reduced per second
+       8 MiB     160 us     161 us    +0.7%  fits bytes reduced per second
 
 all_reduce of uint8 on 2 ranks of inf2.xlarge (floor of two ranks on one chip)
         size   measured  predicted    error

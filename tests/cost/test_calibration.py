@@ -22,7 +22,7 @@ from overlap.errors import UsageError
 FIGURES = {
     "wire efficiency": lambda known: {"efficiency": scaled(known.efficiency)},
     "memory efficiency": lambda known: {"memory_efficiency": known.memory_efficiency * 1.05},
-    "elements reduced per second": lambda known: {"reduction_s_per_byte": known.reduction_s_per_byte / 1.05},
+    "bytes reduced per second": lambda known: {"reduction_s_per_byte": known.reduction_s_per_byte / 1.05},
     "semaphores of a step": lambda known: {"start_s": scaled(known.start_s)},
     "gap between messages": lambda known: {"gap_s": scaled(known.gap_s)},
     "fixed cost, adapter share": lambda known: {"launch_s": known.launch_s * 1.05},
@@ -36,7 +36,7 @@ def scaled(figures):
 def priced_s(row, change=None):
     """Return the best time of a row, with one figure of the model changed."""
     machine = topology.cluster(row.machine)
-    known = parameters(machine, dtype=row.dtype, peer_direct=row.peer_direct)
+    known = parameters(machine, peer_direct=row.peer_direct)
     known = replace(known, **change(known)) if change else known
     ranks = tuple(range(row.ranks))
     request = PlanRequest(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
@@ -135,21 +135,28 @@ def test_floors():
 
 def test_what_was_measured_and_what_is_extrapolated():
     machine = topology.cluster("trn2.48xlarge")
-    assert measured(machine, 64, "all_gather", 1 << 25)
-    assert not measured(machine, 64, "all_reduce", 1 << 25)
-    assert not measured(machine, 64, "all_gather", 1 << 10)
-    assert not measured(machine, 32, "all_gather", 1 << 25)
-    assert not measured(topology.cluster("trn2.48xlarge x4"), 64, "all_gather", 1 << 25)
-    assert not measured(topology.cluster("trn2.48xlarge", lnc=1), 64, "all_gather", 1 << 25)
-    assert measured(machine, 64, "reduce_scatter", 1 << 31)
-    assert not measured(machine, 64, "reduce_scatter", (1 << 31) + 1)
+    assert measured(machine, 64, "all_gather", 1 << 25, "float32")
+    assert not measured(machine, 64, "all_gather", 1 << 25, "float16")
+    assert not measured(machine, 64, "all_reduce", 1 << 25, "float32")
+    assert not measured(machine, 64, "all_gather", 1 << 10, "float32")
+    assert not measured(machine, 32, "all_gather", 1 << 25, "float32")
+    assert not measured(topology.cluster("trn2.48xlarge x4"), 64, "all_gather", 1 << 25, "float32")
+    assert not measured(topology.cluster("trn2.48xlarge", lnc=1), 64, "all_gather", 1 << 25, "float32")
+    assert measured(machine, 64, "reduce_scatter", 1 << 31, "float32")
+    assert not measured(machine, 64, "reduce_scatter", (1 << 31) + 1, "float32")
 
 
-def test_reducers_work_by_the_element():
+def test_reductions_are_priced_by_the_byte():
+    """The published slopes of uint8 and float32 are the same, and so are those of bfloat16 and float32."""
     machine = topology.cluster("trn2.48xlarge")
-    full, half = (parameters(machine, dtype=dtype).reduction_s_per_byte for dtype in ("float32", "bfloat16"))
-    assert half == 2 * full
-    assert parameters(topology.cluster("trn2.48xlarge", lnc=1)).reduction_s_per_byte == 2 * full
+    full, half = (plan("reduce_scatter", 1 << 30, machine, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert half.predicted_s == full.predicted_s
+    assert (full.extrapolated, half.extrapolated) == (False, True)
+
+
+def test_a_logical_core_has_the_reducers_of_its_physical_ones():
+    one, two = (parameters(topology.cluster("trn2.48xlarge", lnc=lnc)).reduction_s_per_byte for lnc in (1, 2))
+    assert one == 2 * two
 
 
 def test_dtypes():

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives import host
 from overlap.collectives.cost.parameters import parameters
 from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import EXACT, IN_RANK_ORDER
-from overlap.collectives.select import DIRECT, algorithms, check_algorithm, forget_plans, plan, size_class
+from overlap.collectives.select import DIRECT, algorithms, check_algorithm, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
 
@@ -240,27 +239,24 @@ def test_ranks_of_one_process_take_the_short_cut_because_it_is_cheapest(op, rank
 
 def test_the_price_of_the_short_cut():
     """Meet once, then read 8 inputs and write 8 outputs."""
-    found = plan("all_reduce", 1 << 20, topology.cluster("local", ranks=8))
-    assert found.predicted_s == pytest.approx(host.meeting_s(8) + 16 * (1 << 20) / host.MEMORY_BYTES_PER_S)
+    machine = topology.cluster("local", ranks=8)
+    told = machine.machine.collectives.usual
+    found = plan("all_reduce", 1 << 20, machine)
+    meeting_s, memory_bytes_per_s = told.meeting_s.value, told.memory_bytes_per_s.value
+    assert found.predicted_s == pytest.approx(8 * meeting_s + 16 * (1 << 20) / memory_bytes_per_s)
     assert (found.steps, found.bytes_per_rank, found.hops, found.busiest) == (0, 0, (), None)
-    gathered = plan("gather", 1 << 20, topology.cluster("local", ranks=8))
-    assert gathered.breakdown.memory_s == pytest.approx(2 * (1 << 20) / host.MEMORY_BYTES_PER_S)
+    gathered = plan("gather", 1 << 20, machine)
+    assert gathered.breakdown.memory_s == pytest.approx(2 * (1 << 20) / memory_bytes_per_s)
     with pytest.raises(ScheduleError, match="no table of transfers"):
         found.schedule()
 
 
-def test_a_dear_meeting_loses_to_a_program(monkeypatch, fresh_plans):
-    monkeypatch.setattr(host, "meeting_s", lambda ranks: 1e-3 * ranks)
-    found = plan("all_reduce", 8, topology.cluster("local", ranks=4))
+def test_a_dear_meeting_loses_to_a_program(tmp_path):
+    dear = tmp_path / "dear.toml"
+    dear.write_text('extends = "local"\nname = "dear"\n[collectives]\nmeeting_s = 1e-3\n')
+    found = plan("all_reduce", 8, topology.cluster(str(dear), ranks=4))
     assert found.algorithm != DIRECT
     assert DIRECT in {each.algorithm for each in found.alternatives if each.predicted_s is not None}
-
-
-@pytest.fixture
-def fresh_plans():
-    forget_plans()
-    yield
-    forget_plans()
 
 
 @pytest.mark.parametrize(

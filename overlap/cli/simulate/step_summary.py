@@ -164,4 +164,4 @@ def _transfer_ns(infos: Iterable[CollectiveInfo]) -> int:
 
 
 def _measured(cluster: Cluster, shape: Shape) -> bool:
-    return measured(cluster, shape.ranks, shape.op, shape.nbytes)
+    return measured(cluster, shape.ranks, shape.op, shape.nbytes, shape.dtype)

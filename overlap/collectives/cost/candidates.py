@@ -26,7 +26,6 @@ def candidates(
     op: str,
     cluster: Cluster,
     ranks: tuple[int, ...],
-    dtype: str,
     root: int,
     pairs: tuple[tuple[int, int], ...] | None,
     peer_direct: bool,
@@ -53,7 +52,7 @@ def candidates(
         exact=exact,
     )
     together = max(len(node) for node in request.geometry.nodes)
-    figures = parameters(cluster, dtype=dtype, peer_direct=peer_direct, ranks_per_process=together)
+    figures = parameters(cluster, peer_direct=peer_direct, ranks_per_process=together)
     placement = place(cluster, ranks)
     found = (
         flat_options(request, placement, figures),

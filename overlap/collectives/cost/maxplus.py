@@ -122,7 +122,7 @@ class _Step:
         parameters = placed.parameters
         self.start = resolution.ticks(one.start_s)
         self.latency = resolution.ticks(one.latency_s)
-        self.wire = resolution.ticks(one.wire_s_per_byte * slot_bytes)
+        self.wire = resolution.ticks(one.wire_s(slot_bytes))
         memory = resolution.ticks((one.moving_s_per_byte + one.adding_s_per_byte) * slot_bytes)
         reducing = resolution.ticks(one.reducing_s_per_byte * slot_bytes)
         self.serial = 0 * reducing if parameters.reduction_overlaps else reducing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ class PlacedRound:
         local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
         load_s_per_byte: (wires,) on every wire, for the whole round once.
         hops: wires crossed by the message with the longest way, by kind.
+        curves: which messages get a share of their wires that depends on their size, and (bytes, share) of that.
     """
 
     round: Round
@@ -40,6 +42,15 @@ class PlacedRound:
     local_s_per_byte: Floats
     load_s_per_byte: Floats
     hops: dict[str, int]
+    curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
+
+    def wire_s(self, slot_bytes: float) -> Floats:
+        """Return (messages,) how long each has bytes on its busiest wire, for so many bytes of a slot."""
+        alone_s = self.wire_s_per_byte * slot_bytes
+        for which, sizes, shares in self.curves:
+            share = np.interp(np.log(np.maximum(self.round.sent[which] * slot_bytes, 1.0)), sizes, shares)
+            alone_s[which] *= shares.max() / share
+        return alone_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,7 +135,7 @@ def _placed(
     sent = np.repeat(one.sent, hops)
     load = np.bincount(way.wire, sent, len(rate)) / rate
     taken = load[way.wire] if contention else sent / rate[way.wire]
-    latency_s = _latencies(way, wires, parameters)
+    latency_s = _latencies(way, wires, parameters) + _incasts(one, way, wires, parameters)
     moving, adding, local = (_memory(t, placement, parameters, contention) for t in (one.moving, one.adding, one.local))
     # Of the two memories a message waits for the one that is busy longer.
     busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
@@ -140,6 +151,7 @@ def _placed(
         local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
         load_s_per_byte=load,
         hops=_longest(latency_s, way, wires),
+        curves=tuple(_curves(way, wires, parameters)),
     )
 
 
@@ -148,6 +160,23 @@ def _latencies(way: Routes, wires: Wires, parameters: Parameters) -> Floats:
     each, start = wires.latency_s[way.wire], way.first[:-1]
     slowest = _over(np.maximum, each, start)
     return slowest + parameters.cut_through * (_over(np.add, each, start) - slowest)
+
+
+def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return how much later each message is there because others come to the same rank."""
+    if not parameters.incast_s or not len(one.dst):
+        return np.zeros(len(one.dst))
+    others = np.bincount(one.dst)[one.dst] - 1
+    return others * parameters.incasts_s(wires.kind[way.wire[way.first[1:] - 1]])
+
+
+def _curves(way: Routes, wires: Wires, parameters: Parameters) -> Iterator[tuple[Ints, Floats, Floats]]:
+    """Yield for each kind with a curve the messages that leave over such a wire, and its points over log bytes."""
+    for kind, points in parameters.curves if len(way.wire) else ():
+        which = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
+        if len(which):
+            sizes, shares = np.array(points).T
+            yield which, np.log(np.maximum(sizes, 1.0)), shares
 
 
 def _over(how: np.ufunc, values: Floats, start: Ints) -> Floats:

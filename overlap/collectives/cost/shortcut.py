@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from ...errors import ScheduleError
-from .. import host
 from ..schedule import Schedule
 from .flat import PlanRequest
 from .maxplus import CostBreakdown
@@ -34,18 +33,21 @@ class ShortCut(Option):
     algorithm, detail, parts = "direct", "", ()
 
     def __init__(self, request: PlanRequest) -> None:
+        told = request.geometry.cluster.machine.collectives.usual
         self._ranks = request.geometry.size
+        self._meeting_s = told.meeting_s.value * self._ranks if told.meeting_s else 0.0
+        self._bytes_per_s = told.memory_bytes_per_s.value if told.memory_bytes_per_s else inf
         self._touches = _TOUCHES[request.collective](self._ranks, len(request.pairs))
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
         """Return the cost for a vector of `nbytes`."""
-        return Price(total_s=host.meeting_s(self._ranks) + self._memory_s(nbytes))
+        return Price(total_s=self._meeting_s + self._memory_s(nbytes))
 
     def breakdown(self, nbytes: float, slices: int) -> CostBreakdown:
         """Return where the time goes."""
         return CostBreakdown(
             waiting_s=0.0,
-            launch_s=host.meeting_s(self._ranks),
+            launch_s=self._meeting_s,
             start_s=0.0,
             latency_s=0.0,
             wire_s=0.0,
@@ -54,7 +56,7 @@ class ShortCut(Option):
         )
 
     def _memory_s(self, nbytes: float) -> float:
-        return self._touches * nbytes / host.MEMORY_BYTES_PER_S
+        return self._touches * nbytes / self._bytes_per_s
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Refuse: there are no transfers.

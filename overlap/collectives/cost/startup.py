@@ -5,7 +5,7 @@ Launch and barrier are paid once for each execution, milliseconds where an opera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import log2
 
 from topology import Cluster
@@ -54,21 +54,8 @@ class Startup:
         return self.before_s(largest_group if operations else 1) + operations * (self.trigger_s + operation_s)
 
 
-# A row of foxl-ai/kiln:docs/neuron-notes.md for each figure: no collective on 64 ranks of trn2.48xlarge, twelve
-# all-reduces on 2 of them, one on 4 and on 64, and one on 32 ranks of trn1.32xlarge.
-_LAUNCH_S = 0.108e-3
-_TRIGGER_S = 13e-6
-_BARRIER_S = 0.91e-3
-_DOUBLING_S = {"Trainium2": 0.48e-3, "Trainium1": 1.35e-3}
-
-
 def startup(cluster: Cluster) -> Startup:
-    """Return what starting a program costs on a cluster; nothing on machines without collective processors.
-
-    Chips of which nothing is published get the figures of Trainium1.
-    """
-    chip = cluster.machine.chip
-    if chip.cc_cores is None:
-        return Startup()
-    doubling_s = _DOUBLING_S.get(chip.name, _DOUBLING_S["Trainium1"])
-    return Startup(launch_s=_LAUNCH_S, barrier_s=_BARRIER_S, doubling_s=doubling_s, trigger_s=_TRIGGER_S)
+    """Return what starting a program costs on a cluster; nothing where its machine's file says nothing of that."""
+    program = cluster.machine.collectives.program
+    figures = {each.name: getattr(program, each.name) for each in fields(Startup)}
+    return Startup(**{name: figure.value for name, figure in figures.items() if figure})

@@ -1,0 +1,136 @@
+"""What collectives cost on a machine beyond bytes on its wires, as records: the `[collectives]` table of its file.
+
+Everything here is a figure with its source, or absent: what is absent costs nothing, or loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .grouprules import Confidence
+
+__all__ = ["Collectives", "Curve", "Figure", "Overheads", "Program", "WireOverheads"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A number with its origin.
+
+    Attributes:
+        value: in the unit that the name of the field says.
+        source: where it was published, as ``repository:path`` or an address.
+        confidence: "A" vendor, "B" published run with its configuration, "C" published with gaps, "D" derived
+            arithmetic, "E" an estimate of ours or a number of the user's.
+    """
+
+    value: float
+    source: str
+    confidence: Confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A share that depends on the size of a message, with its origin.
+
+    Attributes:
+        points: (bytes, share), ascending in bytes; between two of them the share is linear in the logarithm of the
+            size, outside it is that of the nearest.
+        source: as of a figure.
+        confidence: as of a figure.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    source: str
+    confidence: Confidence
+
+    @property
+    def most(self) -> float:
+        """The largest share."""
+        return max(share for _, share in self.points)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOverheads:
+    """What messages over one kind of wire cost besides its latency and its bytes.
+
+    Attributes:
+        kind: of the wire: the first one of a message's way, or the last one for `incast_s`.
+        step_s: to start a step's message, on the sender.
+        gap_s: between two messages that one rank starts in one step.
+        incast_s: for each further message that comes to one rank in one step.
+        efficiency: share of the wire's bandwidth that payload gets, of any message or by its size.
+    """
+
+    kind: str
+    step_s: Figure | None = None
+    gap_s: Figure | None = None
+    incast_s: Figure | None = None
+    efficiency: Figure | Curve | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """What one operation costs besides its messages.
+
+    Attributes:
+        launch_s: to start it, once.
+        cut_through: share of a wire's latency that counts where bytes only pass through a device on their way; 1 if
+            absent.
+        memory_bytes_per_s: what reads and writes of all ranks of a node get together, where they share one memory and
+            the chip names none.
+        memory_efficiency: share of a memory's bandwidth that collectives get; 1 if absent.
+        memory_bounds: whether all that a memory reads and writes bounds the whole, not only step by step.
+        reducer_bytes_per_s: what the reducer of one physical core adds; no limit if absent.
+        serial_reduction: whether a rank receives nothing while it reduces.
+        slices: pieces of the data that may be in flight through the phases of a composed collective; 1 if absent.
+        shared_loop: whether ranks of one process start things one after the other, so that launches, steps, gaps and
+            meetings count once for each of them.
+        meeting_s: for a rank to meet the others of its process, where they read each other's memory.
+        wires: by kind of wire.
+    """
+
+    launch_s: Figure | None = None
+    cut_through: Figure | None = None
+    memory_bytes_per_s: Figure | None = None
+    memory_efficiency: Figure | None = None
+    memory_bounds: bool | None = None
+    reducer_bytes_per_s: Figure | None = None
+    serial_reduction: bool | None = None
+    slices: Figure | None = None
+    shared_loop: bool | None = None
+    meeting_s: Figure | None = None
+    wires: tuple[WireOverheads, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What starting a program that holds collectives costs, each time.
+
+    Attributes:
+        launch_s: with collectives or without.
+        barrier_s: for four ranks to meet before a program with collectives.
+        doubling_s: for each time that the largest group is twice as large.
+        trigger_s: for each collective, until its first step.
+    """
+
+    launch_s: Figure | None = None
+    barrier_s: Figure | None = None
+    doubling_s: Figure | None = None
+    trigger_s: Figure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """The `[collectives]` table.
+
+    Attributes:
+        usual: what holds.
+        host_copies: the same, where adapters reach host memory only; None if nothing is known of that.
+        between_nodes: the same on more than one node, None if nothing differs there.
+        program: of whole programs.
+    """
+
+    usual: Overheads = field(default=Overheads())
+    host_copies: Overheads | None = None
+    between_nodes: Overheads | None = None
+    program: Program = field(default=Program())
