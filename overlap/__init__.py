@@ -8,13 +8,13 @@
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     member      a rank as its world holds it;  standing, reports, stall_watch: who waits for whom, and when it is told
+#     world_member  a rank as its world holds it;  standing, reports, world_watch: who waits for whom, when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
 #     calls       the collectives as users call them, with rooted and messages: functions that return futures at once
 #     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
-#     communicator  where the ranks of a group find each other's operations, and disagreement is noticed
+#     communicator  where the ranks of a group find each other's operations;  dispute: who disagrees
 #     backend     what differs between real and simulated time
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
 #                 algorithm by cost, proves its table, cuts out each rank's program), program_runner and cc_core

@@ -41,6 +41,7 @@ HOUSE = (
     ("overlap.runtime.operation", "overlap.runtime.compute", "overlap.runtime.task"),
     ("overlap.runtime.stream", "overlap.runtime.compute_streams"),
     ("overlap.runtime.match",),
+    ("overlap.runtime.dispute",),
     ("overlap.runtime.communicator",),
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),
@@ -50,8 +51,9 @@ HOUSE = (
     ("overlap.runtime.group",),
     ("overlap.runtime.mesh", "overlap.state"),
     ("overlap.runtime.rank",),
-    ("overlap.runtime.member",),
+    ("overlap.runtime.world_member",),
     ("overlap.runtime.reports",),
+    ("overlap.runtime.world_watch",),
     ("overlap.runtime.world",),
     ("overlap.runtime",),
     # simulated time, and other processes

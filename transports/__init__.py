@@ -3,7 +3,7 @@
 # The map of this room, in the order in which to read it:
 #
 #   base         the contract: Transport, Endpoint;  starting: messages that need no task
-#   errors       how they fail;  buffers: memory, as flat bytes
+#   failures     how they fail;  buffers: memory, as flat bytes
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from transports.base import Endpoint, Envelope, Statistics, Transport
 from transports.buffers import Buffer, Delivery
-from transports.errors import ArgumentError, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+from transports.failures import ArgumentError, LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 from transports.faulty import Fault, Faulty
 from transports.neuronlink import NeuronLink
 from transports.paced import LinkSpeed, Paced, by_kind

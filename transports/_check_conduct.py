@@ -10,7 +10,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from transports._checking import Broken, Scale, expect, message_of, note_outcome, rejected, require
 from transports.base import TAG_LIMIT, Endpoint
-from transports.errors import LengthMismatchError
+from transports.failures import LengthMismatchError
 
 
 async def bad_arguments(a: Endpoint, b: Endpoint, scale: Scale) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from transports.base import Endpoint
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from transports.starting import Starter

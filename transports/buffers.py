@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias, cast
 
 import numpy as np
 
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from types import TracebackType

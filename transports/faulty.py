@@ -13,7 +13,7 @@ import trio
 
 from transports.base import Endpoint, Envelope, Transport, check_choices
 from transports.buffers import Buffer, Delivery
-from transports.errors import ArgumentError, LinkLostError
+from transports.failures import ArgumentError, LinkLostError
 from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 FaultKind: TypeAlias = Literal["cut", "drop", "corrupt", "delay"]

@@ -28,7 +28,7 @@ from typing import Literal, TypeAlias
 import msgpack
 import trio
 
-from transports.errors import ArgumentError, TransportError
+from transports.failures import ArgumentError, TransportError
 
 __all__ = ["HELLO_LIMIT_BYTES", "VERSION", "HandshakeError", "Hello", "Why", "greet", "welcome"]
 

@@ -25,7 +25,7 @@ from trio.lowlevel import (
 from transports.base import Endpoint, Statistics, Transport, check_choices, check_length, check_tag, describe_ranks
 from transports.bounce import BounceBuffers
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.errors import ArgumentError, TransportClosedError, TransportError
+from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.starting import Call, Starter
 

@@ -36,8 +36,8 @@ from transports.base import (
     describe_ranks,
 )
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.errors import ArgumentError, LengthMismatchError, TransportClosedError
 from transports.factory import Bootstrap
+from transports.failures import ArgumentError, LengthMismatchError, TransportClosedError
 
 #: From this size on, `NeuronLink` copies in a worker thread: a GiB takes a tenth of a second or more, in which the
 #: event loop would stand still; below, the copy costs no more than waking a thread (about 100 us).

@@ -17,7 +17,7 @@ import trio
 
 from transports.base import Endpoint, Transport
 from transports.buffers import Buffer
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 from transports.wrappers import OrderedGate, Wrapper, WrapperEndpoint
 
 #: A more urgent message waits at most this long for the one that is leaving. Half a millisecond is short against a

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -10,7 +10,7 @@ import trio
 
 from transports.base import Endpoint, Statistics, Transport, check_choices, describe_ranks
 from transports.buffers import Buffer, Delivery
-from transports.errors import ArgumentError, TransportError
+from transports.failures import ArgumentError, TransportError
 from transports.starting import Starter
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transports.errors import TransportError
+from transports.failures import TransportError
 
 if TYPE_CHECKING:
     from transports.buffers import Buffer, Delivery

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -16,7 +16,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 
 from transports.base import Endpoint, Statistics, Transport, check_tag, describe_ranks
 from transports.buffers import Buffer, Delivery, as_bytes
-from transports.errors import ArgumentError
+from transports.failures import ArgumentError
 
 
 class Wrapper(Transport):

@@ -19,7 +19,7 @@ import trio
 from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.last_signs import last_signs_of
-from ..launch.memory import oom_kills
+from ..launch.oom import oom_kills
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.spec import LaunchSpec
 from ..launch.verdict import card, culprit, exit_code

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .pipeline import Columns, rebuilt
+from .pipelining import Columns, rebuilt
 from .schedule import COLUMNS, Schedule
 
 __all__ = ["SLICE_BYTES", "message_bytes", "sliced", "slices_of"]

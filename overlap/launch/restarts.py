@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .memory import oom_kills
+from .oom import oom_kills
 from .processes import LaunchOutcome
 from .spec import LaunchSpec
 from .verdict import Ending, card, culprit

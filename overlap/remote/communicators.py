@@ -11,10 +11,11 @@ from transports import Transport
 
 from ..collectives.call import Call
 from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.dispute import Voice, mismatch
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..timeline.spans import call_site
-from .spanning import CodePlace, Said, SpanningCommunicator, Telling, difference
+from .spanning import CodePlace, SpanningCommunicator, Telling
 
 __all__ = ["SpanningCommunicators", "SpanningMessages"]
 
@@ -44,11 +45,11 @@ class SpanningMessages(SpanningCommunicator):
         """Return a tag that only messages share which mean the same."""
         return super().tag(pattern, 0)
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
         """Find what has been under way since `before_ns` or longer and has not been told."""
         return super().waiting(before_ns) if self._counted else iter(())
 
-    def hear(self, seq: int, said: Said) -> bool:
+    def hear(self, seq: int, said: Voice) -> bool:
         """Compare another process's call with ours; False if ours has not come to it yet."""
         return super().hear(seq, said) if self._counted else True
 
@@ -123,7 +124,7 @@ class SpanningCommunicators(Communicators):
                 self._at_rest.popitem(last=False)
                 self.lost_count = True
 
-    def hear(self, communicator_id: int, seq: int, said: Said) -> bool:
+    def hear(self, communicator_id: int, seq: int, said: Voice) -> bool:
         """Compare another process's call with ours; False if none of ours has come to it yet."""
         known = self.spanning.get(communicator_id)
         if known is not None:
@@ -133,8 +134,8 @@ class SpanningCommunicators(Communicators):
             return rested is not None and seq < rested.count
         rank, call, place = rested.last
         if not call.agrees(said.call):
-            mine = Said(rank=rank, call=call, call_site=call_site(*place))
-            self._others.tell_difference(communicator_id, seq, difference(rested.name, seq, mine, said)())
+            mine = Voice(rank=rank, call=call, call_site=call_site(*place))
+            self._others.tell_difference(communicator_id, seq, mismatch(rested.name, seq, said, mine)())
         return True
 
     def elsewhere(self, key: Key) -> bool:

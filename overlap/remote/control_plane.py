@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
-from traceback import format_exception, format_tb
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
 from transports import Transport
 
-from ..diagnostics import where
-from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError, in_one_line, text_of, type_name
-from ..notice import notify
+from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
 from ..runtime.communicator import BaseEngine
+from ..runtime.dispute import Voice
 from ..runtime.standing import Standing
 from ..runtime.world import World
 from . import call_codec, standing_codec
 from .communicators import SpanningCommunicators
-from .spanning import ANNOUNCED, Said
+from .saying import LINE_BYTES, MOST_ALIKE, ControlConnection, Saying
+from .spanning import ANNOUNCED
 from .standing_codec import cut
 
 __all__ = ["ControlConnection", "ControlPlane"]
@@ -39,44 +37,10 @@ _WATCH_S = 0.025
 _LONG_NS = 50_000_000
 # How long a broken wire may wait for news of who broke it, and a stalled world for the reports of the others.
 _VERDICT_S = 0.5
-# What is told at most, in UTF-8: together less than half of what fits in a message.
-_LINE_BYTES, _LINES = 500, 24
 _MOST_SAID = 100_000  # calls kept for operations that no rank here has come to
-_MOST_ALIKE = 4096  # operations that one message speaks of
 
 
-class ControlConnection(Protocol):
-    """What a world needs of its membership among processes; `overlap.launch.Membership` is one."""
-
-    member: int
-    members: int
-
-    def tell(self, message: Mapping[str, object]) -> None:
-        """Queue a message to every other process; any thread."""
-
-    def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
-        """Yield (member, message, ""), or (member, None, reason) once for a member that is lost."""
-
-    async def barrier(self, name: str) -> None:
-        """Wait for every other process to come here."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Announced:
-    """One call of a rank here in `count` operations that follow each other."""
-
-    communicator_id: int
-    seq: int
-    said: Said
-    count: int = 1
-
-    def continues(self, communicator_id: int, seq: int, said: Said) -> bool:
-        """Whether an operation is the next one."""
-        following = self.communicator_id == communicator_id and self.seq + self.count == seq
-        return following and self.said == said and self.count < _MOST_ALIKE
-
-
-class ControlPlane:
+class ControlPlane(Saying):
     """Speaks for the ranks of this process, and listens.
 
     Args:
@@ -95,13 +59,12 @@ class ControlPlane:
         *,
         stopping: Callable[[], None] = lambda: None,
     ) -> None:
-        self._connection, self._placement, self._stopping = connection, placement, stopping
+        super().__init__(connection)
+        self._placement, self._stopping = placement, stopping
         self.speaks = connection.member == 0
         self._world: World
         self._communicators: SpanningCommunicators
-        self._said: OrderedDict[tuple[int, int], list[Said]] = OrderedDict()
-        self._announced: list[_Announced] = []  # not told yet
-        self._asked: set[int] = set()  # communicators in which somebody needs to be told
+        self._said: OrderedDict[tuple[int, int], list[Voice]] = OrderedDict()
         self._issued: dict[int, dict[int, int]] = {}
         self._uncounted: set[int] = set()  # ranks that no longer knew how many messages they had sent
         self._quiet: dict[int, list[Standing]] = {}  # by process: its ranks that make no progress
@@ -170,22 +133,7 @@ class ControlPlane:
         self._news = trio.Event()
         await self._news.wait()
 
-    # -- what we say -----------------------------------------------------------------------------------------------
-
-    def _tell(self, what: str, **fields: object) -> None:
-        """Tell all others; that something cannot be told is no failure of what was to be told."""
-        try:
-            self._connection.tell({"what": what, **fields})
-        except Exception as error:
-            notify(f"the other processes cannot be told of '{what}': {in_one_line(error)[:_LINE_BYTES]}")
-
-    def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
-        """Say that a rank here has ended the world."""
-        trace = _trace_of(error)
-        self._tell(
-            "failed", culprit=rank, type=cut(type_name(error), _LINE_BYTES), text=cut(text_of(error)),
-            trace=cut(trace, last=True), place=cut(where(error), _LINE_BYTES), doing=_cut_lines(doing),
-        )  # fmt: skip
+    # -- what is said of the ranks here -------------------------------------------------------------------------------
 
     def tell_left(self, rank: int) -> None:
         """Say that a rank here has finished its program, and how many operations it issued on each communicator."""
@@ -195,68 +143,19 @@ class ControlPlane:
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
         self._tell("left", rank=rank, uncounted=self._communicators.lost_count)
 
-    def tell_call(self, communicator_id: int, seq: int, said: Said, *, count: int = 1) -> None:
-        """Say what a rank here has called, in so many operations; without a dtype, it asks for it."""
-        self._tell(
-            "call",
-            channel=communicator_id,
-            seq=seq,
-            count=count,
-            rank=said.rank,
-            call=call_codec.pack(said.call),
-            site=said.call_site,
-        )
-
-    def announce_call(self, communicator_id: int, seq: int, said: Said) -> None:
-        """Say what a rank here has called, within `_WATCH_S`, or at once where somebody has asked.
-
-        Most ranks know what they receive. A message for each operation, and the threads that it wakes, would take
-        longer than a broadcast of a gradient bucket.
-        """
-        if communicator_id in self._asked:
-            self.tell_call(communicator_id, seq, said)
-        elif self._announced and self._announced[-1].continues(communicator_id, seq, said):
-            self._announced[-1].count += 1
-        else:
-            self._announced.append(_Announced(communicator_id=communicator_id, seq=seq, said=said))
-
-    def _tell_announced(self) -> None:
-        announced, self._announced = self._announced, []
-        for one in announced:
-            self.tell_call(one.communicator_id, one.seq, one.said, count=one.count)
-
-    def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
-        """Say that two ranks mean different operations."""
-        self._tell(
-            "differ", channel=communicator_id, seq=seq, group=cut(error.group, _LINE_BYTES), ranks=list(error.ranks),
-            calls=_cut_lines(error.calls), sites=_cut_lines(error.call_sites),
-        )  # fmt: skip
-
-    def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Say that a rank here cannot take part in an operation."""
-        self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error)))
-
     def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say so because a wire broke, unless somebody says meanwhile who broke it: that ends the world."""
         due_s = trio.current_time() + _VERDICT_S
         self._broken_ends.append((due_s, partial(self.tell_failed_end, communicator_id, seq, rank, error)))
 
-    def tell_quiet(self, standings: Sequence[Standing]) -> None:
-        """Let the others know which ranks here make no progress."""
-        self._tell("quiet", standings=standing_codec.pack(standings))
-
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
         self._stopping()
-        self._tell("stopped", standings=standing_codec.pack(standings), reason=cut(reason, _LINE_BYTES))
-
-    def tell_busy(self, rank: int, place: str) -> None:
-        """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""
-        self._tell("busy", rank=rank, place=cut(place, _LINE_BYTES))
+        self._tell("stopped", standings=standing_codec.pack(standings), reason=cut(reason, LINE_BYTES))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
-    def said_before(self, communicator_id: int, seq: int) -> list[Said]:
+    def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
         return self._said.pop((communicator_id, seq), []) if self._said else []
 
@@ -332,17 +231,16 @@ class ControlPlane:
     def _hear_call(
         self, member: int, *, channel: int, seq: int, count: int, rank: int, call: list[object], site: str
     ) -> None:
-        if not 0 < count <= _MOST_ALIKE:
-            raise OverlapError(f"process {member} speaks of {count} operations; at most {_MOST_ALIKE} are alike")
-        said = Said(rank=rank, call=call_codec.unpack(call), call_site=site)
+        if not 0 < count <= MOST_ALIKE:
+            raise OverlapError(f"process {member} speaks of {count} operations; at most {MOST_ALIKE} are alike")
+        said = Voice(rank=rank, call=call_codec.unpack(call), call_site=site)
         for one in range(seq, seq + count):
             if not self._communicators.hear(channel, one, said):
                 self._said.setdefault((channel, one), []).append(said)
                 if len(self._said) > _MOST_SAID:
                     self._said.popitem(last=False)
         if said.call.kind in ANNOUNCED and said.call.dtype is None:
-            self._asked.add(channel)
-            self._tell_announced()
+            self._announce_at_once(channel)
 
     def _hear_differ(
         self, _: int, *, channel: int, seq: int, group: str, ranks: list[int], calls: list[str], sites: list[str]
@@ -369,18 +267,6 @@ class ControlPlane:
         self._stopping()
         if reason:
             self._world.stopped_elsewhere(reason)
-
-
-def _trace_of(error: BaseException) -> str:
-    try:
-        return "".join(format_exception(error))
-    except Exception:  # its text cannot be had
-        return "".join(format_tb(error.__traceback__))
-
-
-def _cut_lines(lines: Sequence[str]) -> list[str]:
-    told = [cut(line, _LINE_BYTES) for line in lines[:_LINES]]
-    return told if len(lines) <= _LINES else [*told, f"and {len(lines) - _LINES} lines more"]
 
 
 def _mismatch(

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from types import CodeType
 from typing import Protocol, TypeAlias
 
@@ -20,7 +18,8 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Communicator, Communicators, Voice
+from ..runtime.communicator import Communicator, Communicators
+from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
@@ -28,7 +27,7 @@ from ..timeline.spans import call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 
-__all__ = ["ANNOUNCED", "CodePlace", "Said", "SpanningCommunicator", "Telling", "difference"]
+__all__ = ["ANNOUNCED", "CodePlace", "SpanningCommunicator", "Telling"]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
@@ -42,28 +41,13 @@ ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
 or at once where somebody has asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One rank's call of one operation, as a neighbour tells it.
-
-    Attributes:
-        rank: World rank that made it.
-        call: What it asked for.
-        call_site: Where.
-    """
-
-    rank: int
-    call: Call
-    call_site: str
-
-
 class Telling(Protocol):
     """What communicators tell other processes, and know from them: the control plane, as they see it."""
 
-    def tell_call(self, communicator_id: int, seq: int, said: Said) -> None:
+    def tell_call(self, communicator_id: int, seq: int, said: Voice) -> None:
         """Say what a rank here has called; without a dtype, it asks for it."""
 
-    def announce_call(self, communicator_id: int, seq: int, said: Said) -> None:
+    def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
         """Say what a rank here has called to those who do not know it, as soon as one of them asks."""
 
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
@@ -75,7 +59,7 @@ class Telling(Protocol):
     def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say so because a wire broke, unless somebody says meanwhile who broke it."""
 
-    def said_before(self, communicator_id: int, seq: int) -> list[Said]:
+    def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
 
     def issued_by(self, rank: int, communicator_id: int) -> int:
@@ -94,7 +78,7 @@ class SpanningMatch(Match):
         super().__init__(members)
         self.ended = 0
         self.told = False  # whether the other processes know that ranks wait here
-        self.heard_of: dict[int, Said] = {}  # what ranks elsewhere are known to have called
+        self.heard_of: dict[int, Voice] = {}  # what ranks elsewhere are known to have called
 
     @property
     def started_ns(self) -> int:
@@ -193,7 +177,7 @@ class SpanningCommunicator(Communicator):
         match = self._matches.get(seq)
         return [rank for rank in super().missing(seq) if match is None or rank not in match.heard_of]
 
-    def waiting(self, before_ns: int) -> Iterator[tuple[int, Said]]:
+    def waiting(self, before_ns: int) -> Iterator[tuple[int, Voice]]:
         """Find what has been under way since `before_ns` or longer and has not been told; it counts as told now."""
         for seq, match in self._matches.items():
             if not match.told and match.first is not None and match.started_ns <= before_ns:
@@ -202,19 +186,19 @@ class SpanningCommunicator(Communicator):
                     if end is not None:
                         yield seq, self._said(end)
 
-    def _said(self, operation: Operation) -> Said:
+    def _said(self, operation: Operation) -> Voice:
         rank = self.members[operation.port.position]
-        return Said(rank=rank, call=operation.call, call_site=operation.call_site)
+        return Voice(rank=rank, call=operation.call, call_site=operation.call_site)
 
     # -- what the other processes say ---------------------------------------------------------------------------------
 
-    def hear(self, seq: int, said: Said) -> bool:
+    def hear(self, seq: int, said: Voice) -> bool:
         """Compare another process's call with ours; False if none of ours has come to it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
             mine = self._past.get(seq)
             if mine is not None and not mine[1].agrees(said.call):
-                self._differ(seq, Said(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
+                self._differ(seq, Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
         match.heard_of[said.rank] = said
         assert match.pattern is not None
@@ -236,8 +220,8 @@ class SpanningCommunicator(Communicator):
         self._others.tell_difference(self.id, seq, error())
         super()._fail_dispute(match, seq, error)
 
-    def _differ(self, seq: int, mine: Said, theirs: Said) -> None:
-        error = difference(self.name, seq, mine, theirs)
+    def _differ(self, seq: int, mine: Voice, theirs: Voice) -> None:
+        error = mismatch(self.name, seq, theirs, mine)
         self._others.tell_difference(self.id, seq, error())
         self.fail_here(seq, error)
 
@@ -273,15 +257,3 @@ class SpanningCommunicator(Communicator):
         if rank in self._local:
             return self.issued.get(rank, 0)
         return self._others.issued_by(rank, self.id)
-
-
-def difference(name: str, seq: int, mine: Said, theirs: Said) -> Callable[[], CollectiveMismatchError]:
-    """Return what makes the error of two ranks that mean different operations."""
-    return partial(
-        CollectiveMismatchError,
-        group=name,
-        seq=seq,
-        ranks=(theirs.rank, mine.rank),
-        calls=(str(theirs.call), str(mine.call)),
-        call_sites=(theirs.call_site, mine.call_site),
-    )

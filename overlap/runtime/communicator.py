@@ -11,37 +11,23 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import trio
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
 from .context import RankContext
+from .dispute import Voice, few_and_many, mismatch
 from .future import Failure
 from .match import Key, Match, Unfit
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
-__all__ = ["BaseEngine", "Communicator", "Communicators", "Voice"]
+__all__ = ["BaseEngine", "Communicator", "Communicators"]
 
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
 _DISPUTE_S = 0.05
-
-
-class Voice(NamedTuple):
-    """What one rank has called.
-
-    Attributes:
-        rank: World rank.
-        call: What it asked for.
-        call_site: Where.
-    """
-
-    rank: int
-    call: Call
-    call_site: str
 
 
 class BaseEngine(ABC):
@@ -270,16 +256,9 @@ class Communicator:
         if match.error is not None:
             return
         voices = self._voices(match)
-        sides: list[list[Voice]] = []
-        for voice in voices:
-            side = next((side for side in sides if side[0].call.agrees(voice.call)), None)
-            if side is None:
-                sides.insert(0, [voice])
-            else:
-                side.append(voice)
-        few, many = min(sides, key=len), max(reversed(sides), key=len)
+        few, many = few_and_many(voices)
         if final or not self.direct or len(few) < len(many) or len(voices) == len(self.members):
-            self._fail_dispute(match, operation.seq, self._mismatch(operation.seq, few[0], many[0]))
+            self._fail_dispute(match, operation.seq, mismatch(self.name, operation.seq, few[0], many[0]))
         elif not match.disputed:
             match.disputed, match.pattern = True, None  # so that whoever comes is compared
             operation.context.spawn(self._dispute_later, match, operation)
@@ -294,16 +273,6 @@ class Communicator:
 
     def _fail_dispute(self, match: Match, seq: int, error: Callable[[], CollectiveMismatchError]) -> None:
         self._fail(match, error)
-
-    def _mismatch(self, seq: int, one: Voice, other: Voice) -> Callable[[], CollectiveMismatchError]:
-        return partial(
-            CollectiveMismatchError,
-            group=self.name,
-            seq=seq,
-            ranks=(one.rank, other.rank),
-            calls=(str(one.call), str(other.call)),
-            call_sites=(one.call_site, other.call_site),
-        )
 
     def _fail(self, match: Match, error: Callable[[], BaseException]) -> None:
         """Fail every end, each with an error of its own: one exception raised in two tasks would mix tracebacks."""

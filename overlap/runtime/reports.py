@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ..diagnostics import task_tree
 from .backend import Backend
-from .member import Member
 from .standing import Standing, find_stall, report_lines
+from .world_member import Member
 
 __all__ = ["OtherReports", "Reports"]
 

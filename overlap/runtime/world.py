@@ -28,16 +28,16 @@ from .context import RankContext
 from .ending import Ending
 from .interpreter import tuned
 from .issuing import Issuer
-from .loop_watch import Busy, LoopWatch
 from .match import Key
-from .member import Member
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
 from .program_places import place_in
 from .rank import Rank
 from .reports import OtherReports, Reports
-from .stall_watch import OtherStandings, StallLimits, StallWatch
+from .stall_watch import StallLimits
 from .standing import Standing
+from .world_member import Member
+from .world_watch import OtherLoops, world_watch
 
 if TYPE_CHECKING:
     import topology
@@ -52,7 +52,7 @@ _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 __all__ = ["OtherProcesses", "World"]
 
 
-class OtherProcesses(OtherStandings, OtherReports, Protocol):
+class OtherProcesses(OtherLoops, OtherReports, Protocol):
     """The other processes of a world, as it sees them."""
 
     def communicators(self, engine: BaseEngine, transport: Transport) -> Communicators:
@@ -69,9 +69,6 @@ class OtherProcesses(OtherStandings, OtherReports, Protocol):
 
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
-
-    def tell_busy(self, rank: int, place: str) -> None:
-        """Say that a rank here keeps the loop, and where, or with no place that it does no more; any thread."""
 
     def tell_failure(self, rank: int, error: BaseException, doing: list[str]) -> None:
         """Say that a rank here has ended the world. Never raises."""
@@ -189,7 +186,7 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        with tuned(), self._scope, self._watched():
+        with tuned(), self._scope, self._watch():
             try:
                 async with self._limited(timeout_s):
                     async with trio.open_nursery() as nursery:
@@ -342,38 +339,11 @@ class World:
             rank = min(self.local)
             self._others.tell_failure(rank, RemoteError(by, "its process was told to end"), self.reports.doing(rank))
 
-    def _watched(self) -> AbstractContextManager[None]:
+    def _watch(self) -> AbstractContextManager[object]:
         """Watch for stalls for the length of a ``with``; in virtual time the kernel knows them at once."""
         if self.backend.name == "virtual":
             return nullcontext()
-        ranks = {member.context.rank: member for member in self._members}
-        watch = StallWatch(ranks, self._limits, self._others, self.give_up)
-        return LoopWatch(
-            self._token,
-            get_ident(),
-            look=watch.look,
-            period_s=watch.period_s,
-            tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
-            told=self._tell_busy,
-            over=self._note_free,
-        )
-
-    def _tell_busy(self, busy: Busy, seconds: float) -> None:
-        """Say who keeps the loop; in the thread that watches it."""
-        waiting = "the other ranks of this process wait" if len(self._members) > 1 else "nothing else of it goes on"
-        notify(
-            f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "
-            "rank.compute or trio.to_thread would take that work off the loop"
-        )
-        if self._others:
-            self._others.tell_busy(busy.rank, busy.place)
-
-    def _note_free(self, busy: Busy, now_ns: int) -> None:
-        """Show in the timeline that a rank has kept the loop."""
-        record = next(member.context.record for member in self._members if member.context.rank == busy.rank)
-        record(("program", "program", busy.place, busy.since_ns, now_ns, None))
-        if self._others:
-            self._others.tell_busy(busy.rank, "")
+        return world_watch(self._members, self._token, self._limits, self._others, self.give_up)
 
     def show(self, line: str) -> None:
         """Show in the timeline, on the first rank of this process, what has happened to its connections."""

@@ -5,7 +5,7 @@ from threading import Thread
 import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
-from overlap.launch.memory import oom_kills
+from overlap.launch.oom import oom_kills
 from overlap.launch.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgpack
 import trio
 
-from transports.errors import ArgumentError, TransportError
+from transports.failures import ArgumentError, TransportError
 
 __all__ = ["RAILS_LIMIT", "PeerAddress", "address_of", "host_identity"]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import trio
 
-from transports.errors import TransportError
+from transports.failures import TransportError
 
 __all__ = ["Door", "family"]
 

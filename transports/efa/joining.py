@@ -13,8 +13,8 @@ import trio
 from transports.efa.address import PeerAddress, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
 from transports.efa.queueing import shorten, spare
-from transports.errors import ArgumentError, LinkLostError, TransportError
 from transports.factory import Exchange
+from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.tls import Tls
 

@@ -13,7 +13,7 @@ from transports.efa.address import RAILS_LIMIT
 from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
-from transports.errors import TransportError
+from transports.failures import TransportError
 from transports.handshake import Hello
 
 __all__ = ["Returning"]

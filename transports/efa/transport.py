@@ -17,8 +17,8 @@ from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.returning import Returning
-from transports.errors import ArgumentError, TransportClosedError
 from transports.factory import Bootstrap, Exchange
+from transports.failures import ArgumentError, TransportClosedError
 from transports.matched import MatchedTransport
 from transports.tls import Tls
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from transports.base import Envelope
-from transports.errors import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
+from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
 __all__ = ["Lane", "Receive", "Send", "Stage"]
 

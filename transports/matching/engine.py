@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from transports.bounce import BounceBuffers
-from transports.errors import LinkLostError
+from transports.failures import LinkLostError
 from transports.matching.ends import Lane, Receive, Send
 from transports.matching.incoming import Incoming
 from transports.matching.outgoing import Outgoing

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from transports.errors import TransportError
 from transports.factory import Exchange
+from transports.failures import TransportError
 from transports.mpi.library import mpi, world
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from transports.bounce import BounceBuffers
-from transports.errors import LinkLostError
+from transports.failures import LinkLostError
 from transports.matched import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read

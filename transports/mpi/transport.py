@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NoReturn, Self
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.errors import ArgumentError, LinkLostError, TransportClosedError
 from transports.factory import Bootstrap
+from transports.failures import ArgumentError, LinkLostError, TransportClosedError
 from transports.matched import MatchedTransport
 from transports.mpi.bootstrap import wait_for
 from transports.mpi.library import world

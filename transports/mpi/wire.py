@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from transports.errors import LinkLostError
+from transports.failures import LinkLostError
 from transports.mpi.header import HEADER_BYTES
 from transports.mpi.library import mpi
 

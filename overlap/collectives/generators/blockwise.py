@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import ScheduleError
 from ..pattern import Ints
-from ..pipeline import joined, single_slots
+from ..pipelining import joined, single_slots
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 

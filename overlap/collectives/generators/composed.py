@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from .. import pattern as read
 from ..pattern import Pattern
-from ..pipeline import pipelined
+from ..pipelining import pipelined
 from ..schedule import Schedule
 from . import blockwise
 from .families import READINGS, SPREADING, Options, from_root, spreading

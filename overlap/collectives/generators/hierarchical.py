@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
-from ..pipeline import rebuilt
+from ..pipelining import rebuilt
 from ..schedule import COLUMNS, Buffer, Schedule
 from .torus import squarest
 

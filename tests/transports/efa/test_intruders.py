@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
 from transports.efa.address import PeerAddress
-from transports.errors import TransportError
+from transports.failures import TransportError
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PREFIX_BYTES, FrameKind, checksum, pack
 from transports.handshake import HandshakeError, greet
 

@@ -11,7 +11,7 @@ from transports.efa.address import RAILS_LIMIT
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.sharing import Standing
-from transports.errors import LinkLostError
+from transports.failures import LinkLostError
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack, parse
 from transports.matching import Receive, Send
 

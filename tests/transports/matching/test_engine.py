@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from transports.bounce import BounceBuffers
-from transports.errors import LengthMismatchError, LinkLostError, TransportClosedError
+from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError
 from transports.matching import Engine, Limits, ProtocolError, Receive, Send
 from transports.matching import MessageKind as Kind
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transports.bounce import BounceBuffers
-from transports.errors import LengthMismatchError
+from transports.failures import LengthMismatchError
 from transports.matching import Engine, Limits, MessageKind, Receive, Send
 
 SIZES = (0, 3, 4, 9, 25)  # eager, eager, eager at most, three chunks, seven
