@@ -10,7 +10,7 @@ import trio
 
 import overlap
 from overlap.requested import overriding
-from overlap.runtime import loop_watch, world_watch
+from overlap.runtime import loop_watch, world, world_watch
 from overlap.timeline import Timeline, read_trace, write_trace
 from overlap.timeline.spans import Span
 
@@ -26,7 +26,8 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
         self.any = threading.Event()
-        monkeypatch.setattr(world_watch, "notify", self._take)
+        for module in (world, world_watch):
+            monkeypatch.setattr(module, "notify", self._take)
         monkeypatch.setattr(loop_watch, "BUSY_S", 0.1)
 
     def _take(self, line: str) -> None:

@@ -167,7 +167,7 @@ def _in_virtual_time() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
                 patched.setattr(module, "perf_counter_ns", now_ns)
-        patched.setattr(world, "LoopWatch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
+        patched.setattr(world, "world_watch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
         yield
 
 
