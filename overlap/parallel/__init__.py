@@ -13,8 +13,10 @@ await model.finish()
 #   optimizers     what changes them, on flat arrays
 #   buckets        which gradients travel together;  reduction: one bucket at work;  memory_work: its computes
 #   finite, norms  what is asked of gradients;  agreement: what must be the same on all ranks
-#   data_parallel  DataParallel: every rank has all weights;  settings: what it may be asked for;
-#                  ahead: how far a program may be ahead;  tuning: buckets chosen by replaying recorded steps
+#                  hooked: what a hook has around it
+#   bucketed       what the next two have in common: gradients come by name, and leave in buckets;
+#                  settings: what they may be asked for;  ahead: how far a program may be ahead
+#   data_parallel  DataParallel: every rank has all weights;  tuning: buckets chosen by replaying recorded steps
 #   sharded        Sharded: ZeRO;  shards: what a rank keeps of a bucket;  shared_bucket: its operations
 #                  gathering: when whole parameters are there;  memory: what it all takes
 #   schedules/     pipeline schedules as data

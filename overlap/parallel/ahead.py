@@ -16,15 +16,18 @@ class Ahead:
 
     Args:
         pending: What is waited for.
-        then: What is done afterwards.
     """
 
     __slots__ = ("_pending", "_then")
 
-    def __init__(
-        self, pending: Iterable[Future[object]], then: Callable[[], Coroutine[object, object, None]] | None = None
-    ) -> None:
-        self._pending, self._then = list(pending), then
+    def __init__(self, pending: Iterable[Future[object]]) -> None:
+        self._pending = list(pending)
+        self._then: Callable[[], Coroutine[object, object, None]] | None = None
+
+    def then(self, work: Callable[[], Coroutine[object, object, None]]) -> Ahead:
+        """Do something afterwards, if it is awaited; return this."""
+        self._then = work
+        return self
 
     def __await__(self) -> Generator[object, object, None]:
         for future in self._pending:

@@ -150,6 +150,8 @@ class GradientBucket:
         names: Of the parameters in it.
         shapes: Theirs, in that order.
         buffer: This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
+        counts: How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook
+            may return those of its rank alone. None if each needs all.
         priority: For its operations; lower is more urgent.
         state: The hook's own, kept from step to step as long as the bucket lives.
         rng: Numbers that differ between ranks, buckets and steps, and are the same from run to run.
@@ -162,10 +164,11 @@ class GradientBucket:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     buffer: Array
+    counts: tuple[int, ...] | None = None
     priority: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator
 
 
 Hook: TypeAlias = "Callable[[GradientBucket], Awaitable[Array | Future[Array]]]"
-"""From a bucket to the mean of its gradient over the group: flat, of the same size and dtype."""
+"""From a bucket to the mean of its gradient over the group: flat, of the same dtype, and size unless `counts` says."""

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
-from sys import _getframe
-from types import CodeType
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from ..errors import UsageError
 from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .agreement import agreement
 from .ahead import Ahead
+from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
 from .finite import Blame
 from .memory import ModelMemory
-from .memory_work import MemoryWork
-from .names import Names
-from .norms import clip_factor
 from .optimizers import Optimizer
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
@@ -38,10 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DataParallel"]
 
-_ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
 
-
-class DataParallel:
+class DataParallel(Bucketed[Reduction]):
     """A model whose gradients are averaged over a group of ranks.
 
     Parameters are named in the order of forward; their gradients may be handed over in any order, the same on all
@@ -69,6 +59,8 @@ class DataParallel:
         hook: Hook | None = None,
         exact: bool = False,
         clip_norm: float | None = None,
+        clip_group: Group | None = None,
+        clip_copies: Mapping[str, int] | None = None,
         unused: Unused = "error",
         rebuild_buckets: bool = True,
         uneven: bool = False,
@@ -91,6 +83,9 @@ class DataParallel:
                 and wires. What that costs, `overlap plan all_reduce --exact` says; in one process it is nothing.
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
                 gradient has come: what overlaps with forward is lost.
+            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
+            clip_copies: How many ranks of that group have the same values of a parameter, such as the gains of a norm
+                between tensor-parallel layers, by name: they count once.
             unused: What a parameter without a gradient is: an "error", or "zeros", on this rank.
             rebuild_buckets: Whether buckets are made anew after the first step, in the order in which it had gradients.
             uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
@@ -101,21 +96,20 @@ class DataParallel:
         Raises:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
         """
-        self._leaves = leaves = flatten(params)
-        self._settings = Settings(
-            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, unused=unused,
-            rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight, ahead=ahead,
+        settings = Settings(
+            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
+            clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
+            ahead=ahead,
         )  # fmt: skip
-        self.rank, self.group, self.steps = rank, group or rank.world, 0
+        super().__init__(rank, params, group, settings)
+        leaves = flatten(params)
         self.choice: Choice | None = None
-        self._like, self._order, self._uneven = params, order, uneven and self.group.size > 1
+        self._order = order
         self._tuner: Tuner | None = None
         if bucket_bytes == "auto":
             bucket_bytes, self._tuner = None, Tuner(rank, partial(DataParallel, optimizer=optimizer), leaves)
         self._bucket_bytes = bucket_bytes
-        self._names = Names(params)
         self._backward = list(reversed(leaves))
-        self._observed: list[str] | None = [] if rebuild_buckets and unused == "error" and not uneven else None
         self._parameters = Parameters(rank, leaves, optimizer, order=self._backward)
         self._wiring = Wiring(
             rank=rank,
@@ -124,16 +118,11 @@ class DataParallel:
             hook=hook,
             exact=exact,
             parameters=self._parameters,
-            work=MemoryWork(rank),
+            work=self._work,
             blame=Blame(rank, self.group),
         )
-        self._syncs = True
         self._factors: tuple[Future[object], ...] = ()  # what the gradients of the step that was sent last wait for
-        self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
-        self._active: Future[Array] | None = None  # how many ranks have samples in this step
-        self._joins = False
         self._all_hidden = False  # whether all gradients but the last were on all ranks when backward ended
-        self._sent: deque[list[Future[Array]]] = deque()
         self._issued: deque[Future[dict[str, Array]]] = deque()  # updates that are not known to be done
         self._newest: dict[str, Future[dict[str, Array]]] = {}
         if self.group.size > 1:
@@ -142,19 +131,13 @@ class DataParallel:
 
     def _plan(self) -> None:
         """Make the buckets, for gradients that come in the order of `_backward`."""
-        gradients = {name: (leaf.shape, leaf.dtype) for name, leaf in self._leaves.items()}
-        plans = plan_by_size(gradients, self._backward, self._bucket_bytes)
+        plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
         places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
-        self._buckets = [
-            Reduction(self._wiring, plan, priority=min(places[name] for name in plan.names)) for plan in plans
-        ]
-        self._home = {name: bucket for bucket in self._buckets for name in bucket.plan.names}
-        self._next = 0  # bucket to be sent
+        self._use([Reduction(self._wiring, plan, priority=min(places[name] for name in plan.names)) for plan in plans])
 
     def _broadcast(self) -> Future[dict[str, Array]]:
         """Give all ranks the weights of the first, once it is known that they have the same parameters."""
-        told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in self._leaves.items()]
-        alike = agreement(self.rank, self.group, "params", told)
+        alike = self._alike()
         flats = [flat.view() for flat in self._parameters.flat.values()]
         sent = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
         return self.rank.compute(lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0)
@@ -206,64 +189,30 @@ class DataParallel:
             raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._home)}")
         return self._home[name].views[name]
 
-    def reduce(self, name: str, grad: object) -> None:
-        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
-
-        Args:
-            name: Of the parameter, or of a part of the tree.
-            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
-                It belongs to the model until the update: large gradients are sent from where they are.
-
-        Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
-                or of `finish`, if the gradient has another shape.
-            NonFiniteError: There, if the gradient is not finite.
-        """
-        frame = _getframe(1)
-        for leaf, gradient in list(self._names.pairs(name, grad)):
-            self._hand_over(leaf, gradient, (frame.f_code, frame.f_lasti))
-
-    def _hand_over(self, name: str, grad: object, place: tuple[CodeType, int]) -> None:
-        bucket = self._home[name]
-        bucket.place = place
+    def _take(self, bucket: Reduction, name: str, gradient: object) -> None:
         if self._tuner is not None:
-            self._tuner.handed_over(self.steps, name, grad)
+            self._tuner.handed_over(self.steps, name, gradient)
         if bucket.waits:
             self._update(bucket)
-        if not self._syncs:
-            bucket.add(name, grad)
-            return
-        if self._next > bucket.plan.index or name in bucket.handed:
-            raise UsageError(f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already")
-        bucket.handed[name] = grad
-        if self._observed is not None:
-            self._observed.append(name)
-        while self._next < len(self._buckets) and self._buckets[self._next].full:
-            self._send(self._buckets[self._next])
+        if self._syncs:
+            super()._take(bucket, name, gradient)
+        else:
+            bucket.add(name, gradient)
 
     def _send(self, bucket: Reduction) -> None:
         if bucket.waits:
             self._update(bucket)
-        if self._uneven and self._next == 0 and not self._joins:
-            self._active = self._count(1.0)
         bucket.send(self.steps + 1)
-        self._next += 1
 
-    def _count(self, mine: float) -> Future[Array]:
-        """Ask how many ranks have samples in this step."""
-        return self.group.all_reduce(np.array([mine]), stream=self._wiring.stream, name="ranks with samples")
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only add up the gradients that are handed over inside the ``with``, here; the next ones take them along.
-
-        So the mean over ranks is one of sums over micro-batches: divide the loss by their number.
-        """
-        before, self._syncs = self._syncs, False
-        try:
-            yield
-        finally:
-            self._syncs = before
+    def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
+        reduced = [bucket.reduced for bucket in self._buckets if bucket.reduced is not None]
+        self._factors = factors
+        for bucket in self._buckets:
+            bucket.sent = False
+        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0)
+        if self._order == "fifo" or self._all_hidden:
+            self._update_all()
+        return reduced
 
     def step(self) -> Ahead:
         """Let all weights make a step, once their gradients are there. Issues, and never waits.
@@ -274,26 +223,8 @@ class DataParallel:
         Raises:
             UsageError: If a parameter has had no gradient, and `unused` does not allow that.
         """
-        late = self._buckets[self._next :]
-        missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
-        if missing and self._settings.unused == "error" and not self._joins:
-            raise UsageError(
-                f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}; "
-                "hand it over, or pass unused='zeros'"
-            )
-        for bucket in late:
-            self._send(bucket)
-        self.steps += 1
-        self._next = 0
-        reduced = [bucket.reduced for bucket in self._buckets if bucket.reduced is not None]
-        self._factors = (*self._mean_factor(), *self._clip(reduced), *self._agreed)
-        self._sent.append(reduced)
-        self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0)
-        if self._order == "fifo" or self._all_hidden:
-            self._update_all()
-        self._rebuild()
-        then = self._tune if self._tuner is not None and self.steps == RECORDED else None
-        return Ahead(self._sent.popleft() if len(self._sent) > self._settings.ahead else [], then)
+        ahead = super().step()
+        return ahead.then(self._tune) if self._tuner is not None and self.steps == RECORDED else ahead
 
     async def _tune(self) -> None:
         """Choose buckets and order, the same on all ranks."""
@@ -307,14 +238,7 @@ class DataParallel:
         self._bucket_bytes, self._order = CANDIDATES[self.choice.candidate]
         self._plan()
 
-    async def finish(self) -> object:
-        """Wait until all updates are done; then go on, if you like.
-
-        Returns:
-            The weights, in a tree like `params`; the arrays are the model's own.
-        """
-        if self._uneven:
-            await self._join()
+    async def _whole(self) -> object:
         await self.settle()
         return rebuild(self._like, self._parameters.views)
 
@@ -348,17 +272,6 @@ class DataParallel:
         """Go on from that step: weights and the optimizer's state have been written into place."""
         self.steps = steps
 
-    async def _join(self) -> None:
-        """Take part, with zeros, in the steps of ranks that have more samples."""
-        self._joins = True
-        while True:
-            active = self._count(0.0)
-            if (await active)[0] == 0:
-                break
-            self._active = active
-            self.step()
-        self._joins = False
-
     # -- updates ---------------------------------------------------------------------------------------------------
 
     def _update_all(self) -> None:
@@ -382,31 +295,14 @@ class DataParallel:
         """
         self._all_hidden = sum(not future.done for future in reduced) <= 1
 
-    def _mean_factor(self) -> tuple[Future[object], ...]:
-        """Return what makes the mean over all ranks one over those that have samples."""
-        if self._active is None:
-            return ()
-        size, active, self._active = self.group.size, self._active, None
-        real = self._parameters.real
-        return (self.rank.compute(lambda told: size / told[0] if real else 1.0, active, name="mean", seconds=0.0),)
+    def _places(self, bucket: Reduction) -> list[tuple[str, slice]]:
+        return [(slot.name, slice(slot.start, slot.stop)) for slot in bucket.plan.slots]
 
-    def _clip(self, reduced: list[Future[Array]]) -> tuple[Future[object], ...]:
-        if self._settings.clip_norm is None or not self._parameters.real:
-            return ()
-        factor = partial(clip_factor, self._settings.clip_norm, self.plans)
-        moved_bytes = sum(plan.nbytes for plan in self.plans)
-        return (self._wiring.work.compute(factor, *reduced, name="norm", moved_bytes=moved_bytes),)
-
-    def _rebuild(self) -> None:
-        """Make the buckets anew after the first step, in the order in which its gradients have come."""
-        order, self._observed = self._observed, None
-        if order is None:
-            return
-        if self.group.size > 1:
-            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order))),)
+    def _reorder(self, order: Sequence[str]) -> None:
+        """Make the buckets anew."""
         if order != self._backward:
             self._update_all()
-            self._backward = order
+            self._backward = list(order)
             self._plan()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,7 +17,10 @@ from ..timeline.spans import call_site
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Blame", "check_packed", "is_finite"]
+__all__ = ["Blame", "Place", "check_packed", "is_finite"]
+
+Place: TypeAlias = tuple[CodeType, int]
+"""A line of a program."""
 
 _KINDS = ("nan", "inf", "-inf")
 _FINITE = (0, 0, 0)
@@ -35,9 +38,7 @@ def is_finite(flat: Array) -> bool:
     return first_not_finite(flat) is None
 
 
-def check_packed(
-    buffer: Array, views: Mapping[str, Array], *, rank: int, step: int, place: tuple[CodeType, int] | None
-) -> None:
+def check_packed(buffer: Array, views: Mapping[str, Array], *, rank: int, step: int, place: Place | None) -> None:
     """Look at the gradients of a bucket before they are sent.
 
     Args:
@@ -69,7 +70,7 @@ class Blame:
     def __init__(self, rank: Rank, group: Group) -> None:
         self._rank, self._group = rank, group.on(rank.stream(f"blame of {group.name}"))
 
-    def find(self, name: str, mine: Array | None, view: Array, step: int, place: tuple[CodeType, int] | None) -> None:
+    def find(self, name: str, mine: Array | None, view: Array, step: int, place: Place | None) -> None:
         """Ask all ranks, on the thread of a compute; each comes here, as they have the same mean.
 
         Args:
@@ -105,7 +106,7 @@ def _seen(array: Array) -> tuple[int, int, int]:
 
 
 def _error(
-    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: tuple[CodeType, int] | None
+    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: Place | None
 ) -> NonFiniteError:
     count, at, kind = seen
     return NonFiniteError(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import UsageError
 from ..runtime.future import Future
 from .shared_bucket import SharedBucket
 
@@ -27,6 +28,9 @@ class Gathering(Protocol):
     def begins(self, buckets: Sequence[SharedBucket]) -> None:
         """Take note that they have been issued, in that order of buckets."""
 
+    def repeat(self) -> None:
+        """Gather as in the step before, for ranks that go on without this one."""
+
     def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
 
@@ -46,6 +50,9 @@ class Kept:
         return found
 
     all_of = visit
+
+    def repeat(self) -> None:
+        """Do nothing: they are gathered with the updates."""
 
     def ends(self) -> None:
         """Take note that a step ends, and that the updates of all buckets are issued next."""
@@ -90,6 +97,23 @@ class Prefetched:
         self._current = bucket, bucket.opened(whole)
         return self._current[1]
 
+    def repeat(self) -> None:
+        """Gather as in the step before, for ranks that go on without this one.
+
+        Raises:
+            UsageError: If there is no step before.
+        """
+        if not self._expected:
+            raise UsageError("finish: with uneven=True, stage 3 needs at least one step of every rank")
+        held, self._ahead = self._ahead, deque()
+        for bucket in self._expected[self._depth :]:
+            if len(held) > self._depth:
+                _let_go(*held.popleft())
+            held.append((bucket, bucket.gather_beside()))
+        for each in held:
+            _let_go(*each)
+        self._visits = self._expected
+
     def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
         """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
         self._forget()
@@ -115,3 +139,8 @@ class Prefetched:
         for bucket, whole in self._ahead:
             bucket.unused.append(whole)
         self._ahead.clear()
+
+
+def _let_go(bucket: SharedBucket, whole: Future[Array]) -> None:
+    """Let the next update of a bucket wait until a gather has read it, and nobody hold what was gathered."""
+    bucket.unused.append(bucket.passed(whole))

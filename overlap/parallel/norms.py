@@ -4,37 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from .buckets import BucketPlan
-
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from .tree import Array
 
-__all__ = ["clip_factor", "square_sum"]
+__all__ = ["Part", "clip_factor", "square_sum", "square_sums"]
 
 _BLOCK = 1 << 14  # elements squared at once: 128 KiB of float64, which a core's second-level cache holds
 
+Part: TypeAlias = tuple[slice, int]
+"""Where a parameter is in a flat gradient, and how many ranks add the same values to the norm."""
 
-def clip_factor(limit: float, plans: Sequence[BucketPlan], *reduced: Array) -> float:
+
+def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
+    """Return the sum of the squares of gradients, (1,).
+
+    Squares are added in float64, parameter by parameter, and these sums exactly: the same bits for any buckets.
+
+    Args:
+        parts: Of each bucket, where its parameters are.
+        reduced: The mean gradient of each bucket, flat.
+    """
+    sums = (
+        square_sum(array[place]) / copies
+        for places, array in zip(parts, reduced, strict=True)
+        for place, copies in places
+    )
+    return np.array([fsum(sums)])
+
+
+def clip_factor(limit: float, squares: NDArray[np.float64]) -> float:
     """Return what gradients are multiplied with so that their global norm is at most `limit`.
 
-    min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (torch/nn/utils/clip_grad.py). Squares are added
-    in float64, parameter by parameter, and these sums exactly: so the factor has the same bits for any buckets.
+    min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (torch/nn/utils/clip_grad.py).
 
     Args:
         limit: Of the norm.
-        plans: Of the buckets.
-        reduced: The mean gradient of each bucket, flat.
+        squares: (1,) Their sum.
     """
-    sums = [
-        square_sum(array[slot.start : slot.stop])
-        for plan, array in zip(plans, reduced, strict=True)
-        for slot in plan.slots
-    ]
-    return min(1.0, limit / (sqrt(fsum(sums)) + 1e-6))
+    return min(1.0, limit / (sqrt(float(squares[0])) + 1e-6))
 
 
 def square_sum(array: Array) -> float:

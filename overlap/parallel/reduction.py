@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +14,9 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
-from .buckets import BucketPlan, GradientBucket, Hook
-from .finite import Blame, check_packed
+from .buckets import BucketPlan, Hook
+from .finite import Blame, Place, check_packed
+from .hooked import Hooked
 from .memory_work import MemoryWork
 from .parameters import Parameters
 
@@ -60,23 +60,25 @@ class Reduction:
     Attributes:
         plan: What is in it.
         handed: Gradients of this step that have not been packed, by name.
+        sent: Whether the gradients of this step have been.
+        place: Where one was handed over last.
         views: Where they are packed, by name, each in its parameter's shape.
         reduced: The mean over the group, of the step that was sent last.
+        hooked: What the hook has around it, if there is one.
     """
 
     def __init__(self, wiring: Wiring, plan: BucketPlan, *, priority: int) -> None:
-        self.plan, self.handed = plan, dict[str, object]()
+        self.plan, self.handed, self.sent = plan, dict[str, object](), False
         self.reduced: Future[Array] | None = None
-        self.place: tuple[CodeType, int] | None = None  # where a gradient was handed over last
+        self.place: Place | None = None
         self._wiring, self._priority = wiring, priority
         self._rank, self._parameters = wiring.rank, wiring.parameters
         self._runs = wiring.parameters.runs(plan)
         self._buffer = buffer = wiring.rank.empty(plan.size, plan.dtype)
         self.views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
-        self._group = wiring.group
+        self._group, self.hooked = wiring.group, None
         if wiring.hook is not None:
-            self._group = wiring.group.on(wiring.rank.stream(f"{wiring.stream.name}, bucket {plan.index}"))
-        self._state: dict[str, Any] = {}
+            self.hooked = Hooked(wiring.hook, wiring.rank, wiring.group, plan, priority=priority)
         self._step = self._updated = 0  # that was sent last, and updated last
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
         self._alone = len(plan.slots) == 1 and wiring.hook is None  # so it need not be copied
@@ -106,13 +108,12 @@ class Reduction:
         moved_bytes = 0 if self._alone else 2 * self.plan.nbytes
         packed = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=moved_bytes)
         self.reduced = self._reduce(packed, buffer, step)
-        self._step = step
+        self._step, self.sent = step, True
         self._added.clear()
 
     def _reduce(self, packed: Future[Array], buffer: Array, step: int) -> Future[Array]:
-        hook, index = self._wiring.hook, self.plan.index
-        if hook is not None:
-            return self._rank.spawn(self._run_hook, hook, packed, step, name=f"hook of bucket {index}")
+        if self.hooked is not None:
+            return self.hooked.start(packed, step)
         if self._group.size == 1:
             return packed
         return self._group.all_reduce(
@@ -122,7 +123,7 @@ class Reduction:
             out=buffer,
             priority=self._priority,
             stream=self._wiring.stream,
-            name=f"bucket {index}",
+            name=f"bucket {self.plan.index}",
         )
 
     @property
@@ -189,29 +190,6 @@ class Reduction:
             np.add(view, gradient, out=view, casting="unsafe")
         elif not _is_same(gradient, view):
             view[...] = gradient
-
-    async def _run_hook(self, hook: Hook, packed: Future[Array], step: int) -> Array:
-        buffer = await packed
-        mine = GradientBucket(
-            rank=self._rank,
-            group=self._group,
-            index=self.plan.index,
-            step=step,
-            names=self.plan.names,
-            shapes=tuple(slot.shape for slot in self.plan.slots),
-            buffer=buffer,
-            priority=self._priority,
-            state=self._state,
-            rng=np.random.default_rng((step, self.plan.index, self._rank.rank)),
-        )
-        made = await hook(mine)
-        reduced = await made if isinstance(made, Future) else made
-        if reduced.shape != buffer.shape or reduced.dtype != buffer.dtype:
-            raise UsageError(
-                f"hook: bucket {self.plan.index} is {buffer.dtype} {buffer.shape}, what the hook made of it is "
-                f"{reduced.dtype} {reduced.shape}"
-            )
-        return reduced
 
     def _apply(self, step: int, reduced: Array, *factors: float | None) -> dict[str, Array]:
         for factor in factors:

@@ -1,14 +1,16 @@
-"""What a data-parallel model may be asked for, checked."""
+"""What a model that averages gradients may be asked for, checked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..errors import UsageError
+from ..runtime.group import Group
 from .buckets import Hook
 
-__all__ = ["IN_FLIGHT", "Order", "Settings", "Unused"]
+__all__ = ["IN_FLIGHT", "Order", "Settings", "Unused", "check_count"]
 
 Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]
@@ -19,7 +21,7 @@ IN_FLIGHT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The arguments of `DataParallel`, which says what they mean.
+    """The arguments that `DataParallel` and `Sharded` share; they say what these mean.
 
     Raises:
         UsageError: If one of them cannot be meant, naming it.
@@ -30,6 +32,8 @@ class Settings:
     hook: Hook | None
     exact: bool
     clip_norm: float | None
+    clip_group: Group | None
+    clip_copies: Mapping[str, int] | None
     unused: Unused
     rebuild_buckets: bool
     uneven: bool
@@ -39,14 +43,22 @@ class Settings:
     def __post_init__(self) -> None:
         _check_choice("order", self.order, ("forward", "fifo"))
         _check_choice("unused", self.unused, ("error", "zeros"))
-        _check_count("in_flight", self.in_flight)
-        _check_count("ahead", self.ahead, least=0)
+        check_count("in_flight", self.in_flight)
+        check_count("ahead", self.ahead, least=0)
         if self.bucket_bytes not in ("auto", None):
-            _check_count("bucket_bytes", self.bucket_bytes)
+            check_count("bucket_bytes", self.bucket_bytes)
         if self.exact and self.hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
+        self._check_clipping()
+
+    def _check_clipping(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UsageError(f"clip_norm: expected a number above 0, got {self.clip_norm!r}")
+        if self.clip_norm is None and (self.clip_group is not None or self.clip_copies):
+            which = "clip_copies" if self.clip_group is None else "clip_group"
+            raise UsageError(f"{which}: it says whose gradients count in clip_norm, which is None")
+        for name, copies in (self.clip_copies or {}).items():
+            check_count(f"clip_copies[{name!r}]", copies)
 
 
 def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
@@ -54,6 +66,11 @@ def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
 
 
-def _check_count(argument: str, value: object, *, least: int = 1) -> None:
-    if not isinstance(value, int) or value < least:
+def check_count(argument: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is no whole number from `least`.
+
+    Raises:
+        UsageError: Naming the argument.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{argument}: expected a whole number from {least}, got {value!r}")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from math import fsum, sqrt
-from sys import _getframe
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,30 +13,24 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .agreement import agreement
-from .ahead import Ahead
-from .buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, BucketPlan, plan_buckets
+from .bucketed import Bucketed
+from .buckets import BucketPlan, Hook, plan_by_size
 from .gathering import Gathering, Kept, Prefetched
 from .memory import ModelMemory, expected_memory
-from .memory_work import MemoryWork
-from .names import Names
-from .norms import square_sum
 from .optimizers import Optimizer
 from .pieces import Piece, Tensors, state_name
-from .settings import Order
-from .shards import Gauge, Place, Shard, Stage
+from .settings import Order, Settings, Unused, check_count
+from .shards import Gauge, Shard, Stage
 from .shared_bucket import SharedBucket
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from .tree import Array, Tree
 
 __all__ = ["Sharded"]
 
 
-class Sharded:
+class Sharded(Bucketed[SharedBucket]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.
 
     ======  =====================================  =========================================================
@@ -61,6 +52,8 @@ class Sharded:
         steps: How many `step` calls there have been.
     """
 
+    _update_stream = "optimizer"
+
     def __init__(
         self,
         rank: Rank,
@@ -72,8 +65,14 @@ class Sharded:
         bucket_bytes: int | None = None,
         depth: int = 1,
         order: Order = "forward",
+        hook: Hook | None = None,
         exact: bool = False,
         clip_norm: float | None = None,
+        clip_group: Group | None = None,
+        clip_copies: Mapping[str, int] | None = None,
+        unused: Unused = "error",
+        rebuild_buckets: bool = True,
+        uneven: bool = False,
         in_flight: int = 4,
         ahead: int = 2,
     ) -> None:
@@ -90,46 +89,47 @@ class Sharded:
                 best. By default as in `DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
             order: "forward" lets what forward needs first overtake; "fifo" sends in the order of backward.
+            hook: Takes the place of reduce_scatter; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
                 wires.
             clip_norm: Limit of the norm of all mean gradients together. Then no weight is updated before the last
                 gradient has come. The norm is added up from parts, so its last digits may differ from those of
                 `DataParallel`.
+            clip_group: Ranks that have other parts of the model, such as `mesh["pp", "tp"]`: the norm is that of all.
+            clip_copies: How many ranks of that group have the same values of a parameter, by name: they count once.
+            unused: What a parameter without a gradient is: an "error", or "zeros", on this rank. Then each ``with
+                no_sync()`` is one micro-batch.
+            rebuild_buckets: Whether buckets travel, after the first step, in the order in which it filled them. They
+                keep what is in them, which ranks have shared out.
+            uneven: Whether some ranks may have fewer steps than others: `finish` then takes part in the others' steps,
+                and the mean is over the ranks that still have samples. In stage 3 each rank must make one.
             in_flight: In stages 2 and 3, how many buckets of gradients may be on the wire at once: each takes memory.
             ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
 
         Raises:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
         """
-        leaves = flatten(params)
-        if clip_norm is not None and not clip_norm > 0:
-            raise UsageError(f"clip_norm: expected a number above 0, got {clip_norm!r}")
-        _check(stage=stage, depth=depth, order=order, in_flight=in_flight, ahead=ahead, bucket_bytes=bucket_bytes)
-        self.rank, self.group, self.stage, self.steps = rank, group or rank.world, stage, 0
-        self._names, self._like = Names(params), rebuild(params, {name: name for name in leaves})
-        self._in_flight, self._ahead, self._clip_norm, self._keeps = in_flight, ahead, clip_norm, False
-        self._optimizer, self._gauge, self._work = optimizer, Gauge(), MemoryWork(rank)
-        plans = plan_buckets(
-            {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()},
-            reversed(leaves),
-            bucket_bytes=bucket_bytes or BUCKET_BYTES,
-            first_bytes=FIRST_BUCKET_BYTES,
-            alone_bytes=None if bucket_bytes else FIRST_BUCKET_BYTES,
-        )
-        self._buckets = self._make_buckets(plans, list(leaves), ordered=order == "forward", exact=exact)
+        if stage not in (1, 2, 3):
+            raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")
+        check_count("depth", depth, least=0)
+        settings = Settings(
+            bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
+            clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
+            ahead=ahead,
+        )  # fmt: skip
+        super().__init__(rank, params, group, settings)
+        self.stage, self._optimizer, self._gauge, leaves = stage, optimizer, Gauge(), flatten(params)
+        plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
+        self._use([self._bucket(plan) for plan in plans])
         flats = [_flat(rank, plan, leaves) for plan in plans]
-        told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in leaves.items()]
         first: Future[list[Array]] | None = None
         if self.group.size > 1:  # what is compared is issued before all that waits for weights
-            alike = agreement(rank, self.group, "params", told)
-            first = rank.spawn(self._broadcast, flats, alike, name="first weights")
+            first = rank.spawn(self._broadcast, flats, self._alike(), name="first weights")
         for place, bucket in enumerate(self._buckets):
             bucket.begin(flats[place] if first is None else cast("Future[Array]", first[place]))
-        self._home = {name: bucket for bucket in self._buckets for name in bucket.shard.plan.names}
         self._gathering: Gathering = Prefetched(depth) if stage == 3 else Kept()
-        self._next = 0  # bucket to be sent
         self._on_the_wire: deque[Future[Array]] = deque()
-        self._sent: deque[list[Future[Array]]] = deque()
+        self._rounds = self._last_rounds = 0  # micro-batches without an update in this step, and in the one before
 
     async def _broadcast(self, flats: list[Array], alike: Future[None]) -> list[Array]:
         """Return the weights of the first rank, once it is known that all ranks have the same parameters."""
@@ -138,29 +138,21 @@ class Sharded:
         sent = [self.group.broadcast(flat, stream=stream, name="first weights") for flat in flats]
         return [await each for each in sent]
 
-    def _make_buckets(
-        self, plans: tuple[BucketPlan, ...], names: list[str], *, ordered: bool, exact: bool
-    ) -> list[SharedBucket]:
-        places = {name: place for place, name in enumerate(names)}
-        return [
-            SharedBucket(
-                self.rank,
-                self.group,
-                Shard(
-                    self.rank,
-                    plan,
-                    ranks=self.group.size,
-                    place=self.group.rank,
-                    stage=self.stage,
-                    optimizer=self._optimizer,
-                    gauge=self._gauge,
-                ),
-                self._work,
-                place=min(places[name] for name in plan.names) if ordered else 0,
-                exact=exact,
-            )
-            for plan in plans
-        ]
+    def _bucket(self, plan: BucketPlan) -> SharedBucket:
+        shard = Shard(
+            self.rank,
+            plan,
+            ranks=self.group.size,
+            place=self.group.rank,
+            stage=self.stage,
+            optimizer=self._optimizer,
+            gauge=self._gauge,
+        )
+        settings, places = self._settings, {name: place for place, name in enumerate(self._leaves)}
+        priority = min(places[name] for name in plan.names) if settings.order == "forward" else 0
+        return SharedBucket(
+            self.rank, self.group, shard, self._work, priority=priority, exact=settings.exact, hook=settings.hook
+        )
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -184,46 +176,16 @@ class Sharded:
             )
         return self._gathering.visit(bucket)[name]
 
-    def reduce(self, name: str, grad: object) -> None:
-        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
-
-        Nothing that is issued later in the step may use the parameter: its update may run beside the rest of backward.
-
-        Args:
-            name: Of the parameter, or of a part of the tree.
-            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
-
-        Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
-                or of `finish`, if the gradient has another shape.
-            NonFiniteError: There, if the gradient is not finite.
-        """
-        frame = _getframe(1)
-        pairs = list(self._names.pairs(name, grad))
-        for leaf, _ in pairs:
-            if self._home[leaf].sent or leaf in self._home[leaf].handed:
-                raise UsageError(
-                    f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already"
-                )
-        for leaf, gradient in pairs:
-            self._home[leaf].handed[leaf] = gradient
-        while self._next < len(self._buckets) and self._full(self._buckets[self._next]):
-            self._send(self._buckets[self._next], (frame.f_code, frame.f_lasti))
-            self._next += 1
-        if self._keeps and self._next == len(self._buckets):
-            self._next = 0
-            for bucket in self._buckets:
-                bucket.sent = False
-
-    def _full(self, bucket: SharedBucket) -> bool:
-        return len(bucket.handed) == len(bucket.shard.plan.slots)
-
-    def _send(self, bucket: SharedBucket, place: Place) -> None:
+    def _send(self, bucket: SharedBucket) -> None:
         wire = self._on_the_wire
-        before = wire.popleft() if len(wire) >= self._in_flight else None
-        bucket.send(self.steps + 1, place, before, keeps=self._keeps)
+        before = wire.popleft() if len(wire) >= self._settings.in_flight else None
+        bucket.send(self.steps + 1, before, keeps=not self._syncs)
         if self.stage > 1:
             wire.append(cast("Future[Array]", bucket.reduced))
+        if not self._syncs and self._next == len(self._buckets):
+            self._next, self._rounds = 0, self._rounds + 1
+            for each in self._buckets:
+                each.sent = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -233,52 +195,46 @@ class Sharded:
         their number. In stage 1 they are added up before they travel; in stages 2 and 3, where no rank has room for
         all, those of each micro-batch travel.
         """
-        before, self._keeps = self._keeps, True
-        try:
+        with super().no_sync():
+            rounds = self._rounds
             yield
-        finally:
-            self._keeps = before
+            if self._settings.unused == "zeros" and self._rounds == rounds:
+                self._end_round()
 
-    def step(self) -> Ahead:
-        """Let all weights make a step, once their gradients are there. Issues, and never waits.
+    def _end_round(self) -> None:
+        """Send what is left of a micro-batch."""
+        for _ in self._buckets[self._next :]:
+            self._send_next()
 
-        Returns:
-            What may be awaited, to keep the program at most `ahead` steps ahead of its computes.
+    def _shadow(self) -> None:
+        self._gathering.repeat()
+        for _ in range(self._last_rounds):
+            with super().no_sync():
+                self._end_round()
+        self.step()
 
-        Raises:
-            UsageError: If a parameter has had no gradient.
-        """
-        missing = [name for name, bucket in self._home.items() if not bucket.sent and name not in bucket.handed]
-        if missing:
-            raise UsageError(f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}")
-        self.steps += 1
-        self._next = 0
+    def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
+        self._last_rounds, self._rounds = self._rounds, 0
         self._gathering.ends()
-        factor = self._clip()
         for bucket in self._buckets:
-            bucket.update(self.steps, factor)
+            bucket.update(self.steps, factors)
         self._gathering.begins(self._buckets)
-        self._sent.append([bucket.updated for bucket in self._buckets])
-        return Ahead(self._sent.popleft() if len(self._sent) > self._ahead else [])
+        return [bucket.updated for bucket in self._buckets]
 
-    def _clip(self) -> Future[float] | None:
-        """Return what all gradients are multiplied with, if there is a limit."""
-        limit = self._clip_norm
-        if limit is None or not self._buckets[0].shard.real:
-            return None
-        reduced = [bucket.reduced for bucket in self._buckets]
-        squares = self._work.compute(
-            _square_sum, *reduced, name="norm", moved_bytes=self.memory().gradients, stream="optimizer"
-        )
-        total = self.group.all_reduce(squares, exact=True, name="norm") if self.group.size > 1 else squares
-        return self.rank.compute(partial(_factor, limit), total, name="norm", seconds=0.0, stream="optimizer")
+    def _with_other_parts(self) -> list[Group]:
+        mine = [self.group] if self.group.size > 1 else []
+        return mine + super()._with_other_parts()
 
-    async def finish(self) -> object:
-        """Wait until all updates are done.
+    def _places(self, bucket: SharedBucket) -> list[tuple[str, slice]]:
+        return bucket.shard.places()
 
-        Returns:
-            The weights, whole, in a tree like `params`: in stage 3, that gathers them once more.
-        """
+    def _reorder(self, order: Sequence[str]) -> None:
+        """Let buckets travel in the order in which their last gradients come."""
+        places = {name: place for place, name in enumerate(order)}
+        self._use(sorted(self._buckets, key=lambda bucket: max(places[name] for name in bucket.plan.names)))
+
+    async def _whole(self) -> object:
+        """In stage 3, that gathers the weights once more."""
         leaves: dict[str, object] = {}
         for whole in [self._gathering.all_of(bucket) for bucket in self._buckets]:
             leaves |= await whole
@@ -350,30 +306,8 @@ class Sharded:
         return self._gauge.peak
 
 
-def _square_sum(*parts: Array) -> NDArray[np.float64]:
-    return np.array([fsum(map(square_sum, parts))])
-
-
-def _factor(limit: float, total: Array) -> float:
-    """As `clip_factor` has it."""
-    return min(1.0, limit / (sqrt(float(total[0])) + 1e-6))
-
-
 def _flat(rank: Rank, plan: BucketPlan, leaves: dict[str, Array]) -> Array:
     flat = rank.empty(plan.size, plan.dtype)
     if flat.flags.writeable:
         np.concatenate([leaves[name].reshape(-1) for name in plan.names], out=flat)
     return flat
-
-
-def _check(*, stage: int, order: str, bucket_bytes: int | None, **counts: int) -> None:
-    if stage not in (1, 2, 3):
-        raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")
-    if order not in ("forward", "fifo"):
-        raise UsageError(f"order: expected 'forward' or 'fifo', got {order!r}")
-    if bucket_bytes is not None:
-        counts["bucket_bytes"] = bucket_bytes
-    for name, value in counts.items():
-        least = 0 if name == "depth" else 1
-        if not isinstance(value, int) or value < least:
-            raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from itertools import accumulate
-from types import CodeType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -13,17 +13,14 @@ import numpy as np
 from ..errors import UsageError
 from ..runtime.rank import Rank
 from .buckets import BucketPlan, Slot
-from .finite import check_packed
+from .finite import Place, check_packed
 from .optimizers import Optimizer
 from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Gauge", "Place", "Shard", "Stage", "shares"]
-
-Place: TypeAlias = tuple[CodeType, int]
-"""A line of a program."""
+__all__ = ["Gauge", "Shard", "Stage", "shares"]
 
 Stage: TypeAlias = Literal[1, 2, 3]
 """What is shared out: the optimizer's state; gradients as well; parameters as well."""
@@ -106,6 +103,12 @@ class Shard:
         """What an update reads and writes: the gradient, the parameters and all state twice."""
         return 3 * self.param.nbytes + 2 * sum(each.nbytes for each in self.state.values())
 
+    def places(self) -> list[tuple[str, slice]]:
+        """Return where parameters are in this rank's part."""
+        found = ((slot, max(slot.start, self.mine.start), min(slot.stop, self.mine.stop)) for slot in self.plan.slots)
+        before = self.mine.start
+        return [(slot.name, slice(start - before, stop - before)) for slot, start, stop in found if start < stop]
+
     def pieces(self, *, whole: bool) -> list[Piece]:
         """Return this rank's part of the parameters and of what the optimizer keeps of them, as they lie in memory.
 
@@ -149,7 +152,9 @@ class Shard:
         """Return where gathered parameters come; None if they are not kept."""
         return None if self.whole is None or not self.real else self.whole[:]
 
-    def pack(self, step: int, add: bool, keeps: bool, place: Place, _: Array | None, *gradients: Array) -> Array:
+    def pack(
+        self, step: int, add: bool, keeps: bool, place: Place | None, _: object, *gradients: Array | None
+    ) -> Array:
         """Return the whole gradient, flat. The fifth argument is only waited for.
 
         Args:
@@ -157,7 +162,7 @@ class Shard:
             add: Whether, in stage 1, it is added to what is kept.
             keeps: Whether, in stage 1, it is kept.
             place: Where the gradients were handed over.
-            gradients: In the order of the bucket. The only one of a bucket is sent from where it is.
+            gradients: In the order of the bucket; None is 0. The only one of a bucket is sent from where it is.
 
         Raises:
             UsageError: If one has another shape than its parameter.
@@ -165,7 +170,7 @@ class Shard:
         """
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
             shape = getattr(gradient, "shape", None)
-            if shape != slot.shape:
+            if gradient is not None and shape != slot.shape:
                 found = f"the gradient of {slot.name!r} in step {step} has shape {shape}"
                 raise UsageError(f"reduce: {found}, the parameter {slot.shape}")
         if self._nothing is not None:
@@ -174,13 +179,13 @@ class Shard:
         check_packed(flat, self._cut(flat), rank=self._rank, step=step, place=place)
         return self._keep(flat, add) if self.adds_first and (add or keeps) else flat
 
-    def _side_by_side(self, gradients: tuple[Array, ...]) -> Array:
+    def _side_by_side(self, gradients: tuple[Array | None, ...]) -> Array:
         first = gradients[0]
-        if self.alone and first.flags.c_contiguous and first.dtype == self.plan.dtype:
+        if self.alone and first is not None and first.flags.c_contiguous and first.dtype == self.plan.dtype:
             return first.reshape(-1)
         flat = np.empty(self.plan.size, self.plan.dtype)
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
-            flat[slot.start : slot.stop] = gradient.reshape(-1)
+            flat[slot.start : slot.stop] = 0 if gradient is None else gradient.reshape(-1)
         return flat
 
     def collect(self, add: bool, part: Array) -> Array:
@@ -195,17 +200,18 @@ class Shard:
             kept[:] = gradient
         return kept
 
-    def update(self, step: int, gradient: Array, factor: float | None, *_: Array) -> Array:
+    def update(self, step: int, gradient: Array, factors: Sequence[float | None], *_: Array) -> Array:
         """Let the optimizer make a step with the mean gradient of this rank's part; return the part.
 
         Args:
             step: Of the model, from 1.
             gradient: Flat.
-            factor: What it is multiplied with, if that is anything.
+            factors: What it is multiplied with; None is nothing.
         """
         if self.real and self.param.size:
-            if factor not in (None, 1.0):
-                gradient = gradient * gradient.dtype.type(factor)  # type: ignore[operator]
+            for factor in factors:
+                if factor not in (None, 1.0):
+                    gradient = gradient * gradient.dtype.type(factor)  # type: ignore[operator]
             self._optimizer.update(self.param[:], gradient, self.state, step)
         return self.param[:]
 

@@ -15,7 +15,7 @@ class Mesh:
     """One rank's place in a grid of all ranks, row-major: the last axis runs fastest.
 
     Make one with `rank.mesh(dp=2, tp=4)`; every rank makes the same call. No communication. The group of an axis is
-    `mesh["tp"]`: the ranks that differ along it only.
+    `mesh["tp"]`: the ranks that differ along it only; that of several is `mesh["dp", "tp"]`.
 
     Attributes:
         axes: Sizes by name, in order.
@@ -33,22 +33,40 @@ class Mesh:
             )
         self.axes = dict(axes)
         self.coordinates = dict(zip(axes, _coordinates(world.rank, tuple(axes.values())), strict=True))
-        self._groups = {name: self._make(world, name) for name in axes}
+        self._world = world
+        self._groups: dict[tuple[str, ...], Group] = {(name,): self._make((name,)) for name in axes}
 
-    def __getitem__(self, axis: str) -> Group:
-        """Return the group of ranks that differ from this one along `axis` only."""
-        if axis not in self._groups:
-            raise UsageError(f"axis: {axis!r} is unknown; known are {', '.join(self._groups)}")
-        return self._groups[axis]
+    def __getitem__(self, axis: str | tuple[str, ...]) -> Group:
+        """Return the group of ranks that differ from this one along an axis only, or along several.
+
+        Args:
+            axis: One, or a tuple of several, in any order: its ranks are in the order of the world's.
+
+        Raises:
+            UsageError: If there is no such axis.
+        """
+        wanted = (axis,) if isinstance(axis, str) else axis
+        for name in wanted or ("",):
+            if name not in self.axes:
+                raise UsageError(f"axis: {name!r} is unknown; known are {', '.join(self.axes)}")
+        axes = tuple(name for name in self.axes if name in wanted)
+        if axes not in self._groups:
+            self._groups[axes] = self._make(axes)
+        return self._groups[axes]
 
     def __repr__(self) -> str:
         place = ", ".join(f"{name}={self.coordinates[name]}/{size}" for name, size in self.axes.items())
         return f"<Mesh {place}>"
 
-    def _make(self, world: Group, axis: str) -> Group:
-        stride = prod(list(self.axes.values())[list(self.axes).index(axis) + 1 :])
-        first = world.rank - self.coordinates[axis] * stride
-        return world.group([first + i * stride for i in range(self.axes[axis])], name=axis)
+    def _make(self, axes: tuple[str, ...]) -> Group:
+        sizes = tuple(self.axes.values())
+        alike = {name: place for name, place in self.coordinates.items() if name not in axes}
+        ranks = [
+            rank
+            for rank in range(self._world.size)
+            if alike.items() <= dict(zip(self.axes, _coordinates(rank, sizes), strict=True)).items()
+        ]
+        return self._world.group(ranks, name="x".join(axes))
 
 
 def _coordinates(rank: int, sizes: tuple[int, ...]) -> list[int]:

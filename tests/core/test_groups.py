@@ -134,6 +134,20 @@ def test_mesh_axes(path: str) -> None:
     assert [coordinates for coordinates, *_ in got] == [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
 
 
+def test_axes_of_a_mesh_together() -> None:
+    async def main(rank: overlap.Rank) -> list[object]:
+        mesh = rank.mesh(pp=2, dp=2, tp=2)
+        both = mesh["tp", "pp"]
+        with pytest.raises(UsageError, match=r"^axis: 'ep' is unknown; known are pp, dp, tp$"):
+            mesh["tp", "ep"]
+        total = int((await both.all_reduce(mine(rank)))[0])
+        return [both.name, both.ranks, total, mesh["pp", "dp", "tp"].ranks, mesh["tp", "pp"] is mesh["pp", "tp"]]
+
+    got = run(main, 8)
+    assert got[0] == ["ppxtp", (0, 1, 4, 5), 110011, tuple(range(8)), True]
+    assert got[7] == ["ppxtp", (2, 3, 6, 7), 11001100, tuple(range(8)), True]
+
+
 def test_mesh_says_where_it_is() -> None:
     async def main(rank: overlap.Rank) -> str:
         return repr(rank.mesh(dp=3, tp=1))

@@ -334,7 +334,7 @@ def test_what_is_hidden_is_the_same_in_all_stages():
         ({"stage": "3"}, "stage: expected 1, 2 or 3, got '3'"),
         ({"depth": -1}, "depth: expected a whole number from 0, got -1"),
         ({"in_flight": 0}, "in_flight: expected a whole number from 1, got 0"),
-        ({"ahead": 1.5}, "ahead: expected a whole number from 1, got 1.5"),
+        ({"ahead": 1.5}, "ahead: expected a whole number from 0, got 1.5"),
         ({"bucket_bytes": 0}, "bucket_bytes: expected a whole number from 1, got 0"),
         ({"clip_norm": 0.0}, "clip_norm: expected a number above 0, got 0.0"),
         ({"order": "lifo"}, "order: expected 'forward' or 'fifo', got 'lifo'"),
@@ -377,7 +377,7 @@ def test_wrong_use_is_told_on_every_rank():
         "reduce: the gradient of 'first.w' has been handed over in step 1 already",
         "name: the gradient of 'first.w' has been handed over in step 1, so its update may have begun; ask for the "
         "weight before that, or after step()",
-        "step: no gradient of 'rest.0', 'first.b' in step 1",
+        "step: no gradient of 'rest.0', 'first.b' in step 1; hand it over, or pass unused='zeros'",
     ]
     assert overlap.run(main, ranks=2) == [told, told]
 

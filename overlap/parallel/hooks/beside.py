@@ -13,7 +13,7 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["Floats", "Values", "beside", "check_floats", "cut", "mean_of_pieces"]
+__all__ = ["Floats", "Values", "beside", "check_floats", "cut", "mean", "mean_of_pieces"]
 
 Floats: TypeAlias = NDArray[np.float32]
 Values: TypeAlias = NDArray[Any]
@@ -54,23 +54,33 @@ def check_floats(bucket: GradientBucket, hook: str) -> None:
         raise UsageError(f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}")
 
 
-def cut(values: Values, ranks: int) -> Values:
-    """Return the values with zeros behind them, to be cut in a piece for each rank."""
-    missing = -len(values) % ranks
+def cut(bucket: GradientBucket, values: Values) -> Values:
+    """Return the values as they can be cut in a piece for each rank: with zeros behind, unless pieces may differ."""
+    missing = -len(values) % bucket.group.size if bucket.counts is None else 0
     return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
 
 
 async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Values], Values]) -> Values:
     """Send each rank its piece of all narrowed buckets, let it add them up, and gather what came out.
 
-    Nothing is ever added in a narrow type. Every rank gets the same bits.
+    Nothing is ever added in a narrow type. Every rank gets the same bits. Where each rank needs its piece alone,
+    nothing is gathered.
 
     Args:
         bucket: Which one.
         sent: This rank's values as they travel, cut for the ranks of the group.
         add: Makes the mean of a piece, as it travels, of (ranks, piece) pieces.
     """
-    group, priority = bucket.group, bucket.priority
-    pieces = await group.all_to_all(sent, priority=priority, name="pieces")
-    mean = await beside(bucket, lambda: add(pieces.reshape(group.size, -1)), name="add pieces")
-    return await group.all_gather(mean, priority=priority, name="means")
+    group, priority, counts = bucket.group, bucket.priority, bucket.counts
+    table = None if counts is None else [list(counts)] * group.size
+    pieces = await group.all_to_all(sent, counts=table, priority=priority, name="pieces")
+    shape = group.size, len(sent) // group.size if counts is None else counts[group.rank]
+    mean = await beside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
+    return mean if counts is not None else await group.all_gather(mean, priority=priority, name="means")
+
+
+async def mean(bucket: GradientBucket, sent: Values) -> Values:
+    """Return the mean of what all ranks send, as far as this rank needs it; added in float32, of narrow types."""
+    if bucket.counts is None:
+        return await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority)
+    return await bucket.group.reduce_scatter(sent, op="mean", counts=bucket.counts, priority=bucket.priority)

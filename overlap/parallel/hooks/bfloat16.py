@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import UsageError
-from .beside import Floats, Values, beside, check_floats, cut, mean_of_pieces
+from .beside import Floats, Values, beside, check_floats, cut, mean, mean_of_pieces
 
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
@@ -43,11 +43,11 @@ def bfloat16(
         values, random = bucket.buffer, bucket.rng
         if rounding == "nearest":
             sent = await beside(bucket, _nearest, values, name="to bfloat16")
-            mean = await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority)
+            means = await mean(bucket, sent)
         else:
-            sent = await beside(bucket, lambda: cut(stochastic(values, random), bucket.group.size), name="to bfloat16")
-            mean = await mean_of_pieces(bucket, sent, partial(_stochastic_mean, random=random))
-        return await beside(bucket, _widened, mean[: values.size], values.dtype, name="from bfloat16")
+            sent = await beside(bucket, lambda: cut(bucket, stochastic(values, random)), name="to bfloat16")
+            means = await mean_of_pieces(bucket, sent, partial(_stochastic_mean, random=random))
+        return await beside(bucket, _widened, means[: values.size], values.dtype, name="from bfloat16")
 
     return hook
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .beside import Values, beside, check_floats
+from .beside import Values, beside, check_floats, mean
 from .scaling import scale_for, scaled, shared_largest, unscaled
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def float16() -> Callable[[GradientBucket], Awaitable[Values]]:
         check_floats(bucket, "float16")
         largest = await shared_largest(bucket)
         sent = await beside(bucket, _narrow, bucket.buffer, largest, name="to float16")
-        mean = await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority)
-        return await beside(bucket, _widen, mean, largest, bucket.buffer.dtype, name="from float16")
+        means = await mean(bucket, sent)
+        return await beside(bucket, _widen, means, largest, bucket.buffer.dtype, name="from float16")
 
     return hook
 

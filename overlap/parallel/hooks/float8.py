@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import ml_dtypes
@@ -92,8 +92,8 @@ def float8(format: Literal["e4m3", "e5m2"] = "e4m3") -> Callable[[GradientBucket
         raise UsageError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
     chosen = FORMATS[format]
 
-    def narrow(values: Values, largest: Values, ranks: int) -> Values:
-        return cut(chosen.narrow(scaled(values, scale_for(largest, chosen.top))), ranks)
+    def narrow(bucket: GradientBucket, values: Values, largest: Values) -> Values:
+        return cut(bucket, chosen.narrow(scaled(values, scale_for(largest, chosen.top))))
 
     def add(pieces: Values) -> Values:
         total = chosen.wide(pieces[0])
@@ -108,7 +108,7 @@ def float8(format: Literal["e4m3", "e5m2"] = "e4m3") -> Callable[[GradientBucket
     async def hook(bucket: GradientBucket) -> Values:
         check_floats(bucket, "float8")
         largest = await shared_largest(bucket)
-        sent = await beside(bucket, narrow, bucket.buffer, largest, bucket.group.size, name="to float8")
+        sent = await beside(bucket, partial(narrow, bucket), bucket.buffer, largest, name="to float8")
         means = await mean_of_pieces(bucket, sent, add)
         return await beside(bucket, widen, means, largest, bucket.buffer, name="from float8")
 

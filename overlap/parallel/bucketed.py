@@ -1,0 +1,305 @@
+"""What models that average gradients have in common: gradients come by name, and leave in buckets, in one order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from sys import _getframe
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .agreement import agreement
+from .ahead import Ahead
+from .buckets import BucketPlan
+from .finite import Place
+from .memory_work import MemoryWork
+from .names import Names
+from .norms import Part, clip_factor, square_sums
+from .settings import Settings
+from .tree import flatten, rebuild
+
+if TYPE_CHECKING:
+    from .tree import Array, Tree
+
+__all__ = ["Bucket", "Bucketed"]
+
+_ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
+
+
+class Bucket(Protocol):
+    """What a model needs of its buckets.
+
+    Attributes:
+        handed: Gradients of this step that have not been sent, by name.
+        place: Where one was handed over last.
+        reduced: What came back of the step that was sent last, as far as this rank needs it.
+        sent: Whether the gradients of this step have been.
+    """
+
+    handed: dict[str, object]
+    place: Place | None
+    reduced: Future[Array] | None
+
+    @property
+    def plan(self) -> BucketPlan:
+        """What is in it."""
+
+    @property
+    def sent(self) -> bool:
+        """Whether the gradients of this step have been."""
+
+    @property
+    def full(self) -> bool:
+        """Whether all gradients of this step are there."""
+
+
+B = TypeVar("B", bound=Bucket)
+
+
+class Bucketed(ABC, Generic[B]):
+    """A model whose gradients are averaged over a group of ranks, in buckets.
+
+    Buckets leave in the same order on all ranks, each as soon as it is full and those before it have left.
+
+    Attributes:
+        rank: That it runs on.
+        group: Whose gradients it averages.
+        steps: How many `step` calls there have been.
+    """
+
+    _update_stream: str | None = None  # compute stream of updates, and of what they need
+
+    def __init__(self, rank: Rank, params: Tree, group: Group | None, settings: Settings) -> None:
+        leaves = flatten(params)
+        self.rank, self.group, self.steps = rank, group or rank.world, 0
+        self._settings, self._names, self._work = settings, Names(params), MemoryWork(rank)
+        self._like = rebuild(params, {name: name for name in leaves})
+        self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
+        self._real = rank.empty(1).flags.writeable  # else the world has no data
+        self._copies = self._copies_of(settings)
+        self._uneven = settings.uneven and self.group.size > 1
+        rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
+        self._observed: list[str] | None = [] if rebuilds else None
+        self._buckets: list[B] = []
+        self._home: dict[str, B] = {}
+        self._next = 0  # bucket to be sent
+        self._syncs = True
+        self._joins = False  # whether this rank only takes part in the others' steps
+        self._active: Future[Array] | None = None  # how many ranks have samples in this step
+        self._agreed: tuple[Future[object], ...] = ()  # that the ranks have the same buckets
+        self._sent: deque[Sequence[Future[object]]] = deque()
+
+    def _copies_of(self, settings: Settings) -> dict[str, int]:
+        """Return how many ranks of the clip group have each parameter, where that is more than one."""
+        found: dict[str, int] = {}
+        for name, copies in (settings.clip_copies or {}).items():
+            self._names.find(name, lambda leaf, copies=copies: found.__setitem__(leaf, copies))  # type: ignore[misc]
+        return found
+
+    def _alike(self) -> Future[None]:
+        """Compare the parameters of all ranks."""
+        told = [f"{name!r}, {dtype} {shape}," for name, (shape, dtype) in self._leaves.items()]
+        return agreement(self.rank, self.group, "params", told)
+
+    def _use(self, buckets: list[B]) -> None:
+        """Take these buckets from now on, in the order in which they travel."""
+        self._buckets = buckets
+        self._home = {name: bucket for bucket in buckets for name in bucket.plan.names}
+
+    # -- what a strategy adds ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _weight(self, name: str) -> object:
+        """Return the newest weight, or a future of it."""
+
+    @abstractmethod
+    def _send(self, bucket: B) -> None:
+        """Send a bucket; what nobody has handed over is 0."""
+
+    @abstractmethod
+    def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
+        """Issue the updates, or see to it; return what a program that is not too far ahead waits for.
+
+        Args:
+            factors: What gradients are multiplied with.
+        """
+
+    @abstractmethod
+    def _reorder(self, order: Sequence[str]) -> None:
+        """Let buckets fit gradients that come in that order."""
+
+    @abstractmethod
+    def _places(self, bucket: B) -> list[tuple[str, slice]]:
+        """Return where parameters are in what comes back of a bucket."""
+
+    @abstractmethod
+    async def _whole(self) -> object:
+        """Wait for all updates; return the weights."""
+
+    def _shadow(self) -> None:
+        """Take part in a step of the other ranks, with zeros."""
+        self.step()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> object:
+        """Return the newest weight, or a future of it; of a part of the tree, a dict of them to pass to a compute.
+
+        Raises:
+            UsageError: If there is no such parameter.
+        """
+        return self._names.find(name, self._weight)
+
+    def reduce(self, name: str, grad: object) -> None:
+        """Hand over a gradient, or a future of it; it travels as soon as its bucket is full.
+
+        Args:
+            name: Of the parameter, or of a part of the tree.
+            grad: An array of the parameter's shape, or a future of one; for a part, a tree of them, or a future of one.
+                It belongs to the model until the update: large gradients are sent from where they are.
+
+        Raises:
+            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
+                or of `finish`, if the gradient has another shape.
+            NonFiniteError: There, if the gradient is not finite.
+        """
+        frame = _getframe(1)
+        place = frame.f_code, frame.f_lasti
+        for leaf, gradient in list(self._names.pairs(name, grad)):
+            bucket = self._home[leaf]
+            bucket.place = place
+            self._take(bucket, leaf, gradient)
+        while self._next < len(self._buckets) and self._buckets[self._next].full:
+            self._send_next()
+
+    def _take(self, bucket: B, name: str, gradient: object) -> None:
+        if bucket.sent or name in bucket.handed:
+            raise UsageError(f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already")
+        bucket.handed[name] = gradient
+        if self._observed is not None:
+            self._observed.append(name)
+
+    def _send_next(self) -> None:
+        if self._uneven and self._active is None:
+            self._active = self._count(1.0)
+        bucket = self._buckets[self._next]
+        self._next += 1
+        self._send(bucket)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only add up the gradients that are handed over inside the ``with``; the next ones take them along.
+
+        So the mean over ranks is one of sums over micro-batches: divide the loss by their number.
+        """
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def step(self) -> Ahead:
+        """Let all weights make a step, once their gradients are there. Issues, and never waits.
+
+        Returns:
+            What may be awaited, to keep the program at most `ahead` steps ahead of its gradients.
+
+        Raises:
+            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
+        """
+        late = self._buckets[self._next :]
+        missing = [name for bucket in late for name in bucket.plan.names if name not in bucket.handed]
+        if missing and self._settings.unused == "error" and not self._joins:
+            raise UsageError(
+                f"step: no gradient of {', '.join(map(repr, missing))} in step {self.steps + 1}; "
+                "hand it over, or pass unused='zeros'"
+            )
+        for _ in late:
+            self._send_next()
+        self.steps += 1
+        self._next = 0
+        self._sent.append(self._end_step((*self._mean_factor(), *self._clip(), *self._agreed)))
+        self._rebuild()
+        return Ahead(self._sent.popleft() if len(self._sent) > self._settings.ahead else [])
+
+    async def finish(self) -> object:
+        """Wait until all updates are done; then go on, if you like.
+
+        Returns:
+            The weights, in a tree like `params`.
+        """
+        if self._uneven:
+            await self._join()
+        return await self._whole()
+
+    # -- ranks with fewer samples --------------------------------------------------------------------------------
+
+    def _count(self, mine: float) -> Future[Array]:
+        """Ask how many ranks have samples in this step."""
+        stream = self.rank.stream(f"samples of {self.group.name}")
+        return self.group.all_reduce(np.array([mine]), stream=stream, name="ranks with samples")
+
+    async def _join(self) -> None:
+        """Take part, with zeros, in the steps of ranks that have more samples."""
+        self._joins = True
+        while True:
+            active = self._count(0.0)
+            if (await active)[0] == 0:
+                break
+            self._active = active
+            self._shadow()
+        self._joins = False
+
+    def _mean_factor(self) -> tuple[Future[object], ...]:
+        """Return what makes the mean over all ranks one over those that have samples."""
+        active, self._active = self._active, None
+        if active is None:
+            return ()
+        size, real, stream = self.group.size, self._real, self._update_stream
+        told = self.rank.compute(
+            lambda told: size / told[0] if real else 1.0, active, name="mean", seconds=0.0, stream=stream
+        )
+        return (told,)
+
+    # -- the norm ------------------------------------------------------------------------------------------------
+
+    def _clip(self) -> tuple[Future[object], ...]:
+        """Return what limits the norm of all gradients."""
+        limit, stream = self._settings.clip_norm, self._update_stream
+        if limit is None or not self._real:
+            return ()
+        parts: list[list[Part]] = [
+            [(place, self._copies.get(name, 1)) for name, place in self._places(bucket)] for bucket in self._buckets
+        ]
+        reduced = [bucket.reduced for bucket in self._buckets]
+        nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
+        squares: Future[Array] = self._work.compute(
+            partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream
+        )
+        for group in self._with_other_parts():
+            squares = group.all_reduce(squares, exact=True, name="norm")
+        return (self.rank.compute(partial(clip_factor, limit), squares, name="norm", seconds=0.0, stream=stream),)
+
+    def _with_other_parts(self) -> list[Group]:
+        """Return the groups whose ranks have other gradients than this one, after their means."""
+        clip_group = self._settings.clip_group
+        return [] if clip_group is None or clip_group.size == 1 else [clip_group]
+
+    # -- the order -----------------------------------------------------------------------------------------------
+
+    def _rebuild(self) -> None:
+        """Let buckets fit the order in which the gradients of the first step have come."""
+        order, self._observed = self._observed, None
+        if order is None:
+            return
+        if self.group.size > 1:
+            self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order))),)
+        self._reorder(order)
