@@ -11,8 +11,6 @@ from collections.abc import Container, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
-import trio
-
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
@@ -103,6 +101,13 @@ class Port:
         self.known = Known()
 
 
+class Cancels(Protocol):
+    """What can be stopped."""
+
+    def cancel(self) -> object:
+        """Stop it, soon."""
+
+
 class CollectiveFuture(Request[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
@@ -149,7 +154,7 @@ class CollectiveFuture(Request[T_co]):
         self.place = (frame.f_code, frame.f_lasti)
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving
-        self.scope: trio.CancelScope | None = None  # of the task that runs its program, if it has one
+        self.scope: Cancels | None = None  # what runs its program, while that is under way
         self.pending_failure: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
         self.record = -1  # in the flight record

@@ -19,15 +19,14 @@ from .test_collectives import check_world, issue_all
 
 @pytest.fixture(autouse=True)
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[WireDrivenExecution]:
-    """Let wires drive executions of all sizes; return those that have begun."""
+    """Return the executions that have begun."""
     executions: list[WireDrivenExecution] = []
 
     class Seen(WireDrivenExecution):
-        def begin(self) -> bool:
+        def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
             executions.append(self)
-            return super().begin()
+            return super().begin(ended)
 
-    monkeypatch.setattr(program_runner, "WORTH_DRIVING_BYTES", 0)
     monkeypatch.setattr(program_runner, "WireDrivenExecution", Seen)
     return executions
 

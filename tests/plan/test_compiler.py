@@ -14,7 +14,7 @@ def compiled(name, algorithm, kind, ranks, *, root=0, elements=1 << 10):
     compiler = Compiler(topology.cluster(name), algorithm)
     op = "sum" if kind in ("all_reduce", "reduce", "reduce_scatter") else None
     asked = call(kind, op, FLOAT32, (elements * ranks,), ranks, root)
-    return compiler.compile(asked, tuple(range(ranks)), 0)[0]
+    return compiler.compile(asked, tuple(range(ranks)), 0).schedule
 
 
 def test_what_is_insisted_on_is_fitted_to_the_machine():
@@ -45,11 +45,12 @@ def test_where_there_is_no_such_algorithm_the_cheapest_runs(kind):
 def test_a_program_is_compiled_where_the_short_cut_would_be_chosen():
     cluster = topology.cluster("local", ranks=4)
     asked = call("all_reduce", "sum", FLOAT32, (8,), 4)
-    schedule, program = Compiler(cluster, None).compile(asked, (0, 1, 2, 3), 2)
+    compiled = Compiler(cluster, None).compile(asked, (0, 1, 2, 3), 2)
+    schedule, program = compiled.schedule, compiled.program
     assert schedule.size == 4
     assert program.rank == 2
     odd = call("all_reduce", "sum", FLOAT32, (8,), 3)
-    assert Compiler(cluster, "swing").compile(odd, (0, 1, 2), 0)[0].algorithm != "swing"
+    assert Compiler(cluster, "swing").compile(odd, (0, 1, 2), 0).schedule.algorithm != "swing"
 
 
 def test_long_messages_between_hosts_travel_in_slices():
@@ -57,7 +58,7 @@ def test_long_messages_between_hosts_travel_in_slices():
 
     def slots(elements, *, far):
         asked = call("all_reduce", "sum", FLOAT32, (elements,), 2)
-        return Compiler(cluster, "ring", far=lambda _: far).compile(asked, (0, 1), 0)[0].slots_per_block
+        return Compiler(cluster, "ring", far=lambda _: far).compile(asked, (0, 1), 0).schedule.slots_per_block
 
     assert [slots(1 << 20, far=far) for far in (False, True)] == [2, 8]
     assert slots(1 << 10, far=True) == 2

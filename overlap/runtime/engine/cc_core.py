@@ -22,7 +22,7 @@ from ...collectives.reduce import Array, Reducer
 from ...collectives.schedule import Buffer, Op
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["AHEAD", "Buffers", "Execution", "UnevenBuffers"]
+__all__ = ["AHEAD", "Buffers", "Execution", "UnevenBuffers", "pieces_of", "work_of"]
 
 #: Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
 AHEAD = 16
@@ -45,8 +45,12 @@ class Buffers:
 
     def view(self, extent: Extent) -> Array:
         """Return the elements of an extent: one contiguous range."""
-        start = self._offset(extent.slot)
-        return self.arrays[extent.buffer][start : self._offset(extent.slot + extent.count)]
+        start, stop = self.bounds(extent)
+        return self.arrays[extent.buffer][start:stop]
+
+    def bounds(self, extent: Extent) -> tuple[int, int]:
+        """Return the first element of an extent, and the one after its last."""
+        return self._offset(extent.slot), self._offset(extent.slot + extent.count)
 
     def _offset(self, slot: int) -> int:
         block, index = divmod(slot, self.slots)
@@ -59,10 +63,10 @@ class UnevenBuffers(Buffers):
 
     starts: tuple[list[int], ...]
 
-    def view(self, extent: Extent) -> Array:
-        """Return the elements of an extent: one contiguous range."""
+    def bounds(self, extent: Extent) -> tuple[int, int]:
+        """Return the first element of an extent, and the one after its last."""
         starts, slot = self.starts[extent.buffer], extent.slot
-        return self.arrays[extent.buffer][self._start(starts, slot) : self._start(starts, slot + extent.count)]
+        return self._start(starts, slot), self._start(starts, slot + extent.count)
 
     def _start(self, starts: list[int], slot: int) -> int:
         block, index = divmod(slot, self.slots)
@@ -299,43 +303,58 @@ class Execution:
 
     async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
         """Move or add `incoming` into `target`, in worker threads if it is large."""
-        pieces = self._pieces(step, incoming, target)
+        pieces = pieces_of(step, self._buffers, self._program.rank, incoming, target)
         if len(pieces) == 1:
             with np.errstate(all="ignore"):  # as in the worker threads
                 pieces[0]()
         else:
             await run_in_workers(self._workers, pieces, priority=self._priority)
 
-    def _pieces(self, step: Step, incoming: Array, target: Array) -> list[Callable[[], None]]:
-        """Return what moves or adds `incoming` into `target`: one piece of work for this thread, or more for others."""
-        work = self._addition(step, incoming, target) if step.op is Op.ADD else self._move(step, incoming, target)
-        reducer = self._buffers.reducer
-        weight = 1 if reducer is None else reducer.weight
-        if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES:
-            return [partial(work, slice(None))]
-        length = max(1, PIECE_BYTES // target.itemsize)
-        return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
 
-    def _addition(self, step: Step, incoming: Array, target: Array, first: int = 0) -> Callable[[slice], None]:
-        reducer = self._buffers.reducer
-        assert reducer is not None, "only reductions have ADD rows"
-        mine = target if step.base is None else self._buffers.view(step.base)[first : first + target.size]
-        incoming_first = step.peer < self._program.rank
+def pieces_of(step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array) -> list[Callable[[], None]]:
+    """Return what moves or adds `incoming` into `target`: one piece of work for this thread, or more for others.
 
-        def add(part: slice) -> None:
-            theirs, own = reducer.widen(incoming[part]), reducer.widen(mine[part])
-            low, high = (theirs, own) if incoming_first else (own, theirs)
-            reducer.ufunc(low, high, out=target[part])
+    Args:
+        step: That says so.
+        buffers: Of the program.
+        rank: Group rank of the program.
+        incoming: What has come, or lies elsewhere.
+        target: Where it goes.
+    """
+    work = work_of(step, buffers, rank, incoming, target)
+    weight = 1 if buffers.reducer is None else buffers.reducer.weight
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES:
+        return [partial(work, slice(None))]
+    length = max(1, PIECE_BYTES // target.itemsize)
+    return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
 
-        return add
 
-    def _move(self, step: Step, incoming: Array, target: Array) -> Callable[[slice], None]:
-        assert step.src is not None
-        assert step.dst is not None
-        reducer = self._buffers.reducer
-        if reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
-            return lambda part: np.copyto(target[part], incoming[part], casting="unsafe")
-        return lambda part: reducer.finalise(incoming[part], target[part], self._buffers.contributions)
+def work_of(
+    step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array, first: int = 0
+) -> Callable[[slice], None]:
+    """Return what does it for a part of both; `target` begins at element `first` of the step's."""
+    if step.op is Op.ADD:
+        return _addition(step, buffers, rank, incoming, target, first)
+    reducer = buffers.reducer
+    if reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
+        return lambda part: np.copyto(target[part], incoming[part], casting="unsafe")
+    return lambda part: reducer.finalise(incoming[part], target[part], buffers.contributions)
+
+
+def _addition(
+    step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array, first: int
+) -> Callable[[slice], None]:
+    reducer = buffers.reducer
+    assert reducer is not None, "only reductions have ADD rows"
+    mine = target if step.base is None else buffers.view(step.base)[first : first + target.size]
+    incoming_first = step.peer < rank
+
+    def add(part: slice) -> None:
+        theirs, own = reducer.widen(incoming[part]), reducer.widen(mine[part])
+        low, high = (theirs, own) if incoming_first else (own, theirs)
+        reducer.ufunc(low, high, out=target[part])
+
+    return add
 
 
 async def _comes(turn: trio.Event | None) -> None:

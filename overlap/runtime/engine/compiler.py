@@ -8,6 +8,7 @@ class, so a training loop compiles in its first step only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,16 +22,32 @@ from ...collectives.select import plan, size_class
 from ...collectives.slicing import sliced, slices_of
 from ...collectives.uneven import uneven
 from ...errors import ScheduleError
+from .laid_out import LaidOut
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-__all__ = ["Compiler"]
+__all__ = ["Compiled", "Compiler"]
 
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
 _Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool]
+
+
+@dataclass(slots=True, eq=False)
+class Compiled:
+    """What a call has become on one rank.
+
+    Attributes:
+        schedule: the proved table.
+        program: the rank's part of it.
+        laid: the same laid out on arrays, by whether input and result share memory; filled by whoever runs it.
+    """
+
+    schedule: Schedule
+    program: Program
+    laid: dict[bool, LaidOut] = field(default_factory=dict)
 
 
 class Compiler:
@@ -46,11 +63,11 @@ class Compiler:
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
         self.cluster, self.algorithm, self.far = cluster, algorithm, far
-        self._known: dict[tuple[Call, tuple[int, ...], int], tuple[Schedule, Program]] = {}
+        self._known: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
 
-    def compile(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
+    def compile(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
         """Return the proved schedule of a call and the program of the rank at `position` of the group `members`."""
         if call.counts:  # seldom the same twice, and not what the program depends on
             return self._compiled(call, members, position)
@@ -61,7 +78,7 @@ class Compiler:
             found = self._known[call, members, position] = self._compiled(call, members, position)
         return found
 
-    def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> tuple[Schedule, Program]:
+    def _compiled(self, call: Call, members: tuple[int, ...], position: int) -> Compiled:
         key = (
             call.kind.value,
             size_class(call.nbytes),
@@ -78,7 +95,7 @@ class Compiler:
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
-        return schedule, program
+        return Compiled(schedule, program)
 
     def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
         """Return the table that carries the blocks of a call, which may differ in size, or be worth slicing."""

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
+from functools import partial
 from math import prod
 from typing import cast
 
 import numpy as np
 import trio
 
-from transports import Transport, TransportError
+from transports import Starter, Transport, TransportError
 
 from ...collectives.call import Call
 from ...collectives.generators.rank_order import ONLY_FOR_ORDER
 from ...collectives.kinds import Collective
-from ...collectives.program import Program
 from ...collectives.reduce import Array, reducer
-from ...collectives.schedule import Buffer, Schedule
+from ...collectives.schedule import Buffer
 from ...collectives.uneven import UnevenSchedule, block_starts
 from ...diagnostics import first
 from ..communicator import Communicator
-from ..context import Arrays
 from ..future import Failure
 from ..match import Match
 from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
-from .compiler import Compiler
+from .compiler import Compiled, Compiler
+from .laid_out import lay_out
 from .thin_buffers import ThinBuffers, runs_touched
-from .wire_driven import WORTH_DRIVING_BYTES, WireDrivenExecution
+from .wire_driven import WireDrivenExecution
 from .workers import Workers
 
 __all__ = ["ProgramRunner"]
 
 
 class ProgramRunner:
-    """Runs operations whose bytes must travel over a transport, each rank's part in a task of that rank."""
+    """Runs operations whose bytes must travel over a transport, each rank's part beside what the rank computes."""
 
     def __init__(self, transport: Transport, workers: Workers, compiler: Compiler) -> None:
         self._transport, self._workers, self._compiler = transport, workers, compiler
+        self._starters: dict[tuple[int, ...], dict[int, Starter] | None] = {}  # by a rank and the members
+        # An infinite gradient is the program's business, not a warning of ours; `np.errstate` takes longer each time.
+        self._quiet = copy_context()
+        self._quiet.run(np.seterr, all="ignore")
 
     def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of all ranks that are ready and not under way."""
@@ -46,65 +51,125 @@ class ProgramRunner:
 
     def _begin(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Do what needs no waiting at once: small messages are on their way before any task starts."""
-        failure: Failure | None = None
         operation.running, pattern = True, cast("Call", match.pattern)
         try:
             operation.fit(pattern)
-            execution = self._execution(communicator, operation, pattern)
-            over = execution.begin() and match.count == communicator.here  # else one may come who means something else
+            compiled = self._compiler.compile(pattern, communicator.members, operation.port.position)
+            operation.algorithm = compiled.schedule.algorithm
+            starters = self._starters_of(communicator.members, operation.port.position)
+            begin = self._begin_task if starters is None else partial(self._begin_driven, starters)
+            over = begin(communicator, match, operation, compiled)
         except Exception as error:
-            failure, over = Failure(error), True
-        if over:
-            operation.stopped()
-            self._settle(communicator, match, operation, failure)
-        else:
-            operation.scope = trio.CancelScope()
-            operation.context.spawn(self._run, communicator, match, operation, execution)
+            self._end(communicator, match, operation, error)
+            return
+        if over and match.count == communicator.here:
+            self._end(communicator, match, operation, None)
+        elif over:  # one may come who means something else
+            operation.context.spawn(self._end_soon, communicator, match, operation)
 
-    async def _run(self, communicator: Communicator, match: Match, operation: Operation, execution: Execution) -> None:
-        failure: Failure | None = None
-        assert operation.scope is not None
+    def _starters_of(self, members: tuple[int, ...], position: int) -> dict[int, Starter] | None:
+        """Return what starts messages to the other members without a task, if that is so for all of them."""
+        key = (members[position], *members)
+        if key not in self._starters:
+            endpoint = self._transport.endpoint(members[position])
+            found = {peer: endpoint.starter(peer) for peer in members if peer != members[position]}
+            known = {peer: starter for peer, starter in found.items() if starter is not None}
+            self._starters[key] = known if len(known) == len(found) else None
+        return self._starters[key]
+
+    def _begin_driven(
+        self,
+        starters: dict[int, Starter],
+        communicator: Communicator,
+        match: Match,
+        operation: Operation,
+        compiled: Compiled,
+    ) -> bool:
+        """Let the wires drive it; True if it is over."""
+        members, position = communicator.members, operation.port.position
+        buffers, in_place = _buffers(compiled, operation)
+        laid = compiled.laid.get(in_place)
+        if laid is None:
+            laid = compiled.laid[in_place] = lay_out(compiled.program, buffers, members)
+        execution = WireDrivenExecution(
+            laid,
+            buffers,
+            position,
+            self._transport.endpoint(members[position]),
+            starters,
+            tag=communicator.tag(cast("Call", match.pattern), operation.seq),
+            priority=operation.urgency,
+            workers=self._workers,
+            quiet=self._quiet,
+            spawn=operation.context.spawn,
+        )
+        operation.scope = execution
+        return execution.begin(partial(self._end, communicator, match, operation))
+
+    def _begin_task(self, communicator: Communicator, match: Match, operation: Operation, compiled: Compiled) -> bool:
+        """Run it in a task, unless it is over at once; True if it is."""
+        members, position = communicator.members, operation.port.position
+        execution = Execution(
+            compiled.program,
+            _buffers(compiled, operation)[0],
+            self._transport.endpoint(members[position]),
+            members=members,
+            tag=communicator.tag(cast("Call", match.pattern), operation.seq),
+            priority=operation.urgency,
+            workers=self._workers,
+            fans_out=not self._transport.shares_memory(members),
+        )
+        over = execution.begin()
+        if not over:
+            operation.scope = scope = trio.CancelScope()
+            operation.context.spawn(self._run, communicator, match, operation, execution, scope)
+        return over
+
+    async def _run(
+        self,
+        communicator: Communicator,
+        match: Match,
+        operation: Operation,
+        execution: Execution,
+        scope: trio.CancelScope,
+    ) -> None:
+        failure: BaseException | None = None
         try:
-            with operation.scope:
+            with scope:
                 await execution.run()
         except* Exception as group:
-            failure = Failure(first(group))
+            failure = first(group)
         finally:
             operation.stopped()
         self._settle(communicator, match, operation, failure)
 
-    def _settle(self, communicator: Communicator, match: Match, operation: Operation, failure: Failure | None) -> None:
-        if failure is not None and isinstance(failure.error, TransportError):
-            failure.error.operation = f"{operation.label} ({operation.call_site})"
-        if failure is not None and not operation.done:
-            communicator.fail_one(match, operation, failure)
+    async def _end_soon(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        try:
+            await trio.lowlevel.checkpoint()
+        finally:
+            operation.stopped()
+        self._settle(communicator, match, operation, None)
+
+    def _end(self, communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
+        operation.stopped()
+        self._settle(communicator, match, operation, error)
+
+    def _settle(
+        self, communicator: Communicator, match: Match, operation: Operation, error: BaseException | None
+    ) -> None:
+        if isinstance(error, TransportError):
+            error.operation = f"{operation.label} ({operation.call_site})"
+        if error is not None and not operation.done:
+            communicator.fail_one(match, operation, Failure(error))
         elif not operation.done:
             met_ns = max(end.started_ns for end in match.arrived if end is not None)
             operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
         communicator.ended(match, operation)
 
-    def _execution(self, communicator: Communicator, operation: Operation, pattern: Call) -> Execution:
-        position = operation.port.position
-        schedule, program = self._compiler.compile(pattern, communicator.members, position)
-        operation.algorithm = schedule.algorithm
-        endpoint = self._transport.endpoint(communicator.members[position])
-        others = communicator.members[:position] + communicator.members[position + 1 :]
-        driven = pattern.nbytes >= WORTH_DRIVING_BYTES and all(endpoint.starter(other) for other in others)
-        kind = WireDrivenExecution if driven else Execution
-        return kind(
-            program,
-            _buffers(schedule, program, operation, operation.context.arrays),
-            endpoint,
-            members=communicator.members,
-            tag=communicator.tag(pattern, operation.seq),
-            priority=operation.urgency,
-            workers=self._workers,
-            fans_out=not self._transport.shares_memory(communicator.members),
-        )
 
-
-def _buffers(schedule: Schedule, program: Program, operation: Operation, arrays: Arrays) -> Buffers:
-    """Lay out an operation's arrays as the schedule's buffers."""
+def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:
+    """Return an operation's arrays as the schedule's buffers, and whether input and result share memory."""
+    schedule, arrays = compiled.schedule, operation.context.arrays
     source, target, combine = operation.source, operation.target, operation.call.reducer
     if operation.kind is Collective.BARRIER:
         source, target, combine = np.zeros(1, np.uint8), np.zeros(1, np.uint8), reducer("max", np.dtype(np.uint8))
@@ -113,20 +178,21 @@ def _buffers(schedule: Schedule, program: Program, operation: Operation, arrays:
     flat_in = np.empty(0, like.dtype) if source is None else source.reshape(-1)
     flat_out = np.empty(0, like.dtype) if target is None else target.reshape(-1)
     block = flat_in.size // schedule.blocks[0] if source is not None else flat_out.size // schedule.blocks[1]
-    if source is not None and target is not None and np.may_share_memory(source, target) and not schedule.in_place:
-        flat_in = arrays.copy(flat_in)
+    in_place = source is not None and target is not None and np.may_share_memory(source, target)
+    if in_place and not schedule.in_place:
+        flat_in, in_place = arrays.copy(flat_in), False
     accumulator = like.dtype if combine is None else combine.accumulator
     if isinstance(schedule, UnevenSchedule):
         starts = block_starts(schedule, operation.port.position, operation.call.counts, prod(like.shape[1:]))
         room = starts[Buffer.SCRATCH][-1]
     elif schedule.algorithm in ONLY_FOR_ORDER:  # whose tables have a place for the pieces of all ranks
         layout = block, schedule.slots_per_block, combine, schedule.size
-        runs = runs_touched(program)
+        runs = runs_touched(compiled.program)
         size = ThinBuffers((flat_in, flat_out, flat_out), *layout, runs).elements()
-        return ThinBuffers((flat_in, flat_out, arrays.empty((size,), accumulator)), *layout, runs)
+        return ThinBuffers((flat_in, flat_out, arrays.empty((size,), accumulator)), *layout, runs), in_place
     else:
         starts, room = (), schedule.blocks[2] * block
     shared = schedule.in_place and flat_out.size == room and flat_out.dtype == accumulator
     scratch: Array = flat_out if shared else arrays.empty((room,), accumulator)
     laid = (flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size
-    return UnevenBuffers(*laid, starts) if starts else Buffers(*laid)
+    return UnevenBuffers(*laid, starts) if starts else Buffers(*laid), in_place

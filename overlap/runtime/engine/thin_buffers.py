@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...collectives.program import Extent, Kind, Program
-from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer
 from .cc_core import Buffers
 
@@ -26,16 +25,15 @@ class ThinBuffers(Buffers):
         """Return how many elements SCRATCH needs."""
         return sum(self._offset(stop) - self._offset(first) for first, stop in self.runs)
 
-    def view(self, extent: Extent) -> Array:
-        """Return the elements of an extent: one contiguous range."""
+    def bounds(self, extent: Extent) -> tuple[int, int]:
+        """Return the first element of an extent, and the one after its last."""
+        start, stop = Buffers.bounds(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
-            return Buffers.view(self, extent)
+            return start, stop
         at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1
         before = sum(self._offset(stop) - self._offset(first) for first, stop in self.runs[:at])
         moved = before - self._offset(self.runs[at][0])
-        return self.arrays[Buffer.SCRATCH][
-            self._offset(extent.slot) + moved : self._offset(extent.slot + extent.count) + moved
-        ]
+        return start + moved, stop + moved
 
 
 def runs_touched(program: Program) -> Runs:

@@ -1,109 +1,143 @@
 """An execution that the wires drive: what has come is added and passed on by whatever brings the news of it.
 
 A task for each queue of a program, and one for each message under way, would be woken by every message, and each of
-these turns of the event loop takes as long as sending a small message does. So there is one task for all of them, which
-sleeps until everything is over.
+these turns of the event loop takes as long as sending a small message does. So there is none, as long as all goes well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import Context
 from functools import partial
-from typing import Any
 
 import numpy as np
 import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from transports import Call, Delivery, Starter
+from transports import Call, Delivery, Endpoint, Starter
 
-from ...collectives.program import Kind, Step
 from ...collectives.reduce import Array
-from ...collectives.schedule import Op
-from .cc_core import AHEAD, Execution
+from .cc_core import AHEAD, Buffers, pieces_of, work_of
+from .laid_out import LaidOut, LaidStep, collisions
+from .workers import Workers
 
-__all__ = ["WORTH_DRIVING_BYTES", "WireDrivenExecution"]
-
-#: Shorter operations have so few turns that a task for them costs less than keeping account of what is under way
-#: (measured: all-reduces of 16 KiB take 0.8 times as long by tasks, of 256 KiB as long, of 1 MiB 1.3 times).
-WORTH_DRIVING_BYTES = 128 << 10
+__all__ = ["WireDrivenExecution"]
 
 
-class WireDrivenExecution(Execution):
-    """One rank's program under way, over an endpoint that has a starter for every peer."""
+class WireDrivenExecution:
+    """One rank's program under way, over an endpoint that has a starter for every peer.
+
+    Args:
+        laid: The program, laid out on the arrays.
+        buffers: These; nobody else touches them meanwhile.
+        rank: The group rank that it is a part of.
+        endpoint: The rank's end of the transport.
+        starters: What starts messages, by the world rank of the other end.
+        tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
+        priority: Of the messages; lower is more urgent.
+        workers: Where large reductions run.
+        quiet: In which numpy does not warn.
+        spawn: Starts a task, which is needed only to give up.
+    """
 
     __slots__ = (
-        "_advancing", "_again", "_begun", "_consumed", "_early", "_failure", "_running", "_sleeper", "_unfinished",
-        "_waiting",
+        "_advancing", "_again", "_begun", "_buffers", "_bytes", "_consumed", "_early", "_ended", "_endpoint",
+        "_failure", "_finished", "_gives_up", "_laid", "_priority", "_quiet", "_rank", "_running", "_sleeper", "_spawn",
+        "_starters", "_tag", "_unfinished", "_waiting", "_workers",
     )  # fmt: skip
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        count = len(self._program.queues)
+    def __init__(
+        self,
+        laid: LaidOut,
+        buffers: Buffers,
+        rank: int,
+        endpoint: Endpoint,
+        starters: Mapping[int, Starter],
+        *,
+        tag: int,
+        priority: int,
+        workers: Workers,
+        quiet: Context,
+        spawn: Callable[..., None],
+    ) -> None:
+        self._laid, self._buffers, self._rank = laid, buffers, rank
+        self._endpoint, self._starters, self._tag, self._priority = endpoint, starters, tag, priority
+        self._workers, self._quiet, self._spawn = workers, quiet, spawn
+        count = len(laid)
+        self._bytes: list[memoryview | None] = [None] * 3  # of the arrays, once a message has needed them
         self._begun = [0] * count  # steps of each queue that have been begun
-        self._early: list[set[int]] = [set() for _ in range(count)]  # those that ended before others of their queue
+        self._finished = [0] * count  # and ended, with all before them
+        self._early: list[set[int]] = [set() for _ in laid]  # those that ended before others of their queue
         # What is there to be moved or added, by position, once all steps before it have ended.
-        self._waiting: list[dict[int, tuple[Step, Array, Delivery | None]]] = [{} for _ in range(count)]
+        self._waiting: list[dict[int, tuple[LaidStep, Array, Delivery | None]]] = [{} for _ in laid]
         self._running: dict[tuple[int, int], Call | None] = {}  # by queue and position; None: in the worker threads
-        self._unfinished = sum(map(len, self._program.queues))  # steps
+        self._unfinished = sum(map(len, laid))  # steps
         self._failure: BaseException | None = None
         self._consumed: set[tuple[int, int]] = set()  # receives whose message came in pieces
-        self._advancing = self._again = False
+        self._advancing = self._again = self._gives_up = False
         self._sleeper: Task | None = None
+        self._ended: Callable[[BaseException | None], None] | None = None
 
-    @property
-    def _over(self) -> bool:
-        return not self._unfinished
+    def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
+        """Begin whatever can be; True if that was all there is to do.
 
-    def begin(self) -> bool:
-        """Begin whatever can be; True if that was all there is to do."""
-        self._go_on()
-        return self._over and self._failure is None
-
-    async def run(self) -> None:
-        """Sleep until the program is over.
-
-        Raises:
-            BaseException: The first error of a step, once nothing is under way any more.
+        Args:
+            ended: Called once if it was not: when everything is over, well or with the first error of a step, and
+                nothing is under way any more.
         """
-        try:
-            if not self._over and self._failure is None:
-                await self._news()
-            else:
-                await trio.lowlevel.checkpoint()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._give_up()
+        self._go_on()
+        if not self._unfinished and not self._running:
+            return True
+        self._ended = ended
         if self._failure is not None:
-            raise self._failure
+            self._give_up_soon()
+        return False
+
+    def cancel(self) -> None:
+        """Begin nothing more, and withdraw what is under way; what cannot be withdrawn is waited for."""
+        self._fail(trio.ClosedResourceError("the program was given up"))
+
+    # -- how it ends ---------------------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Tell whoever asked for it that all has ended well."""
+        ended = self._ended
+        if ended is not None and not self._unfinished and not self._running and not self._gives_up:
+            self._ended = None
+            ended(None)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        if self._ended is not None:
+            self._give_up_soon()
+
+    def _give_up_soon(self) -> None:
+        """See to it that what is under way is withdrawn, by a task: who tells of an end may not be called back."""
+        if not self._gives_up:
+            self._gives_up = True
+            self._spawn(self._give_up)
 
     async def _give_up(self) -> None:
         """Withdraw what is under way, and wait for what cannot be: it touches memory of others."""
-        if self._running:  # nothing more is begun
-            self._failure = self._failure or trio.ClosedResourceError("the program was given up")
-        for call in list(self._running.values()):
-            if call is not None:
-                call.withdraw()
-        while self._running:
-            await self._news()
+        with trio.CancelScope(shield=True):
+            await checkpoint()
+            for call in list(self._running.values()):
+                if call is not None:
+                    call.withdraw()
+            while self._running:
+                self._sleeper = current_task()
+                await wait_task_rescheduled(_never)
         for waiting in self._waiting:
             for _, _, delivery in waiting.values():
                 if delivery is not None:
                     delivery.release()
             waiting.clear()
+        assert self._ended is not None, "it is told once, here or when all went well"
+        self._ended(self._failure)
 
-    async def _news(self) -> None:
-        self._sleeper = current_task()
-        await wait_task_rescheduled(self._cancelled)
-
-    def _cancelled(self, _: RaiseCancelT) -> Abort:
-        self._sleeper = None
-        return Abort.SUCCEEDED
-
-    def _tell(self) -> None:
-        """Wake the task if there is news for it."""
-        if self._sleeper is not None and (self._over or self._failure is not None):
-            task, self._sleeper = self._sleeper, None
+    def _wake(self) -> None:
+        task, self._sleeper = self._sleeper, None
+        if task is not None:
             reschedule(task)
 
     # -- going on ------------------------------------------------------------------------------------------------
@@ -120,72 +154,74 @@ class WireDrivenExecution(Execution):
                 for index in range(len(self._begun)):
                     self._push(index)
         except Exception as error:
-            self._failure = self._failure or error
+            self._fail(error)
         finally:
             self._advancing = False
         self._tell()
 
     def _push(self, index: int) -> None:
         """Begin the next steps of a queue, until one has to wait."""
-        steps = self._program.queues[index]
+        steps = self._laid[index]
         while (at := self._begun[index]) < len(steps):
-            step = steps[at]
-            if self._must_wait(step) or (step.kind is Kind.RECV and not self._may_come(index, at, step)):
-                return
-            self._begun[index] = at + 1
-            self._begin_step(index, at, step)
-
-    def _may_come(self, index: int, at: int, step: Step) -> bool:
-        """Whether a message may come while steps before it are under way: there is room, or a place nobody touches."""
-        return at - self._finished[index] < AHEAD and (not self._lands(step) or self._apart(index, at, step))
-
-    def _apart(self, index: int, at: int, step: Step) -> bool:
-        """Whether nothing that reduces or copies before a step, and has not ended, touches what it touches."""
-        early, steps = self._early[index], self._program.queues[index]
-        before = [steps[other] for other in range(self._finished[index], at) if other not in early]
-        return not self._collides(step, [self._views(other) for other in before if not self._lands(other)])
-
-    def _begin_step(self, index: int, at: int, step: Step) -> None:
-        if step.kind is Kind.SEND:
-            if self._try_send(step):
-                self._ended(index, at)
+            laid = steps[at]
+            for queue, count in laid.waits:
+                if self._finished[queue] < count:
+                    return
+            if laid.sends:
+                self._begun[index] = at + 1
+                self._send(index, at, laid)
+            elif laid.receives:
+                apart = self._apart(index, at, laid)
+                # A message may come while steps before it are under way: there is room, or a place nobody touches.
+                if at - self._finished[index] >= AHEAD or (laid.lands and not apart):
+                    return
+                self._begun[index] = at + 1
+                self._receive(index, at, laid, apart)
             else:
-                self._begin_send(index, at, step)
-        elif step.kind is Kind.RECV:
-            self._begin_receive(index, at, step)
-        else:
-            self._in_turn(index, at, step, self._buffers.view(step.src), None)
+                self._begun[index] = at + 1
+                self._in_turn(index, at, laid, self._view(laid.source), None)
 
-    def _begin_send(self, index: int, at: int, step: Step) -> None:
-        key, peer = (index, at), self._members[step.peer]
+    def _apart(self, index: int, at: int, laid: LaidStep) -> bool:
+        """Whether nothing that reduces or copies before a step, and has not ended, touches what it touches."""
+        if laid.collides is None:
+            laid.collides = collisions(self._laid[index], at, self._buffers)
+        finished, early = self._finished[index], self._early[index]
+        return all(other < finished or other in early for other in laid.collides)
+
+    def _view(self, where: tuple[int, int, int]) -> Array:
+        buffer, start, stop = where
+        return self._buffers.arrays[buffer][start:stop]
+
+    def _memory(self, where: tuple[int, int, int]) -> memoryview:
+        """Return the bytes of some elements."""
+        buffer, start, stop = where
+        array = self._buffers.arrays[buffer]
+        whole = self._bytes[buffer]
+        if whole is None:
+            whole = self._bytes[buffer] = memoryview(array.view(np.uint8))  # type: ignore[arg-type]  # it has a buffer
+        return whole[start * array.itemsize : stop * array.itemsize]
+
+    def _send(self, index: int, at: int, laid: LaidStep) -> None:
+        data, tag = self._memory(laid.source), self._tag + laid.channel
+        if self._endpoint.try_send(laid.peer, tag, data, priority=self._priority):
+            self._step_ended(index, at)
+            return
+        key = index, at
+        begin = self._starters[laid.peer].begin_send
+        self._start(key, partial(begin, laid.peer, tag, data, priority=self._priority, done=partial(self._moved, key)))
+
+    def _receive(self, index: int, at: int, laid: LaidStep, apart: bool) -> None:
+        key, lands = (index, at), laid.lands
         begin = partial(
-            self._starter(peer).begin_send,
-            peer,
-            self._tag + step.channel,
-            self._buffers.view(step.src),
-            priority=self._priority,
-            done=partial(self._moved, key),
+            self._starters[laid.peer].begin_recv,
+            laid.peer,
+            self._tag + laid.channel,
+            self._memory(laid.target) if lands else None,
+            laid.message_bytes,
+            done=partial(self._moved if lands else self._arrived, key),
+            consume=partial(self._consume, key) if apart and not lands else None,
         )
         self._start(key, begin)
-
-    def _begin_receive(self, index: int, at: int, step: Step) -> None:
-        target, key, peer = self._buffers.view(step.dst), (index, at), self._members[step.peer]
-        plain = self._lands(step)
-        begin = partial(
-            self._starter(peer).begin_recv,
-            peer,
-            self._tag + step.channel,
-            target if plain else None,
-            target.size * self._buffers.arrays[step.src.buffer].itemsize,
-            done=partial(self._moved if plain else self._arrived, key),
-            consume=partial(self._consume, key) if not plain and self._apart(index, at, step) else None,
-        )
-        self._start(key, begin)
-
-    def _starter(self, peer: int) -> Starter:
-        starter = self._endpoint.starter(peer)
-        assert starter is not None, "who has none is served by tasks"
-        return starter
 
     def _start(self, key: tuple[int, int], begin: Callable[[], Call]) -> None:
         self._running[key] = None  # its end may be told before it is known
@@ -199,35 +235,35 @@ class WireDrivenExecution(Execution):
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
-    def _ended(self, index: int, at: int) -> None:
+    def _step_ended(self, index: int, at: int) -> None:
         """Note that a step is over; those behind it count once it does."""
-        early = self._early[index]
-        early.add(at)
         self._unfinished -= 1
-        while self._finished[index] in early:
-            early.remove(self._finished[index])
-            self._finished[index] += 1
         self._again = True
-        self._catch_up(index)
+        if at == self._finished[index]:
+            early, at = self._early[index], at + 1
+            while early and at in early:
+                early.remove(at)
+                at += 1
+            self._finished[index] = at
+            if self._waiting[index]:
+                self._catch_up(index)
+        else:
+            self._early[index].add(at)
 
     def _fails(self, key: tuple[int, int], call: Call) -> bool:
         """Whether a message has not been; who waits is told."""
         del self._running[key]
-        if call.error is None and not call.withdrawn:
+        if call.error is not None:
+            self._fail(call.error)
+        elif self._failure is None and not call.withdrawn:
             return False
-        self._failure = self._failure or call.error
         self._wake()
-        return True
-
-    def _wake(self) -> None:
-        task, self._sleeper = self._sleeper, None
-        if task is not None:
-            reschedule(task)
+        return call.error is not None or call.withdrawn
 
     def _moved(self, key: tuple[int, int], call: Call) -> None:
         """A message has left, or is in its place."""
         if not self._fails(key, call):
-            self._ended(*key)
+            self._step_ended(*key)
             self._go_on()
 
     def _consume(self, key: tuple[int, int], offset: int, piece: memoryview) -> None:
@@ -235,41 +271,37 @@ class WireDrivenExecution(Execution):
         if self._failure is not None:  # the arrays may be in other hands
             return
         self._consumed.add(key)
-        step = self._program.queues[key[0]][key[1]]
-        incoming = np.frombuffer(piece, np.uint8).view(self._buffers.arrays[step.src.buffer].dtype)
+        laid = self._laid[key[0]][key[1]]
+        incoming = self._incoming(laid, piece)
         first = offset // incoming.itemsize
-        target = self._buffers.view(step.dst)[first : first + incoming.size]
-        work = (
-            self._addition(step, incoming, target, first) if step.op is Op.ADD else self._move(step, incoming, target)
-        )
+        target = self._view(laid.target)[first : first + incoming.size]
         try:
-            with np.errstate(all="ignore"):  # as in the worker threads
-                work(slice(None))
+            self._quiet.run(work_of(laid.step, self._buffers, self._rank, incoming, target, first), slice(None))
         except Exception as error:
-            self._failure = error
-            self._wake()
+            self._fail(error)
+
+    def _incoming(self, laid: LaidStep, piece: memoryview) -> Array:
+        incoming: Array = np.frombuffer(piece, np.uint8).view(self._buffers.arrays[laid.step.src.buffer].dtype)
+        return incoming
 
     def _arrived(self, key: tuple[int, int], call: Call) -> None:
         """A message has come that is to be added to something."""
         if self._fails(key, call):
             return
         index, at = key
-        step, delivery = self._program.queues[index][at], call.delivery()
+        laid, delivery = self._laid[index][at], call.delivery()
         if self._failure is not None:  # the arrays may be in other hands
             delivery.release()
-            self._wake()
-            return
-        if key in self._consumed:
+        elif key in self._consumed:
             self._worked(index, at, delivery, None)
             self._go_on()
-            return
-        incoming = np.frombuffer(delivery.view, np.uint8).view(self._buffers.arrays[step.src.buffer].dtype)
-        self._in_turn(index, at, step, incoming, delivery)
-        self._go_on()
+        else:
+            self._in_turn(index, at, laid, self._incoming(laid, delivery.view), delivery)
+            self._go_on()
 
-    def _in_turn(self, index: int, at: int, step: Step, incoming: Array, delivery: Delivery | None) -> None:
+    def _in_turn(self, index: int, at: int, laid: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
         """Move or add `incoming` once all steps before have ended."""
-        self._waiting[index][at] = step, incoming, delivery
+        self._waiting[index][at] = laid, incoming, delivery
         self._catch_up(index)
 
     def _catch_up(self, index: int) -> None:
@@ -283,12 +315,11 @@ class WireDrivenExecution(Execution):
         except Exception as error:
             self._worked(index, at, ready[2], error)
 
-    def _work(self, index: int, at: int, step: Step, incoming: Array, delivery: Delivery | None) -> None:
+    def _work(self, index: int, at: int, laid: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
         """Move or add `incoming` to where a step says, in worker threads if it is large."""
-        pieces = self._pieces(step, incoming, self._buffers.view(step.dst))
+        pieces = pieces_of(laid.step, self._buffers, self._rank, incoming, self._view(laid.target))
         if len(pieces) == 1:
-            with np.errstate(all="ignore"):  # as in the worker threads
-                pieces[0]()
+            self._quiet.run(pieces[0])
             self._worked(index, at, delivery, None)
             return
         token = trio.lowlevel.current_trio_token()
@@ -299,7 +330,7 @@ class WireDrivenExecution(Execution):
     def _told_by_workers(self, index: int, at: int, delivery: Delivery | None, error: BaseException | None) -> None:
         del self._running[index, at]
         self._worked(index, at, delivery, error)
-        if error is not None:
+        if self._failure is not None:
             self._wake()
         self._go_on()
 
@@ -307,6 +338,10 @@ class WireDrivenExecution(Execution):
         if delivery is not None:
             delivery.release()
         if error is not None:
-            self._failure = self._failure or error
+            self._fail(error)
         else:
-            self._ended(index, at)
+            self._step_ended(index, at)
+
+
+def _never(_: object) -> trio.lowlevel.Abort:
+    raise AssertionError("who gives up is shielded")
