@@ -18,6 +18,7 @@ TESTS = {
     "runtime/dispute": "core/test_mismatch",
     "runtime/engine/cc_core": "core/test_streams core/test_cancellation collectives/test_program",
     "runtime/engine/compiler": "plan/test_compiler",
+    "runtime/engine/laid_out": "core/test_wire_driven collectives/test_program",
     "runtime/engine/program_runner": "core/test_collectives core/test_streams",
     "runtime/engine/real_engine": "core/test_collectives core/test_culprits",
     "runtime/engine/shared_memory": "core/test_collectives core/test_bits",
