@@ -41,6 +41,8 @@ from typing import TYPE_CHECKING
 from .collectives.reduce import OPS
 from .errors import (
     CollectiveMismatchError,
+    DeadlineError,
+    GroupAbortedError,
     NonFiniteError,
     OverlapError,
     PeerError,
@@ -81,9 +83,11 @@ __all__ = [
     "ComputeFuture",
     "Conditions",
     "Connection",
+    "DeadlineError",
     "Faults",
     "Future",
     "Group",
+    "GroupAbortedError",
     "Interference",
     "Mesh",
     "NonFiniteError",

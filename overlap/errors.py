@@ -150,6 +150,10 @@ class PeerFailedError(PeerError):
         return error
 
 
+class GroupAbortedError(PeerError):
+    """A rank has aborted the group of an operation: nothing of that group goes on, on any rank; the world does."""
+
+
 class RankLeftError(PeerError):
     """A rank finished its program while others still wait for it in an operation."""
 
@@ -273,6 +277,21 @@ class StallError(OverlapError):
         self.timeout_s, self.report, self.sentence = timeout_s, tuple(report), sentence
         what = reason or f"did not finish within timeout_s={timeout_s:g}"
         super().__init__("\n  ".join([f"the world {what}{': ' if sentence else ''}{sentence}", *self.report]))
+
+
+class DeadlineError(OverlapError, TimeoutError):
+    """An operation has not ended within its `timeout_s`.
+
+    Attributes:
+        operation: What was issued, such as "all_reduce #3 on group 'world'".
+        call_site: `file:line` of the call.
+        timeout_s: How long it was given.
+    """
+
+    def __init__(self, operation: str, call_site: str, *, timeout_s: float, state: str = "") -> None:
+        self.operation, self.call_site, self.timeout_s = operation, call_site, timeout_s
+        so_far = f": it {state}" if state else ""
+        super().__init__(f"{operation} ({call_site}) has not ended within timeout_s={timeout_s:g}{so_far}")
 
 
 class ScheduleError(OverlapError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transports import Transport
 
 from ..collectives.call import Call
+from ..errors import GroupAbortedError
 from ..runtime.communicator import BaseEngine, Communicator, Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.match import Key, Match
@@ -108,6 +109,12 @@ class SpanningCommunicators(Communicators):
         rested = self._at_rest.pop(key.tag_base() >> 24, None)
         counted = rested is not None or not self.lost_count
         return SpanningMessages(*told, first_seq=rested.count if rested is not None else 0, counted=counted)
+
+    def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
+        """Fail all that is under way in a group and all that is to come, here and elsewhere."""
+        super().abort(ranks, occurrence, error)
+        made = error()
+        self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
 
     def close(self, communicator: Communicator) -> None:
         """Forget one of messages that has come to rest, but for their number and the last of them."""

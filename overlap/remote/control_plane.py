@@ -18,7 +18,14 @@ import trio
 
 from transports import Transport
 
-from ..errors import CollectiveMismatchError, OverlapError, PeerLostError, RemoteError
+from ..errors import (
+    CollectiveMismatchError,
+    GroupAbortedError,
+    OverlapError,
+    PeerFailedError,
+    PeerLostError,
+    RemoteError,
+)
 from ..runtime.communicator import BaseEngine
 from ..runtime.dispute import Voice
 from ..runtime.standing import Standing
@@ -254,6 +261,10 @@ class ControlPlane(Saying):
         if known is not None:
             known.hear_failed_end(seq, rank, text)
 
+    def _hear_broken(self, _: int, *, channel: int, rank: int, text: str, aborted: bool) -> None:
+        kind = GroupAbortedError if aborted else PeerFailedError
+        self._communicators.break_off(channel, partial(kind, text, culprit=rank))
+
     def _hear_busy(self, member: int, *, rank: int, place: str) -> None:
         self._busy[member] = (rank, place)
         if not place:
@@ -298,6 +309,7 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
         {"channel": int, "seq": int, "group": str, "ranks": list, "calls": list, "sites": list},
     ),
     "end failed": (ControlPlane._hear_end_failed, {"channel": int, "seq": int, "rank": int, "text": str}),
+    "broken": (ControlPlane._hear_broken, {"channel": int, "rank": int, "text": str, "aborted": bool}),
     "busy": (ControlPlane._hear_busy, {"rank": int, "place": str}),
     "quiet": (ControlPlane._hear_quiet, {"standings": list}),
     "stopped": (ControlPlane._hear_stopped, {"standings": list, "reason": str}),

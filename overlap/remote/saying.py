@@ -8,7 +8,7 @@ from traceback import format_exception, format_tb
 from typing import Protocol
 
 from ..diagnostics import where
-from ..errors import CollectiveMismatchError, in_one_line, text_of, type_name
+from ..errors import CollectiveMismatchError, GroupAbortedError, in_one_line, text_of, type_name
 from ..notice import notify
 from ..runtime.dispute import Voice
 from ..runtime.standing import Standing
@@ -120,6 +120,11 @@ class Saying:
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
         self._tell("end failed", channel=communicator_id, seq=seq, rank=rank, text=cut(text_of(error)))
+
+    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+        """Say that nothing of a communicator, or of a group, goes on because of a rank here."""
+        aborted = isinstance(error, GroupAbortedError)
+        self._tell("broken", channel=communicator_id, rank=culprit, text=cut(text_of(error)), aborted=aborted)
 
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""

@@ -65,6 +65,9 @@ class Telling(Protocol):
     def issued_by(self, rank: int, communicator_id: int) -> int:
         """Return how many operations a rank elsewhere, which has finished, issued on a communicator."""
 
+    def tell_broken(self, communicator_id: int, culprit: int, error: BaseException) -> None:
+        """Say that nothing of a communicator, or of a group, goes on."""
+
     def sent_no_more(self, rank: int, communicator_id: int, count: int) -> bool:
         """Whether a rank elsewhere, which has finished, is known to have sent no more than so many messages."""
 
@@ -72,11 +75,10 @@ class Telling(Protocol):
 class SpanningMatch(Match):
     """A match of which only some ends are in this process."""
 
-    __slots__ = ("ended", "heard_of", "told")
+    __slots__ = ("heard_of", "told")
 
     def __init__(self, members: int) -> None:
         super().__init__(members)
-        self.ended = 0
         self.told = False  # whether the other processes know that ranks wait here
         self.heard_of: dict[int, Voice] = {}  # what ranks elsewhere are known to have called
 
@@ -102,12 +104,11 @@ class SpanningCommunicator(Communicator):
         super().__init__(shared, key, name, members)
         self.direct = False
         self.here = sum(member in local for member in members)
-        self.id = key.tag_base() >> 24
+        self.id = key.id
         self.issued: dict[int, int] = {}
         self._local, self._others = local, told
         self._bases: dict[Call, int] = {}
         self._past: OrderedDict[int, tuple[int, Call, CodePlace]] = OrderedDict()
-        self._broken: Callable[[], BaseException] | None = None
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank shares which means another operation."""
@@ -171,6 +172,13 @@ class SpanningCommunicator(Communicator):
         broken = isinstance(failure.error, LinkLostError) and not failure.error.evident
         tell = self._others.tell_broken_end if broken else self._others.tell_failed_end
         tell(self.id, operation.seq, self.members[operation.port.position], match.error())
+
+    def give_up(self, operation: Operation, failure: Failure) -> None:
+        """Fail one rank's end, and with it whatever is or comes here or elsewhere."""
+        super().give_up(operation, failure)
+        broken = self._shared.broken(self.key)
+        assert broken is not None
+        self._others.tell_broken(self.id, self.members[operation.port.position], broken())
 
     def missing(self, seq: int) -> list[int]:
         """World ranks that are not known to have come to operation `seq`, if some rank has."""

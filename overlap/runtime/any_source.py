@@ -33,7 +33,8 @@ class AnyReceive(Issued[Array]):
     """
 
     __slots__ = (
-        "_communicators", "_context", "_group", "_keys", "_leave", "_operation", "_receive", "_scope", "record", "src"
+        "_communicators", "_context", "_group", "_keys", "_leave", "_operation", "_receive", "_scope", "deadline_s",
+        "record", "src",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class AnyReceive(Issued[Array]):
         self._scope: trio.CancelScope | None = None  # of the task that listens to other processes
         self._leave: Callable[[], None] = _nothing
         self.record = -1  # in the flight record
+        self.deadline_s: float | None = None  # within which it must end
 
     @property
     def label(self) -> str:
@@ -93,8 +95,17 @@ class AnyReceive(Issued[Array]):
         context = self._context
         context.outstanding.operations[self] = None
         self.record = context.flight.issued(self, Known(), None, 0, context.now_ns())
+        if self.deadline_s is not None:
+            context.expire(self, self.deadline_s)
         self._leave = self._communicators.queue(self._keys[0], self._look_soon)
         self._communicators.announce(self._keys[0])
+
+    def expire(self, error: BaseException) -> None:
+        """Fail it because it has not ended in time."""
+        if self.src is None:
+            self._end(None, Failure(error))
+        else:
+            self._operation.expire(error)
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended."""
@@ -109,6 +120,10 @@ class AnyReceive(Issued[Array]):
         if self.done or self.src is not None:
             return
         offered = [(self._communicators.offered_ns(key), key.src) for key in self._keys]
+        broken = self._communicators.broken(self._keys[0])
+        if broken is not None:
+            self._end(None, Failure(broken(), seen=True))
+            return
         first = min([(since_ns, src) for since_ns, src in offered if since_ns is not None], default=None)
         if first is not None:
             self._take(first[1])
@@ -145,6 +160,8 @@ class AnyReceive(Issued[Array]):
     def _end(self, value: object, failure: Failure | None) -> None:
         if not settle(self, value, failure):
             return
+        if self.deadline_s is not None:
+            self._context.deadlines.drop(self, self.deadline_s)
         now_ns = self._context.now_ns()
         self._context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         if self.src is None:

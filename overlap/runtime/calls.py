@@ -13,6 +13,7 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from .messages import Messages
 from .operation import CollectiveFuture
+from .outstanding import CallSite
 from .request import Input, Like
 from .rooted import Rooted
 from .stream import Stream
@@ -40,6 +41,11 @@ class Calls(Rooted, Messages):
       changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.
     * `priority` (lower is more urgent) is added to that of the stream. `stream` is the communication stream, or None
       for the default one. `name` is what the timeline shows.
+    * `timeout_s`: within how many seconds of the call it must have ended. Else it fails with a `DeadlineError` here and
+      a `PeerFailedError` on the other ranks, and so does all that follows it in its group on its stream, for nobody
+      knows what the others have; a message only ends those of its source, destination and tag. The world lives on.
+    * `call_site`: on whose behalf it is issued, for errors and the timeline: a frame, or "file.py:41". By default the
+      line of the call; for adapters, whose callers are to be named.
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
     * `CollectiveMismatchError` is raised at the await, on every rank, when ranks disagree. `PeerFailedError` and
       `RankLeftError` are raised at the await when another rank cannot take part.
@@ -56,6 +62,8 @@ class Calls(Rooted, Messages):
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Combine the arrays of all ranks element by element; every rank gets the same bits.
 
@@ -80,7 +88,9 @@ class Calls(Rooted, Messages):
         sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_REDUCE, x, out, _getframe(1), priority, name, op, exact=exact), stream
+            CollectiveFuture(Collective.ALL_REDUCE, x, out, call_site or _getframe(1), priority, name, op, exact=exact),
+            stream,
+            timeout_s,
         )
 
     def reduce_scatter(
@@ -94,6 +104,8 @@ class Calls(Rooted, Messages):
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Combine the arrays of all ranks and keep block r of the outcome on rank r.
 
@@ -125,9 +137,18 @@ class Calls(Rooted, Messages):
         """
         return self._issuer.issue(
             CollectiveFuture(
-                Collective.REDUCE_SCATTER, x, out, _getframe(1), priority, name, op, counts=counts, exact=exact
+                Collective.REDUCE_SCATTER,
+                x,
+                out,
+                call_site or _getframe(1),
+                priority,
+                name,
+                op,
+                counts=counts,
+                exact=exact,
             ),
             stream,
+            timeout_s,
         )
 
     def all_gather(
@@ -139,6 +160,8 @@ class Calls(Rooted, Messages):
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Join the arrays of all ranks along axis 0, in rank order, on every rank.
 
@@ -168,7 +191,9 @@ class Calls(Rooted, Messages):
         `reduce_scatter`.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_GATHER, x, out, _getframe(1), priority, name, counts=counts), stream
+            CollectiveFuture(Collective.ALL_GATHER, x, out, call_site or _getframe(1), priority, name, counts=counts),
+            stream,
+            timeout_s,
         )
 
     def all_to_all(
@@ -180,6 +205,8 @@ class Calls(Rooted, Messages):
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Send block i of axis 0 to rank i; block i of the result comes from rank i.
 
@@ -209,7 +236,9 @@ class Calls(Rooted, Messages):
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_TO_ALL, x, out, _getframe(1), priority, name, counts=counts), stream
+            CollectiveFuture(Collective.ALL_TO_ALL, x, out, call_site or _getframe(1), priority, name, counts=counts),
+            stream,
+            timeout_s,
         )
 
     def permute(
@@ -221,6 +250,8 @@ class Calls(Rooted, Messages):
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Send each source's array to its destination; a rank that nothing comes to gets zeros.
 
@@ -241,14 +272,26 @@ class Calls(Rooted, Messages):
         """
         asked = cast("tuple[tuple[int, int], ...]", pairs)  # checked when it is issued
         return self._issuer.issue(
-            CollectiveFuture(Collective.PERMUTE, x, out, _getframe(1), priority, name, None, 0, asked), stream
+            CollectiveFuture(Collective.PERMUTE, x, out, call_site or _getframe(1), priority, name, None, 0, asked),
+            stream,
+            timeout_s,
         )
 
     def barrier(
-        self, *, priority: int = 0, stream: Stream | str | None = None, name: str | None = None
+        self,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
         """Be done once every rank of the group has issued it and worked off what it issued on this stream's window."""
         return cast(
             "CollectiveFuture[None]",
-            self._issuer.issue(CollectiveFuture(Collective.BARRIER, None, None, _getframe(1), priority, name), stream),
+            self._issuer.issue(
+                CollectiveFuture(Collective.BARRIER, None, None, call_site or _getframe(1), priority, name),
+                stream,
+                timeout_s,
+            ),
         )

@@ -39,6 +39,7 @@ class _Checked:
         self.members = inner.members
         self._inner = inner
         self.withdraw, self.forget, self.missing = inner.withdraw, inner.forget, inner.missing
+        self.give_up = inner.give_up
 
     @property
     def identity(self) -> str:

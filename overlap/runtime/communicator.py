@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
+from ..errors import CollectiveMismatchError, GroupAbortedError, PeerFailedError, RankLeftError, UsageError, in_one_line
 from .context import RankContext
 from .dispute import Voice, few_and_many, mismatch
 from .future import Failure
@@ -78,6 +78,8 @@ class Communicator:
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
+        self._moving: dict[int, Match] = {}  # whose ends are all here, and not over
+        self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
     def port(self, context: RankContext, stream: Stream, position: int) -> Port:
         """Make the end of a rank that has a position in the group."""
@@ -112,7 +114,8 @@ class Communicator:
         match = self._matches.get(seq)
         if match is None:
             match = self._matches[seq] = Match(self.here)
-            if self._left:
+            match.error = self._broken
+            if self._left and match.error is None:
                 self._check_left(match, operation)
         match.arrived[operation.port.place] = operation
         match.count += 1
@@ -120,6 +123,8 @@ class Communicator:
             self._compare(match, operation)
         if match.count == self.here:
             del self._matches[seq]
+            if not self.direct and match.error is None:
+                self._moving[seq] = match
         elif self.direct and match.error is None:
             operation.lock()
             if self._messages:
@@ -172,6 +177,23 @@ class Communicator:
         operation.fail(failure)
         self._fail(match, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
 
+    def give_up(self, operation: Operation, failure: Failure) -> None:
+        """Fail one rank's end, and with it whatever is or comes here: nobody knows what the others have."""
+        rank = self.members[operation.port.place]
+        message = f"rank {rank} gave up: {failure.error}"
+        operation.fail(failure)
+        self._shared.break_off(self.key.id, lambda: PeerFailedError.caused_by(failure.error, message, culprit=rank))
+
+    def break_off(self, error: Callable[[], BaseException]) -> None:
+        """Fail whatever is under way, which is no failure of the rank that nobody has seen, and all that is to come."""
+        self._broken = self._broken or error
+        cut = [*self._matches.values(), *self._moving.values()]
+        self._matches.clear()
+        for match in cut:
+            match.error = match.error or error
+            for end in match.ends:
+                end.fail(Failure(error(), seen=True))
+
     def rank_left(self, rank: int) -> None:
         """Fail the matches that wait for `rank`, which has finished its program."""
         for seq, match in list(self._matches.items()):
@@ -201,6 +223,9 @@ class Communicator:
 
     def ended(self, match: Match, operation: Operation) -> None:
         """Take note that one rank's end of a matched operation is over."""
+        match.ended += 1
+        if match.ended == self.here:
+            self._moving.pop(operation.seq, None)
 
     # -- what can go wrong -------------------------------------------------------------------------------------------
 
@@ -294,11 +319,40 @@ class Communicators:
         self.engine, self.left = engine, set[int]()
         self._open: dict[Key, Communicator] = {}
         self._looking: dict[Key, deque[Callable[[], None]]] = {}  # receives from any source, oldest first
+        # Groups and communicators of which nothing goes on, by the id of their keys.
+        self._off: dict[int, Callable[[], BaseException]] = {}
 
     def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
         """Return the communicator of that key, the same for all ranks of this process."""
         found = self._open.get(key)
-        return found if found is not None else self.keep(self.make(key, name, members))
+        if found is None:
+            found = self.keep(self.make(key, name, members))
+            if self._off and (broken := self.broken(key)) is not None:
+                found.break_off(broken)
+        return found
+
+    def broken(self, key: Key) -> Callable[[], BaseException] | None:
+        """Return what makes the errors of a group that was aborted; None if it was not."""
+        return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
+
+    def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
+        """Fail all that is under way in a group, and all that is to come."""
+        self.break_off(Key(ranks, occurrence, "").id, error)
+
+    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+        """Do so on the ranks of this process.
+
+        Args:
+            key_id: Of a communicator, or of what stands for all those of a group.
+            error: Makes the errors.
+        """
+        self._off.setdefault(key_id, error)
+        for communicator in list(self._open.values()):
+            if key_id in (communicator.key.id, communicator.key.group.id):
+                communicator.break_off(error)
+        for waiting in list(self._looking.values()):
+            for look in list(waiting):
+                look()
 
     def known(self, key: Key) -> Communicator | None:
         """Return the communicator of that key, if it is open."""

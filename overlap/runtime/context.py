@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.spans import RawSpan
+from .deadlines import Deadlines, Expiring
 from .ending import Ending
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
@@ -55,6 +56,7 @@ class RankContext:
         nursery: For tasks of this rank; open as long as it lives.
         step: Index of the step that it is in, if any.
         closed: Whether it has ended: nothing may be issued any more.
+        deadlines: Of its operations.
     """
 
     rank: int
@@ -71,6 +73,7 @@ class RankContext:
     nursery: trio.Nursery | None = None
     step: int | None = None
     closed: bool = False
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.
@@ -82,6 +85,10 @@ class RankContext:
             self.token.run_sync_soon(function, *args)
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
+
+    def expire(self, operation: Expiring, timeout_s: float) -> None:
+        """Let an operation of this rank expire when so much time has gone by."""
+        self.deadlines.add(operation, timeout_s, self.spawn, self.now_ns)
 
     def spawn(self, function: Callable[..., object], *args: object) -> None:
         """Start a task of this rank."""

@@ -69,6 +69,16 @@ class Group(Calls):
         members = tuple(self.ranks[member] for member in ranks)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 
+    def abort(self, error: BaseException | str | None = None) -> None:
+        """Fail all that is under way in this group, and all that is to come, on every rank; the world lives on.
+
+        What is under way fails with a `GroupAbortedError` that names this rank. A new group of the same ranks works.
+
+        Args:
+            error: Why, for the message.
+        """
+        self._issuer.abort(error)
+
     def on(self, stream: Stream | str) -> Group:
         """Return the same group, with another stream for operations that name none.
 

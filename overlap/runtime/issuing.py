@@ -13,12 +13,13 @@ import numpy as np
 from ..collectives.counts import check_counts
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from ..errors import PeerFailedError, UsageError
+from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line
 from ..flight.recorder import Known
 from .any_source import AnyReceive
 from .arguments import receive_like
 from .communicator import Communicator, Communicators
 from .context import RankContext
+from .deadlines import check_timeout
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Port
@@ -87,7 +88,9 @@ class Issuer:
         self._opened: dict[Stream, Port] = {}
         self._messages: dict[tuple[bool, int, int, int], Known] = {}
 
-    def issue(self, operation: CollectiveFuture[Array], stream: Stream | str | None) -> CollectiveFuture[Array]:
+    def issue(
+        self, operation: CollectiveFuture[Array], stream: Stream | str | None, timeout_s: float | None = None
+    ) -> CollectiveFuture[Array]:
         """Check, number and start an operation: at once if its stream has room, which short latencies need."""
         kind = operation.kind
         if kind.traits.rooted:
@@ -96,7 +99,7 @@ class Issuer:
             operation.pairs = self._check_pairs(operation.pairs)
         elif operation.counts is not None:
             operation.counts = check_counts(kind, operation.counts, self._group.size)
-        self._prepare(operation)
+        self._prepare(operation, timeout_s)
         if get_ident() == self._context.thread:
             self._enqueue(operation, self._ports.get(stream) or self._open_port(stream))
         else:
@@ -104,33 +107,50 @@ class Issuer:
         return operation
 
     def send(
-        self, operation: CollectiveFuture[Array], dst: int, tag: int, stream: Stream | str | None
+        self,
+        operation: CollectiveFuture[Array],
+        dst: int,
+        tag: int,
+        stream: Stream | str | None,
+        timeout_s: float | None = None,
     ) -> CollectiveFuture[Array]:
         """Check and start the sender's end of a message."""
         if operation.input is None:
             raise UsageError("x: send needs an array, got None")
         self._check_peer("dst", dst, tag)
-        return self._start_message(operation, (self._group.rank, int(dst)), tag, stream)
+        return self._start_message(operation, (self._group.rank, int(dst)), tag, stream, timeout_s)
 
     def receive(
-        self, operation: CollectiveFuture[Array], like: object, src: int | None, tag: int, stream: Stream | str | None
+        self,
+        operation: CollectiveFuture[Array],
+        like: object,
+        src: int | None,
+        tag: int,
+        stream: Stream | str | None,
+        timeout_s: float | None = None,
     ) -> Issued[Array]:
         """Check and start the receiver's end of a message, or wait for whoever sends one."""
         if src is None:
-            return self._receive_any(operation, like, tag, stream)
+            return self._receive_any(operation, like, tag, stream, timeout_s)
         self._check_peer("src", src, tag)
         operation.out = cast("Array", receive_like(like, self._context.arrays))  # until its memory is found
-        return self._start_message(operation, (int(src), self._group.rank), tag, stream)
+        return self._start_message(operation, (int(src), self._group.rank), tag, stream, timeout_s)
 
     def _receive_any(
-        self, operation: CollectiveFuture[Array], like: object, tag: int, stream: Stream | str | None
+        self,
+        operation: CollectiveFuture[Array],
+        like: object,
+        tag: int,
+        stream: Stream | str | None,
+        timeout_s: float | None,
     ) -> AnyReceive:
         """Receive from whoever sends: the array is checked and locked now, and the source found later."""
         self._check_peer("src", 0, tag)
         self._around.communicators.check_any_source()
         context, lane = self._context, self._streams.find(stream)
         operation.out = cast("Array", receive_like(like, context.arrays))
-        self._prepare(operation)
+        self._prepare(operation, timeout_s)
+        operation.deadline_s = None  # that of what is returned counts
         operation.lock()
         mine = self._group.rank
         keys = [Key(self._ranks, self._occurrence, "", src, mine, tag) for src in range(self._group.size)]
@@ -139,6 +159,7 @@ class Issuer:
             self._enqueue(operation, self._message_port(True, (src, mine), tag, lane))
 
         found = AnyReceive(context, self._around.communicators, self._group, keys, operation, receive)
+        found.deadline_s = timeout_s
         if get_ident() == context.thread:
             found.start()
         else:
@@ -146,17 +167,22 @@ class Issuer:
         return found
 
     def _start_message(
-        self, operation: CollectiveFuture[Array], ends: tuple[int, int], tag: int, stream: Stream | str | None
+        self,
+        operation: CollectiveFuture[Array],
+        ends: tuple[int, int],
+        tag: int,
+        stream: Stream | str | None,
+        timeout_s: float | None,
     ) -> CollectiveFuture[Array]:
         find_port = partial(self._message_port, operation.input is None, ends, tag, self._streams.find(stream))
-        self._prepare(operation)
+        self._prepare(operation, timeout_s)
         if get_ident() == self._context.thread:
             self._enqueue(operation, find_port())
         else:
             self._enqueue_soon(operation, find_port)
         return operation
 
-    def _prepare(self, operation: CollectiveFuture[Array]) -> None:
+    def _prepare(self, operation: CollectiveFuture[Array], timeout_s: float | None) -> None:
         """Check what all operations have; nothing has happened yet if that raises."""
         context = self._context
         if context.ending.failure is not None:
@@ -165,6 +191,9 @@ class Issuer:
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
         if type(operation.exact) is not bool:
             raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            operation.deadline_s = timeout_s
         operation.group, operation.context, operation.step = self._group, context, context.step
         out = operation.out
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
@@ -187,6 +216,8 @@ class Issuer:
         except AttributeError:  # its input is not there yet
             call = None
         operation.record = context.flight.issued(operation, port.known, call, operation.seq, now_ns)
+        if operation.deadline_s is not None:
+            context.expire(operation, operation.deadline_s)
         lane.enqueue(operation)
 
     def _enqueue_soon(self, operation: CollectiveFuture[Array], find_port: Callable[[], Port]) -> None:
@@ -236,6 +267,24 @@ class Issuer:
                 del self._messages[next(iter(self._messages))]
             known = self._messages[ends] = Known()
         return known
+
+    def abort(self, error: BaseException | str | None) -> None:
+        """Abort the group, here and elsewhere."""
+        rank, name = self._context.rank, self._group.name
+        why = "" if error is None else f": {error if isinstance(error, str) else in_one_line(error)}"
+        cause = error if isinstance(error, BaseException) else None
+        message = f"group '{name}' was aborted by rank {rank}{why}"
+
+        def aborted() -> GroupAbortedError:
+            made = GroupAbortedError(message, culprit=rank)
+            made.__cause__ = cause
+            return made
+
+        abort = partial(self._around.communicators.abort, self._ranks, self._occurrence, aborted)
+        if get_ident() == self._context.thread:
+            abort()
+        else:
+            self._context.from_thread(abort)
 
     def preferring(self, stream: Stream) -> Issuer:
         """Return one that issues the same group's operations, those that name no stream on this one."""

@@ -41,6 +41,16 @@ class Key(NamedTuple):
         """World ranks of sender and receiver, of messages."""
         return self.ranks[self.src], self.ranks[self.dst]
 
+    @property
+    def group(self) -> Key:
+        """What stands for all communicators of its group."""
+        return Key(self.ranks, self.occurrence, "")
+
+    @property
+    def id(self) -> int:
+        """What names it, in 40 bits, in what processes tell each other."""
+        return self.tag_base() >> 24
+
     def from_any(self) -> Key:
         """Return what stands for messages of that tag to that rank, whoever sends them."""
         return self._replace(src=0)
@@ -54,7 +64,7 @@ class Key(NamedTuple):
 class Match:
     """The members' ends of one operation, as they arrive."""
 
-    __slots__ = ("arrived", "count", "disputed", "error", "first", "pattern")
+    __slots__ = ("arrived", "count", "disputed", "ended", "error", "first", "pattern")
 
     def __init__(self, members: int) -> None:
         self.arrived: list[Operation | None] = [None] * members
@@ -62,6 +72,7 @@ class Match:
         self.pattern: Call | None = None  # of the first arrival, or of the first that says dtype and shape
         self.first: Operation | None = None  # whose call that is
         self.error: Callable[[], BaseException] | None = None
+        self.ended = 0  # of the ends here
         self.disputed = False  # ends differ, and more must come before it is clear which are the few
 
     @property

@@ -9,7 +9,7 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from .issuing import Issuer
 from .operation import CollectiveFuture
-from .outstanding import Issued
+from .outstanding import CallSite, Issued
 from .request import Input, Like
 from .stream import Stream
 
@@ -30,6 +30,8 @@ class Messages:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
         """Send an array to one rank; done when the array may be written again.
 
@@ -47,7 +49,11 @@ class Messages:
         return cast(
             "CollectiveFuture[None]",
             self._issuer.send(
-                CollectiveFuture(Collective.P2P, x, None, _getframe(1), priority, name or "send"), dst, tag, stream
+                CollectiveFuture(Collective.P2P, x, None, call_site or _getframe(1), priority, name or "send"),
+                dst,
+                tag,
+                stream,
+                timeout_s,
             ),
         )
 
@@ -60,6 +66,8 @@ class Messages:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> Issued[Array]:
         """Receive an array from one rank, or from whoever sends one.
 
@@ -72,5 +80,10 @@ class Messages:
             tag: From 0 to 2**24 - 1.
         """
         return self._issuer.receive(
-            CollectiveFuture(Collective.P2P, None, None, _getframe(1), priority, name or "recv"), like, src, tag, stream
+            CollectiveFuture(Collective.P2P, None, None, call_site or _getframe(1), priority, name or "recv"),
+            like,
+            src,
+            tag,
+            stream,
+            timeout_s,
         )

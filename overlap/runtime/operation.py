@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ..collectives.call import Call, Pairs
@@ -19,6 +18,7 @@ from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
 from .future import Failure, Future, call_when_done, resolve
+from .outstanding import CallSite, place_named
 from .request import Request
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,6 +50,9 @@ class Matching(Protocol):
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail all ends because one rank has no input."""
+
+    def give_up(self, operation: Operation, failure: Failure) -> None:
+        """Fail one rank's end, and with it whatever is or comes here: nobody knows what the others have."""
 
     def forget(self, seq: int) -> None:
         """Drop a match that will not take place."""
@@ -119,8 +122,8 @@ class CollectiveFuture(Request[T_co]):
     """
 
     __slots__ = (
-        "active", "algorithm", "issued_ns", "pending_failure", "port", "record", "running", "scope", "seq",
-        "started_ns", "step",
+        "active", "algorithm", "deadline_s", "issued_ns", "pending_failure", "port", "record", "running", "scope",
+        "seq", "started_ns", "step",
     )  # fmt: skip
 
     port: Port
@@ -134,7 +137,7 @@ class CollectiveFuture(Request[T_co]):
         kind: Collective,
         x: object,
         out: Array | None,
-        frame: FrameType,
+        caller: CallSite,
         priority: int,
         name: str | None,
         reduction: str | None = None,
@@ -151,7 +154,8 @@ class CollectiveFuture(Request[T_co]):
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, name or kind.text
-        self.place = (frame.f_code, frame.f_lasti)
+        self.place = place_named(caller) if type(caller) is str else (caller.f_code, caller.f_lasti)  # type: ignore[union-attr]
+        self.deadline_s: float | None = None  # within which it must end
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving
         self.scope: Cancels | None = None  # what runs its program, while that is under way
@@ -299,6 +303,11 @@ class CollectiveFuture(Request[T_co]):
             self.release()
             self._conclude()
 
+    def expire(self, error: BaseException) -> None:
+        """Fail it because it has not ended in time, and with it what follows on its communicator."""
+        if not self._done:
+            self.port.communicator.give_up(self, Failure(error))
+
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has: tell who awaits before they are cancelled; the arrays come back later."""
         self.port.communicator.forget(self.seq)
@@ -323,6 +332,8 @@ class CollectiveFuture(Request[T_co]):
 
     def _conclude(self) -> None:
         self._done = True
+        if self.deadline_s is not None:
+            self.context.deadlines.drop(self, self.deadline_s)
         if self._threads is not None:
             self._wake_threads()
         self.port.stream.finished(self, self._failure)

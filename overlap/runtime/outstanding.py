@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Container, Sequence
-from types import CodeType
-from typing import TypeVar
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import TypeAlias, TypeVar
 
 import trio
 
 from transports import TransportError
 
+from ..errors import UsageError
 from ..timeline.ranklist import listed
 from ..timeline.spans import call_site
 from .future import Failure, Future
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["Issued", "Outstanding", "seconds_since"]
+CallSite: TypeAlias = FrameType | str
+"""Where something is issued: a frame, or "file.py:41"."""
+
+__all__ = ["CallSite", "Issued", "Outstanding", "place_named", "seconds_since"]
 
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
@@ -63,6 +68,10 @@ class Issued(Future[T_co]):
     def concerns(self, ranks: Container[int]) -> bool:
         """Whether any of some world ranks takes part in it."""
         return False
+
+    def expire(self, error: BaseException) -> None:
+        """Fail it because it has not ended in time; the loop's thread only."""
+        raise AssertionError("nobody has given it a deadline")
 
     @abstractmethod
     def abandon(self, error: BaseException) -> None:
@@ -140,6 +149,19 @@ class Outstanding:
 
     def _first_unseen(self) -> Failure | None:
         return next((failure for failure in self._unseen if not failure.seen), None)
+
+
+@lru_cache(maxsize=1024)
+def place_named(text: str) -> tuple[CodeType, int]:
+    """Return a place, as code and instruction, that reads as "file:line".
+
+    Raises:
+        UsageError: If the text is not of that form.
+    """
+    file, _, line = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not file or not line.isdecimal():
+        raise UsageError(f'call_site: expected a frame or "file:line", got {text!r}')
+    return compile("", file, "exec").replace(co_firstlineno=int(line), co_linetable=b""), 0
 
 
 def seconds_since(since_ns: int | None, now_ns: int) -> int:

@@ -225,6 +225,22 @@ class Rank(Calls):
             return shape_only(shape, dtype)
         return np.zeros(shape, dtype)
 
+    def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
+        """Show in the timeline that this rank has computed something that was not given to `compute`; any thread.
+
+        Args:
+            name: What it was.
+            start_ns: When it began, as `rank.now_ns` counts, which in real time is `time.perf_counter_ns`.
+            end_ns: When it ended.
+            lane: "compute", or another for what runs beside it.
+
+        Raises:
+            UsageError: If the instants are no integers, or it ended before it began.
+        """
+        if not isinstance(start_ns, int) or not isinstance(end_ns, int) or end_ns < start_ns:
+            raise UsageError(f"start_ns, end_ns: expected two instants in nanoseconds, got {start_ns!r}, {end_ns!r}")
+        self._context.record(("compute", lane, str(name), start_ns, end_ns, self._context.step))
+
     # -- streams, groups, meshes ---------------------------------------------------------------------------------
 
     def stream(self, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> Stream:

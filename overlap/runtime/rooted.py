@@ -9,6 +9,7 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from .issuing import Issuer
 from .operation import CollectiveFuture
+from .outstanding import CallSite
 from .request import Input
 from .stream import Stream
 
@@ -29,6 +30,8 @@ class Rooted:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Give every rank the root's array.
 
@@ -45,7 +48,9 @@ class Rooted:
             out: Where to put the result; `out=x` is in place.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.BROADCAST, x, out, _getframe(1), priority, name, None, root), stream
+            CollectiveFuture(Collective.BROADCAST, x, out, call_site or _getframe(1), priority, name, None, root),
+            stream,
+            timeout_s,
         )
 
     def reduce(
@@ -58,6 +63,8 @@ class Rooted:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array | None]:
         """Combine the arrays of all ranks on the root; the others get None.
 
@@ -77,7 +84,9 @@ class Rooted:
         return cast(
             "CollectiveFuture[Array | None]",
             self._issuer.issue(
-                CollectiveFuture(Collective.REDUCE, x, out, _getframe(1), priority, name, op, root), stream
+                CollectiveFuture(Collective.REDUCE, x, out, call_site or _getframe(1), priority, name, op, root),
+                stream,
+                timeout_s,
             ),
         )
 
@@ -90,6 +99,8 @@ class Rooted:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array | None]:
         """Join the arrays of all ranks along axis 0 on the root; the others get None.
 
@@ -108,7 +119,9 @@ class Rooted:
         return cast(
             "CollectiveFuture[Array | None]",
             self._issuer.issue(
-                CollectiveFuture(Collective.GATHER, x, out, _getframe(1), priority, name, None, root), stream
+                CollectiveFuture(Collective.GATHER, x, out, call_site or _getframe(1), priority, name, None, root),
+                stream,
+                timeout_s,
             ),
         )
 
@@ -121,6 +134,8 @@ class Rooted:
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
     ) -> CollectiveFuture[Array]:
         """Give rank i block i of the root's array.
 
@@ -138,5 +153,7 @@ class Rooted:
             out: Shape `(x.shape[0] // size, *x.shape[1:])`.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.SCATTER, x, out, _getframe(1), priority, name, None, root), stream
+            CollectiveFuture(Collective.SCATTER, x, out, call_site or _getframe(1), priority, name, None, root),
+            stream,
+            timeout_s,
         )

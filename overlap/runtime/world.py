@@ -245,6 +245,7 @@ class World:
     def _abandon(self, member: Member) -> None:
         """Fail everything unfinished; let nothing else start."""
         member.context.closed = True
+        member.context.deadlines.stop()
         member.compute.stop()
         member.context.outstanding.abandon(self.ending.peer_failed)
 

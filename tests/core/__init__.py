@@ -14,6 +14,7 @@ TESTS = {
     "runtime/compute": "core/test_compute core/test_lent_arguments",
     "runtime/compute_streams": "core/test_compute virtual/test_worlds",
     "runtime/context": "core/test_culprits core/test_failure",
+    "runtime/deadlines": "core/test_deadlines",
     "runtime/ending": "core/test_failure core/test_leaving",
     "runtime/dispute": "core/test_mismatch",
     "runtime/engine/cc_core": "core/test_streams core/test_cancellation collectives/test_program",

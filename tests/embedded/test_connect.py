@@ -119,13 +119,9 @@ def test_an_error_that_leaves_the_block_reaches_the_others() -> None:
 
 
 def test_an_error_that_nobody_asks_for_is_raised_at_the_end() -> None:
-    def live(rank: int) -> str:
-        with pytest.raises(overlap.RankFailedError) as caught, overlap.connect(rank, 2, store=store) as world:
-            world.rank.all_reduce(np.ones(1 + rank))
-        return type(caught.value.cause).__name__
-
-    store = MemoryStore()
-    assert set(in_threads(live, 2)) == {"CollectiveMismatchError"}
+    with pytest.raises(overlap.RankFailedError) as caught, overlap.connect(0, 1) as world:
+        world.rank.compute(lambda: 1 / 0)
+    assert type(caught.value.cause) is ZeroDivisionError
 
 
 def test_after_the_end_a_call_says_so() -> None:
@@ -200,3 +196,26 @@ print("left open")
 def test_what_is_left_open_ends_with_the_program() -> None:
     ran = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (ran.returncode, ran.stdout) == (0, "left open\n"), ran.stderr
+
+
+def test_between_processes_a_deadline_and_an_abort_are_told_and_the_world_lives() -> None:
+    def program(world: W) -> list[str]:
+        late, dropped = world.group([0, 1], name="late"), world.group([0, 1], name="dropped")
+        rank, texts = world.rank, []
+        if rank.rank == 0:
+            pending = [late.all_reduce(np.ones(1), timeout_s=0.01, call_site="train.py:7")]
+            pending[0].wait(TIMEOUT_S)
+            rank.send(np.ones(1), 1).result(TIMEOUT_S)
+            pending.append(dropped.barrier())
+            dropped.abort("enough")
+        else:
+            rank.recv(((1,), "float64"), 0).result(TIMEOUT_S)
+            pending = [late.all_reduce(np.ones(1)), dropped.barrier()]
+        texts = [f"{type(error).__name__}: {error}" for error in (each.exception(TIMEOUT_S) for each in pending)]
+        return [*texts, str(rank.all_reduce(np.ones(1)).result(TIMEOUT_S))]
+
+    first, second = connected(program, 2)
+    told = "all_reduce #0 on group 'late' (train.py:7) has not ended within timeout_s=0.01: it waits for rank 1"
+    aborted = "GroupAbortedError: group 'dropped' was aborted by rank 0: enough"
+    assert first == [f"DeadlineError: {told}", aborted, "[2.]"]
+    assert second == [f"PeerFailedError: rank 0 gave up: {told}", aborted, "[2.]"]
