@@ -18,6 +18,7 @@ from ..timeline.parts import Part, pack_part
 from ..timeline.ranklist import listed, unlisted
 from ..timeline.spans import Span, Timeline
 from ..timeline.tracefile import read_trace, write_merged
+from ..timeline.verdict import verdict_of
 from .failure import EXIT_FAILED
 from .outputs import kept, written
 from .program import output_path
@@ -25,16 +26,19 @@ from .program import output_path
 if TYPE_CHECKING:
     from ..timeline.draw import TimelineView
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
 _DESCRIPTION = """\
 Show who computed, who communicated, what was hidden and what was exposed.
 
-Every rank has a compute lane and a communication lane on one time axis. Communication under compute is hidden and
-costs nothing; communication on its own is exposed, and is what overlap can remove:
+Every rank has a compute lane and lanes for its communication streams on one time axis. Communication under compute is
+hidden and costs nothing; on its own it is exposed. Then bytes are on the wire, which overlap can hide; or none move
+yet, because a rank comes late, and what that rank does then is what to look at:
 
-    wall = compute only + overlapped + exposed + idle
+    wall = compute only + overlapped + exposed + idle;    exposed = waiting for a rank + on the wire
+
+The last line is the verdict: what the step takes, and the means of its ranks.
 """
 
 _EPILOG = """\
@@ -57,8 +61,11 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", help="write them as one trace file, and draw nothing")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
+    parser.add_argument(
+        "--all", action="store_true", help="a row for each rank; otherwise ranks that are alike share one"
+    )
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="draw with # = ! . only")
+    parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! . only")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write the drawing as a self-contained HTML file")
 
@@ -96,6 +103,7 @@ def _part(file: str, spool: BinaryIO) -> Part:
 
 def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> dict[str, object]:
     """Return the figures that `--json` prints: integers of nanoseconds, ratios from 0 to 1 or null."""
+    verdict = verdict_of(timeline, step=step, ranks=ranks)
     return {
         "schema_version": SCHEMA_VERSION,
         "clock": timeline.clock,
@@ -107,6 +115,8 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) ->
         "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
         "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in _wires(timeline, ranks)],
         "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
+        "verdict": str(verdict),
+        "causes": [asdict(cause) for cause in verdict.causes],
     }
 
 
@@ -124,6 +134,10 @@ def _figures(row: Breakdown) -> dict[str, int | float | None]:
         "compute_only_ns": row.compute_only_ns,
         "overlapped_ns": row.overlapped_ns,
         "exposed_ns": row.exposed_ns,
+        "waiting_ns": row.waiting_ns,
+        "wire_ns": row.wire_ns,
+        "transfer_ns": row.transfer_ns,
+        "queued_ns": row.queued_ns,
         "idle_ns": row.idle_ns,
         "overlap_ratio": row.overlap_ratio,
         "ideal_wall_ns": row.ideal_wall_ns,
@@ -138,14 +152,14 @@ def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks:
 
     if args.width is not None and args.width < 40:
         raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
-    view = TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii)
+    view = TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all)
     console = Console(width=args.width, highlight=False)
     if args.step is None and step is not None:
         console.print(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
-    console.print(view)
     for span in _wires(timeline, ranks):
         at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
         console.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", markup=False, soft_wrap=True)
+    console.print(view)
     return args.html is None or _write_html(view, args.html, console.width)
 
 

@@ -14,6 +14,7 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import UsageError
+from ..timeline.spans import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
 from .future import Failure, Future, outcome, resolve, settle, tell, wait_in_thread
@@ -35,12 +36,13 @@ class ComputeFuture(Issued[T_co]):
         stream: Name of the compute stream that it runs on; None: the default one.
         step: In which it was issued, if in one.
         cost: Nanoseconds that it takes and what limits it, on the virtual clock.
+        issued_ns: When it was queued; 0 before.
         started_ns: When the function was called; None before, and on the virtual clock.
     """
 
     __slots__ = (
-        "args", "awaited", "context", "cost", "function", "locked", "record", "running", "started_ns", "step",
-        "stream",
+        "args", "awaited", "context", "cost", "function", "issued_ns", "locked", "record", "running", "started_ns",
+        "step", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -59,10 +61,15 @@ class ComputeFuture(Issued[T_co]):
         self.awaited: list[Future[object]] = []  # among the arguments
         self.running = False
         self.record = -1  # in the flight record
+        self.issued_ns = 0
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
         self.place = (frame.f_code, frame.f_lasti)
+
+    def describe(self) -> RawCompute:
+        """Return what the timeline keeps of it besides its name and when it ran."""
+        return (*self.place, self.issued_ns, self.step)
 
     @property
     def label(self) -> str:
@@ -255,4 +262,5 @@ class ThreadedCompute(ComputeStream):
         try:
             return function(*args), None
         finally:
-            self.context.record(("compute", self.lane, operation.name, started_ns, perf_counter_ns(), operation.step))
+            end_ns = perf_counter_ns()
+            self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))

@@ -269,9 +269,10 @@ class CollectiveFuture(Request[T_co]):
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return what the timeline keeps of this operation for all of its ranks."""
-        return (
-            pattern.kind.text, self.algorithm, self.group.label, self.seq, pattern.nbytes, pattern.dtype, met_ns
-        )  # fmt: skip
+        group = self.group.label
+        if pattern.kind is Collective.P2P:  # of the group, only two are in it
+            group = self.group.name, self.port.communicator.members
+        return pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""

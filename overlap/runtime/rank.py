@@ -187,7 +187,8 @@ class Rank(Calls):
             operation.abandon(context.ending.peer_failed())
             return
         context.outstanding.operations[operation] = None
-        operation.record = context.flight.issued(operation, self._computes, operation.name, 0, context.now_ns())
+        operation.issued_ns = now_ns = context.now_ns()
+        operation.record = context.flight.issued(operation, self._computes, operation.name, 0, now_ns)
         self._compute.find(operation.stream).submit(operation)
 
     def spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str | None = None) -> Future[T]:

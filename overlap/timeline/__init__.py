@@ -1,8 +1,9 @@
 """What happened when: spans, metrics, drawing, trace files.
 
-In the order data flows: `spans` records; `intervals` and `metrics` measure, `lateness` finds stragglers; `lanes`,
-`axis`, `table`, `legend` are what `draw` draws with; `events` and `tracefile` store it, `foreign` reads what others
-stored, `merge` makes one timeline of those of several processes.
+In the order data flows: `spans` records; `intervals` and `metrics` measure; `meetings` knows who came last to each
+operation, `lateness` counts that, `reasons` (with `excess`) says why communication was exposed, and `verdict` puts it
+into a sentence; `theme`, `folding`, `lanes`, `axis`, `table`, `legend` are what `draw` draws with; `events` and
+`tracefile` store it, `foreign` reads what others stored, `merge` makes one timeline of those of several processes.
 
 All of it is pure. Importing this loads the recording only: every program pays for that, few look at a timeline.
 """
@@ -17,37 +18,47 @@ if TYPE_CHECKING:
     from .lateness import Arrivals, arrivals, straggler
     from .merge import merged
     from .metrics import Breakdown, breakdowns, median_step
+    from .reasons import Cause, causes
     from .tracefile import read_trace, write_trace
+    from .verdict import Verdict, verdict_of
 
 __all__ = [
     "Arrivals",
     "Breakdown",
+    "Cause",
     "CollectiveInfo",
     "Recorder",
     "Span",
     "Timeline",
     "TimelineView",
+    "Verdict",
     "arrivals",
     "breakdowns",
+    "causes",
     "median_step",
     "merged",
     "read_trace",
     "render_text",
     "straggler",
+    "verdict_of",
     "write_trace",
 ]
 
 _LOADED_WHEN_USED = {
     "Arrivals": "lateness",
     "Breakdown": "metrics",
+    "Cause": "reasons",
     "TimelineView": "draw",
+    "Verdict": "verdict",
     "arrivals": "lateness",
     "breakdowns": "metrics",
+    "causes": "reasons",
     "median_step": "metrics",
     "merged": "merge",
     "read_trace": "tracefile",
     "render_text": "draw",
     "straggler": "lateness",
+    "verdict_of": "verdict",
     "write_trace": "tracefile",
 }
 

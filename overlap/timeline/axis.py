@@ -19,6 +19,17 @@ def in_unit(duration_ns: int, unit_ns: int) -> str:
     return f"{thousandths // 1000}.{thousandths % 1000:03d}"
 
 
+def figure_unit(length_ns: int) -> tuple[str, int]:
+    """Return the unit for figures up to this length: the largest of which there are ten."""
+    return unit_for(length_ns // 10)
+
+
+def figure(duration_ns: float, unit_ns: int) -> str:
+    """Write a duration in such a unit with one decimal, or none where it has four digits."""
+    value = duration_ns / unit_ns
+    return f"{value:.0f}" if unit_ns == 1 or value >= 999.95 else f"{value:.1f}"
+
+
 def tick_step_ns(length_ns: int, cells: int) -> int:
     """Return the smallest 1, 2 or 5 times a power of ten that leaves at least twelve cells from tick to tick."""
     wanted_ns = -(-length_ns * _CELLS_PER_TICK // cells)

@@ -1,33 +1,38 @@
-"""The picture: lanes per rank on one time axis, legend, table and conclusion, at any width from 40 columns."""
+"""The picture: lanes per row on one time axis, legend, table and verdict, at any width from 40 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, TypeAlias
 
 from .axis import ruler
-from .intervals import Interval
-from .lanes import Piece, ascii_lanes, ascii_row, block_lanes, block_row
-from .lateness import arrivals
+from .folding import Fold, fold
+from .intervals import Interval, Merged, merge
+from .lanes import Piece, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
 from .legend import legend
 from .metrics import Coverage, coverage
+from .reasons import reasons, summed
 from .spans import Timeline
-from .table import sentences, table
+from .table import table
+from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 MIN_WIDTH = 40
 TWO_LANES_UP_TO = 16
-"""Ranks drawn with two lanes each; more get one row each."""
-ROWS_WITHOUT_SCREEN = 64
-"""Ranks shown where there is no screen height to go by."""
-WORST = 8
-_LINES_BESIDE_RANKS = 9
+"""Rows drawn with two lanes each; more get one line each."""
+ROWS_WITHOUT_SCREEN = 8
+"""Rows of folded ranks where there is no screen height to go by."""
+STREAMS_UP_TO = 4
+"""Communication streams of a rank with a lane each; more share one."""
+_LINES_PER_ROW = 3  # two lanes, and a line of the table
+_LINES_BESIDE_ROWS = 9  # what the command says before, title, ruler, legend, two blanks, head of the table, the prompt
 
 _Line: TypeAlias = list[Piece]
+_Waits: TypeAlias = Mapping[int, Sequence[tuple[int, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +42,26 @@ class _Look:
     color: bool
     two_lanes: bool
     window: Interval
+    streams: bool
 
 
 class TimelineView:
     """A timeline that rich can print: `console.print(TimelineView(timeline, step=3))`.
 
-    Up to 16 ranks get a compute and a communication lane each; more get one row each; more than fit on the screen are
-    represented by those with the least, the median and the most exposed communication. Ranks asked for by number are
-    all shown.
+    Ranks that are alike share a row, which shows one of them; those that others waited for most are first, on rows of
+    their own. Up to 16 rows get a compute lane and a lane for each communication stream; more get one line each. As
+    many rows are made as fit on the screen.
 
     Args:
         timeline: The run to draw. It is read at construction, so later changes do not show.
         step: A step index, or None for the whole run.
-        ranks: World ranks to draw; None means all.
+        ranks: World ranks to draw, each on a row of its own, in their order; None means all.
         width: Columns, at least 40; None takes the console's.
-        ascii: Draw with `#`, `=`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
+        ascii: Draw with `#`, `=`, `~`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
+        all: Whether every rank gets a row of its own, however many there are.
+
+    Attributes:
+        verdict: What it comes to.
 
     Raises:
         UsageError: If the timeline is empty, or nobody recorded that step, or a rank is not in it.
@@ -65,12 +75,19 @@ class TimelineView:
         ranks: Iterable[int] | None = None,
         width: int | None = None,
         ascii: bool = False,
+        all: bool = False,
     ) -> None:
         self._width, self._ascii = width, ascii
-        self._chosen = ranks is not None
-        self._covers = coverage(timeline, step=step, ranks=ranks)
-        self._breakdowns = {cover.rank: cover.breakdown() for cover in self._covers}
-        self._arrivals = arrivals(timeline, step=step)
+        self._all = all or ranks is not None
+        self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
+        self._rows = [cover.breakdown() for cover in self._covers.values()]
+        found = list(reasons(timeline, list(self._covers.values())))
+        self.verdict: Verdict = judge(self._rows, summed(found), step=step)
+        self._waits: dict[int, list[tuple[int, int, int]]] = {}
+        for one in found:
+            if one.rank is not None:
+                self._waits.setdefault(one.victim, []).append((one.start_ns, one.end_ns, one.rank))
+        self._streams = _streams(timeline, self._covers)
         self._title = _title(timeline, step, len(self._covers))
 
     def lines(
@@ -80,38 +97,61 @@ class TimelineView:
 
         Args:
             width: Columns, used unless the view has its own.
-            height: Rows of the screen, which bound the number of ranks shown; None allows 64.
+            height: Rows of the screen, which bound the number of rows shown; None allows 8.
             ascii: As for the view; either one suffices.
-            color: Whether to set styles; without, exposed communication still differs by glyph.
+            color: Whether to set styles; without, all kinds still differ by glyph.
         """
         columns = max(self._width or width, MIN_WIDTH)
-        shown, note = self._shown(height)
-        two_lanes = len(shown) <= TWO_LANES_UP_TO and not note
-        labels = _labels(shown, two_lanes=two_lanes)
-        window = min(c.window[0] for c in shown), max(c.window[1] for c in shown)
-        edges = len(labels[0]) + 2
-        look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window)
+        said = wrap(str(self.verdict), columns, break_on_hyphens=False)
+        folds = self._folded(height, len(said))
+        two_lanes = len(folds) <= TWO_LANES_UP_TO
+        lanes = sum(len(self._streams.get(one.drawn, {})) for one in folds)
+        free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(said) - len(folds)
+        streams = two_lanes and lanes + len(folds) <= free
+        covers = [self._covers[one.drawn] for one in folds]
+        window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
+        wide = max(len(one.label) for one in folds)
+        heads = [(f"{one.label:>{wide}}", cover) for one, cover in zip(folds, covers, strict=True)]
+        edges = wide + 3 + (len(_names(self._streams, covers, streams)) if two_lanes else 0)
+        look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
         mark = "|" if look.ascii else "╵"
-        measured = list(self._breakdowns.values())
         return [
-            *_lines(wrap(f"{self._title}{note}", columns), "bold" if color else ""),
-            *_drawn(shown, labels, look),
+            *_lines(wrap(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
+            *(line for head, cover in heads for line in self._drawn(head, cover, look, columns - look.cells - 2)),
             [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), look.cells, mark=mark), "")],
             *legend(columns, two_lanes=two_lanes, ascii=look.ascii, color=color),
             [],
-            *_lines(table([self._breakdowns[cover.rank] for cover in shown], columns)),
+            *_lines(table([(one, [row for row in self._rows if row.rank in one.ranks]) for one in folds], columns)),
             [],
-            *_lines(sentences(measured, self._arrivals, columns)),
+            *_lines(said),
         ]
 
-    def _shown(self, height: int | None) -> tuple[list[Coverage], str]:
-        """The ranks to draw, and how they were picked if not all are."""
-        room = ROWS_WITHOUT_SCREEN if height is None else max((height - _LINES_BESIDE_RANKS) // 2, 2 + WORST)
-        if self._chosen or len(self._covers) <= max(room, TWO_LANES_UP_TO):
-            return self._covers, ""
-        ordered = sorted(self._covers, key=lambda cover: (-self._breakdowns[cover.rank].exposed_ns, cover.rank))
-        picked = [ordered[-1], ordered[len(ordered) // 2], *ordered[:WORST]]
-        return picked, f"; shown: least, median and {WORST} most exposed"
+    def _folded(self, height: int | None, said: int) -> list[Fold]:
+        """The rows to draw."""
+        blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
+        if self._all:
+            return [
+                Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
+                for rank in self._covers
+            ]
+        room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - said) // _LINES_PER_ROW
+        return fold(self._rows, blamed_ns, room=max(room, 1))
+
+    def _drawn(self, head: str, cover: Coverage, look: _Look, wide: int) -> list[_Line]:
+        """Draw one rank: its lanes, each with its name and edges."""
+        edge = "|" if look.ascii else "│"
+        bodies = _rank_lanes(cover, look, self._waits.get(cover.rank, ()))
+        names = ["compute", "comm"] if look.two_lanes else [""]
+        streams = self._streams.get(cover.rank, {})
+        if look.streams and len(streams) > 1:
+            names = ["compute", *(name[:9] for name in streams)]
+            drawn = [
+                stream_lane(active, cover, look.window, look.cells, ascii=look.ascii, color=look.color)
+                for active in streams.values()
+            ]
+            bodies = [bodies[0], *drawn]
+        heads = [f"{head if not at else '':>{len(head)}} {name}".ljust(wide) for at, name in enumerate(names)]
+        return [[(text + edge, ""), *body, (edge, "")] for text, body in zip(heads, bodies, strict=True)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.segment import Segment
@@ -135,13 +175,15 @@ def render_text(
     step: int | None = None,
     ranks: Iterable[int] | None = None,
     color: bool = False,
+    height: int | None = None,
+    all: bool = False,
 ) -> str:
     """Draw a timeline as text that ends in a newline; arguments and errors as for `TimelineView`.
 
     With `color` the text holds ANSI sequences, whatever the environment says about colour.
     """
-    view = TimelineView(timeline, step=step, ranks=ranks, width=width, ascii=ascii)
-    lines = view.lines(width=width, color=color)
+    view = TimelineView(timeline, step=step, ranks=ranks, width=width, ascii=ascii, all=all)
+    lines = view.lines(width=width, height=height, color=color)
     texts = [_ansi(line) for line in lines] if color else ["".join(text for text, _ in line) for line in lines]
     return "".join(text.rstrip() + "\n" for text in texts)
 
@@ -160,25 +202,46 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}"
 
 
-def _labels(shown: Sequence[Coverage], *, two_lanes: bool) -> list[str]:
-    digits = max(len(str(cover.rank)) for cover in shown)
-    if not two_lanes:
-        return [f"{cover.rank:>{digits}} " for cover in shown]
-    return [label for cover in shown for label in (f"{cover.rank:>{digits}} compute ", f"{'':>{digits}} comm    ")]
+def _note(folds: Sequence[Fold]) -> str:
+    """How the rows were chosen."""
+    said = []
+    if len(folds) > 1 and folds[0].culprit:
+        said.append("who is waited for most is first")
+    if spread := max((one.spread for one in folds if len(one.ranks) > 1), default=None):
+        said.append(f"ranks in one row differ by at most {spread:.1%} of the longest")
+    elif spread is not None:
+        said.append("ranks in one row are equal")
+    return "".join(f"; {text}" for text in said)
 
 
-def _drawn(shown: Sequence[Coverage], labels: Sequence[str], look: _Look) -> list[_Line]:
-    bodies = [lane for cover in shown for lane in _rank_lanes(cover, look)]
-    edge = "|" if look.ascii else "│"
-    return [[(label + edge, ""), *body, (edge, "")] for label, body in zip(labels, bodies, strict=True)]
+def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
+    """The longest name of a lane, and a blank; it stands for the width of all."""
+    names = ["compute", "comm"] + [name[:9] for c in covers if shown for name in streams.get(c.rank, {})]
+    return max(names, key=len) + " "
 
 
-def _rank_lanes(cover: Coverage, look: _Look) -> Sequence[_Line]:
+def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
+    """Return when which stream of each rank was active, for ranks with several, but not too many."""
+    found: dict[int, dict[str, list[Interval]]] = {}
+    for span in timeline.spans:
+        if span.kind == "comm" and span.rank in covers:
+            window = covers[span.rank].window
+            if span.start_ns < window[1] and span.end_ns > window[0]:
+                found.setdefault(span.rank, {}).setdefault(span.lane, []).append((span.start_ns, span.end_ns))
+    return {
+        rank: {lane: merge(intervals) for lane, intervals in sorted(lanes.items())}
+        for rank, lanes in found.items()
+        if len(lanes) <= STREAMS_UP_TO
+    }
+
+
+def _rank_lanes(cover: Coverage, look: _Look, waits: Sequence[tuple[int, int, int]]) -> Sequence[_Line]:
     if look.ascii:
-        draw = ascii_lanes(cover, look.window, look.cells)
-        return draw if look.two_lanes else [ascii_row(cover, look.window, look.cells)]
+        if look.two_lanes:
+            return ascii_lanes(cover, look.window, look.cells, waits)
+        return [ascii_row(cover, look.window, look.cells)]
     if look.two_lanes:
-        return block_lanes(cover, look.window, look.cells, color=look.color)
+        return block_lanes(cover, look.window, look.cells, waits, color=look.color)
     return [block_row(cover, look.window, look.cells, color=look.color)]
 
 

@@ -103,6 +103,10 @@ def _slice(span: Span, tid: int) -> Event:
         args["step"] = span.step
     if span.info:
         args |= _collective_args(span.info)
+    if span.call_site:
+        args["call_site"] = span.call_site
+    if span.issued_ns is not None:
+        args["issued_ns"] = span.issued_ns
     dur = span.duration_ns / 1000
     return _event(span.rank, tid, "X", span.start_ns, dur=dur, name=span.name, cat=span.kind, args=args)
 

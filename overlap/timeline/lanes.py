@@ -1,48 +1,102 @@
 """Lanes as characters: intervals are painted onto a row of small units, and units are read back as cells.
 
-Exposed communication differs from hidden communication by glyph, not only by colour: it stands at full height where
-hidden communication stays low. Compute and exposed communication have edges at an eighth of a cell, hidden
-communication at half a cell; in plain ASCII, and with one row per rank, the unit is the cell. An interval shorter than
-a unit is still drawn as one, and exposed wins over hidden: the drawing errs on the side of showing.
+What is exposed differs from hidden communication by glyph, not only by colour: bytes on the wire stand at full height,
+waiting for a rank is shaded, and hidden communication stays low. Compute and bytes have edges at an eighth of a cell,
+hidden communication at half a cell, waiting at the cell; in plain ASCII, and with one row per rank, the unit is the
+cell. An interval shorter than a unit is still drawn as one, and what is exposed wins over what is hidden, bytes over
+waiting: the drawing errs on the side of showing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeAlias
 
-from .intervals import Interval, Merged
+from .intervals import Interval, Merged, intersect
 from .metrics import Coverage
+from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
 Piece: TypeAlias = tuple[str, str]
 """Text, and its style in rich's notation ("" for none)."""
-
-# Okabe-Ito colours: told apart with any colour vision, and by luminance (0.15, 0.42, 0.21) in grey.
-COMPUTE, HIDDEN, EXPOSED = "#0072B2", "#E69F00", "#D55E00"
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _UNITS_PER_CELL = 8
 
 
-def ascii_lanes(cover: Coverage, window: Interval, cells: int) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane with `#`, `=` (hidden), `!` (exposed) and `.` (idle)."""
+Waits: TypeAlias = "Sequence[tuple[int, int, int]]"
+"""From when to when which rank was waited for."""
+
+
+def ascii_lanes(cover: Coverage, window: Interval, cells: int, waits: Waits = ()) -> tuple[list[Piece], list[Piece]]:
+    """Draw a compute and a communication lane with `#`, `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
     compute = _paint(window, cells, cover.compute)
-    comm = _paint(window, cells, cover.overlapped, cover.exposed)
-    return [(_translated(compute, b".#"), "")], [(_translated(comm, b".=!"), "")]
+    comm = _translated(_paint(window, cells, *_layers(cover)), b".=~!")
+    return [(_translated(compute, b".#"), "")], _named([(comm, "")], "~", waits, window, cells)
 
 
 def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
-    """Draw one row: `#` compute alone, `=` both, `!` exposed communication, `.` idle."""
-    return [(_translated(_states(cover, window, cells), b".#?=!!"), "")]
+    """Draw one row: `#` compute alone, `=` both, `!` bytes on the wire, `~` waiting, `.` idle."""
+    return [(_translated(_states(cover, window, cells), b".#?=~~!!"), "")]
 
 
-def block_lanes(cover: Coverage, window: Interval, cells: int, *, color: bool) -> tuple[list[Piece], list[Piece]]:
-    """Draw a compute and a communication lane with block characters."""
+def block_lanes(
+    cover: Coverage, window: Interval, cells: int, waits: Waits = (), *, color: bool
+) -> tuple[list[Piece], list[Piece]]:
+    """Draw a compute and a communication lane with block characters; who is waited for is named where it fits."""
     units = cells * _UNITS_PER_CELL
     compute = _paint(window, units, cover.compute)
-    comm = _paint(window, units, cover.overlapped, cover.exposed)
-    return _cells(compute, _compute_cell, color=color), _cells(comm, _comm_cell, color=color)
+    comm = _cells(_paint(window, units, *_layers(cover)), _comm_cell, color=color)
+    return _cells(compute, _compute_cell, color=color), _named(comm, "░", waits, window, cells)
+
+
+def stream_lane(
+    active: Merged, cover: Coverage, window: Interval, cells: int, *, ascii: bool, color: bool
+) -> list[Piece]:
+    """Draw the communication of one stream: what of `cover` lies in the intervals in which it was active."""
+    layers = [intersect(layer, active) for layer in _layers(cover)]
+    if ascii:
+        return [(_translated(_paint(window, cells, *layers), b".=~!"), "")]
+    return _cells(_paint(window, cells * _UNITS_PER_CELL, *layers), _comm_cell, color=color)
+
+
+def _layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
+    return cover.overlapped, cover.waiting, cover.wire
+
+
+def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
+    """Write into shaded runs whose time is mostly one rank's whom that is, as far as they are long enough."""
+    if not waits:
+        return pieces
+    low, length = window[0], max(window[1] - window[0], 1)
+    named: list[Piece] = []
+    at = 0
+    for text, style in pieces:
+        for run in re.split(f"({shade}+)", text):
+            if run.startswith(shade):
+                first_ns, last_ns = (low + length * cell // cells for cell in (at, at + len(run)))
+                run = _label(run, _whom(waits, first_ns, last_ns))
+            at += len(run)
+            named.append((run, style))
+    return named
+
+
+def _whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
+    """Return who is waited for in at least half of the waiting between two instants."""
+    found: dict[int, int] = {}
+    for start_ns, end_ns, rank in waits:
+        if start_ns < last_ns and end_ns > first_ns:
+            found[rank] = found.get(rank, 0) + min(end_ns, last_ns) - max(start_ns, first_ns)
+    most = max(found, key=lambda rank: (found[rank], -rank), default=None)
+    return most if most is not None and 2 * found[most] >= sum(found.values()) else None
+
+
+def _label(run: str, rank: int | None) -> str:
+    for text in (f" waits for rank {rank} ", f" for {rank} ", f"{rank}"):
+        if rank is not None and len(text) + 2 <= len(run):
+            return text.center(len(run), run[0])
+    return run
 
 
 def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:
@@ -51,22 +105,24 @@ def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> 
     return _joined([table[state] for state in _states(cover, window, cells)])
 
 
-# Indexed by `_states`: compute alone is the upper half, exposed alone the lower, both in one cell by chance a diagonal.
-_ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("▄", ""), ("▞", "")]
+# Indexed by `_states`: compute alone is the upper half, bytes alone the lower, both in one cell by chance a diagonal.
+_ROW_PLAIN: Sequence[Piece] = [(" ", ""), ("▀", ""), ("▄", ""), ("█", ""), ("░", ""), ("░", ""), ("▄", ""), ("▞", "")]
 _ROW_COLOR: Sequence[Piece] = [
     (" ", ""),
     ("▀", COMPUTE),
     ("▄", HIDDEN),
     ("▀", f"{COMPUTE} on {HIDDEN}"),
+    ("░", WAITING),
+    ("░", WAITING),
     ("▄", EXPOSED),
     ("▞", f"{EXPOSED} on {COMPUTE}"),
 ]
 
 
 def _states(cover: Coverage, window: Interval, cells: int) -> bytes:
-    """One byte a cell: 1 if computing, plus 2 for hidden or 4 for exposed communication."""
+    """One byte a cell: 1 if computing, plus 2 for hidden communication, 4 for waiting or 6 for bytes on the wire."""
     compute = _paint(window, cells, cover.compute)
-    comm = _paint(window, cells, cover.overlapped, cover.exposed)
+    comm = _paint(window, cells, *_layers(cover))
     return bytes(busy + 2 * kind for busy, kind in zip(compute, comm, strict=True))
 
 
@@ -111,10 +167,13 @@ def _compute_cell(units: bytes, color: bool) -> Piece:
 
 @cache
 def _comm_cell(units: bytes, color: bool) -> Piece:
-    hidden, exposed = units.count(1), units.count(2)
+    hidden, waiting, exposed = units.count(1), units.count(2), units.count(3)
+    if waiting > exposed:
+        return "░", WAITING if color else ""
     if exposed:
-        rest = HIDDEN if hidden > _UNITS_PER_CELL - exposed - hidden else ""
-        return _solid(exposed, EXPOSED, rest, right=_leans_right(units, 2), color=color)
+        idle = _UNITS_PER_CELL - exposed - hidden - waiting
+        rest = HIDDEN if hidden > idle + waiting else WAITING if waiting > idle + hidden else ""
+        return _solid(exposed, EXPOSED, rest, right=_leans_right(units, 3), color=color)
     return (_low(units[:4].count(1), units[4:].count(1)), HIDDEN if color else "") if hidden else (" ", "")
 
 

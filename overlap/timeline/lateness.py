@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from .intervals import Interval
+from .meetings import PAIRED
 from .metrics import windows_of
 from .spans import Span, Timeline
-
-PAIRED = frozenset({"send", "recv", "send/recv"})
-"""Operations between two ranks, whose sequence numbers do not match a whole group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

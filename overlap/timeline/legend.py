@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from .lanes import COMPUTE, EXPOSED, HIDDEN, Piece
+from .lanes import Piece
+from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
-_LANES_BLOCK = [("█", COMPUTE, "compute"), ("▄", HIDDEN, "hidden comm"), ("█", EXPOSED, "exposed comm")]
-_LANES_ASCII = [("#", "", "compute"), ("=", "", "hidden comm"), ("!", "", "exposed comm"), (".", "", "idle")]
-_ROW_ASCII = [("#", "", "compute"), ("=", "", "both"), ("!", "", "exposed comm"), (".", "", "idle")]
-_ROW_PLAIN = [("▀", "", "compute"), ("█", "", "both"), ("▄", "", "exposed comm"), ("▞", "", "compute, exposed in turn")]
+_LANES_BLOCK = [
+    ("█", COMPUTE, "compute"),
+    ("▄", HIDDEN, "hidden comm"),
+    ("░", WAITING, "waiting for a rank"),
+    ("█", EXPOSED, "on the wire"),
+]
+_LANES_ASCII = [
+    ("#", "", "compute"),
+    ("=", "", "hidden comm"),
+    ("~", "", "waiting for a rank"),
+    ("!", "", "on the wire"),
+    (".", "", "idle"),
+]
+_ROW_ASCII = [
+    ("#", "", "compute"),
+    ("=", "", "both"),
+    ("~", "", "waiting for a rank"),
+    ("!", "", "on the wire"),
+    (".", "", "idle"),
+]
+_ROW_PLAIN = [
+    ("▀", "", "compute"),
+    ("█", "", "both"),
+    ("░", "", "waiting for a rank"),
+    ("▄", "", "on the wire"),
+    ("▞", "", "compute, wire in turn"),
+]
 _ROW_COLOR = [
     ("▀", COMPUTE, "compute"),
     ("▀", f"{COMPUTE} on {HIDDEN}", "both"),
-    ("▄", EXPOSED, "exposed comm"),
-    ("▞", f"{EXPOSED} on {COMPUTE}", "compute, exposed in turn"),
+    ("░", WAITING, "waiting for a rank"),
+    ("▄", EXPOSED, "on the wire"),
+    ("▞", f"{EXPOSED} on {COMPUTE}", "compute, wire in turn"),
 ]
 
 

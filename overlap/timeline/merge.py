@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..errors import UsageError
+from .meetings import Key, number_of
 from .parts import Header, Part
 from .spans import Span, Timeline, span_order
 
@@ -100,13 +101,12 @@ class _Meetings:
     """When the last rank came to each collective, as far as all its ranks are known."""
 
     def __init__(self) -> None:
-        self._came: dict[tuple[object, ...], tuple[int, int]] = {}  # how many, and when the last of them
+        self._came: dict[Key, tuple[int, int]] = {}  # how many, and when the last of them
 
     def note(self, spans: Iterable[Span]) -> None:
         """Take note of who came when."""
         for span in spans:
-            if span.info is not None:
-                key = _key(span)
+            if (key := number_of(span)) is not None:
                 came, last_ns = self._came.get(key, (0, span.start_ns))
                 self._came[key] = came + 1, max(last_ns, span.start_ns)
 
@@ -114,13 +114,9 @@ class _Meetings:
         """Yield the spans with what is known now."""
         for span in spans:
             info = span.info
-            came, last_ns = (0, 0) if info is None else self._came[_key(span)]
+            number = number_of(span)
+            came, last_ns = (0, 0) if number is None else self._came[number]
             if info is None or came != len(info.ranks):
                 yield span
             else:  # nobody ends before the last has come; where clocks say so, they are off by less than their error
                 yield replace(span, info=replace(info, met_ns=min(last_ns, span.end_ns)))
-
-
-def _key(span: Span) -> tuple[object, ...]:
-    info = span.info
-    return () if info is None else (info.group, info.ranks, span.lane, info.op, info.seq)

@@ -1,8 +1,9 @@
 """How much communication hid behind compute, per rank and per step, in exact integer nanoseconds.
 
     wall = compute_only + overlapped + exposed + idle
+    exposed = waiting + wire
 
-holds exactly, because every term is a length of merged intervals inside one window. The overlap ratio is that of
+hold exactly, because every term is a length of merged intervals inside one window. The overlap ratio is that of
 HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
 """
 
@@ -15,12 +16,24 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from .intervals import Interval, Merged, intersect, length, merge, subtract
 from .ranklist import listed
-from .spans import Kind, Span, Timeline
+from .spans import Span, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
+    """Where the wall time of one rank went, in one step (or the whole run when `step` is None).
+
+    Attributes:
+        rank: Which.
+        step: Which, or None.
+        wall_ns: The length of its window.
+        compute_ns: In which it computed.
+        comm_ns: In which an operation was active: it waited for its last rank, or its bytes moved.
+        overlapped_ns: In which both was so.
+        waiting_ns: Of the exposed time, that in which no bytes moved: every active operation waited for a rank.
+        transfer_ns: In which bytes moved, exposed or not.
+        queued_ns: Of the idle time, that in which an operation had been called that could not begin.
+    """
 
     rank: int
     step: int | None
@@ -28,6 +41,9 @@ class Breakdown:
     compute_ns: int
     comm_ns: int
     overlapped_ns: int
+    waiting_ns: int
+    transfer_ns: int
+    queued_ns: int
 
     @property
     def compute_only_ns(self) -> int:
@@ -38,6 +54,11 @@ class Breakdown:
     def exposed_ns(self) -> int:
         """Communicating, not computing: what overlap is there to remove."""
         return self.comm_ns - self.overlapped_ns
+
+    @property
+    def wire_ns(self) -> int:
+        """Of the exposed time, that in which bytes moved."""
+        return self.exposed_ns - self.waiting_ns
 
     @property
     def idle_ns(self) -> int:
@@ -51,12 +72,12 @@ class Breakdown:
 
     @property
     def ideal_wall_ns(self) -> int:
-        """Wall time if the shorter of compute and communication hid entirely behind the longer."""
-        return max(self.compute_ns, self.comm_ns) + self.idle_ns
+        """Wall time if nobody was late, and the shorter of compute and transfer hid entirely behind the longer."""
+        return max(self.compute_ns, self.transfer_ns) + self.idle_ns
 
     @property
     def possible_gain_ns(self) -> int:
-        """What an ideal overlap would still save: equal to min(compute_only, exposed)."""
+        """What that would save."""
         return self.wall_ns - self.ideal_wall_ns
 
 
@@ -69,6 +90,8 @@ class Coverage:
     window: Interval
     compute: Merged
     comm: Merged
+    transfer: Merged
+    called: Merged  # from the call of an operation to its end
 
     @property
     def overlapped(self) -> Merged:
@@ -80,6 +103,21 @@ class Coverage:
         """Where only communication is busy."""
         return subtract(self.comm, self.compute)
 
+    @property
+    def waiting(self) -> Merged:
+        """Where communication is exposed and no bytes move: every active operation waits for a rank."""
+        return subtract(self.exposed, self.transfer)
+
+    @property
+    def wire(self) -> Merged:
+        """Where communication is exposed and bytes move."""
+        return intersect(self.exposed, self.transfer)
+
+    @property
+    def queued(self) -> Merged:
+        """Where nothing is busy, and yet an operation has been called."""
+        return subtract(subtract(self.called, self.comm), self.compute)
+
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""
         return Breakdown(
@@ -89,6 +127,9 @@ class Coverage:
             compute_ns=length(self.compute),
             comm_ns=length(self.comm),
             overlapped_ns=length(self.overlapped),
+            waiting_ns=length(self.waiting),
+            transfer_ns=length(self.transfer),
+            queued_ns=length(self.queued),
         )
 
 
@@ -97,8 +138,9 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
 
     The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
     ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
-    it, and begins when those of the steps before are over, so that the windows of such steps follow each other. Without
-    a step it runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
+    it, and begins when those of the steps before are over, so that the windows of such steps follow each other. A rank
+    that recorded no steps at all has the window from the first to the last instant of those that did. Without a step it
+    runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
 
     Args:
         timeline: The run.
@@ -153,7 +195,8 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
     if not windows:
         raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
-    return windows
+    all_of_it = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
+    return windows | {rank: all_of_it for rank in timeline.ranks() if rank not in steps}
 
 
 def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
@@ -185,7 +228,18 @@ def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -
 
 
 def _cover(rank: int, step: int | None, window: Interval, spans: list[Span]) -> Coverage:
-    def busy(kind: Kind) -> Merged:
-        return intersect(merge((span.start_ns, span.end_ns) for span in spans if span.kind == kind), merge([window]))
+    def inside(intervals: Iterable[Interval]) -> Merged:
+        return intersect(merge(intervals), merge([window]))
 
-    return Coverage(rank=rank, step=step, window=window, compute=busy("compute"), comm=busy("comm"))
+    comm = [span for span in spans if span.kind == "comm"]
+    infos = [span.info for span in comm if span.info]
+    unknown = [(span.start_ns, span.end_ns) for span in comm if not span.info]
+    return Coverage(
+        rank=rank,
+        step=step,
+        window=window,
+        compute=inside((span.start_ns, span.end_ns) for span in spans if span.kind == "compute"),
+        comm=inside((span.start_ns, span.end_ns) for span in comm),
+        transfer=inside(unknown + [(max(info.met_ns, info.start_ns), info.end_ns) for info in infos]),
+        called=inside(unknown + [(info.issued_ns, info.end_ns) for info in infos]),
+    )

@@ -27,7 +27,7 @@ BLOCK_BYTES = 256 << 20
 """Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
 
 _KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
-_NONE = np.iinfo(np.int64).min  # no step
+_NONE = np.iinfo(np.int64).min  # no step, or nobody knows when it was issued
 _TIMES = ("start_ns", "end_ns", "issued_ns", "met_ns")
 _WHOLES, _INDEXES = 8, 8  # columns of each width
 _SPAN_BYTES = 8 * _WHOLES + 4 * _INDEXES
@@ -170,7 +170,7 @@ def _columns(spans: list[Span]) -> bytes:
     wholes = [
         [span.start_ns for span in spans],
         [span.end_ns for span in spans],
-        [info.issued_ns for info in infos],
+        [_issued_ns(span) for span in spans],
         [info.met_ns for info in infos],
         [info.seq for info in infos],
         [info.nbytes for info in infos],
@@ -184,7 +184,7 @@ def _columns(spans: list[Span]) -> bytes:
         [-1 if info is _NO_INFO else texts[info.op] for info in infos],
         [texts[info.algorithm] for info in infos],
         [texts[info.dtype] for info in infos],
-        [texts[info.call_site] for info in infos],
+        [texts[span.info.call_site if span.info else span.call_site] for span in spans],
         [groups[info.group, info.ranks] for info in infos],
     ]
     header = _packed({"count": len(spans), "texts": list(texts), "groups": list(groups)})
@@ -193,6 +193,12 @@ def _columns(spans: list[Span]) -> bytes:
         + [np.array(column, "<i8").tobytes() for column in wholes]
         + [np.array(column, "<i4").tobytes() for column in indexes]
     )
+
+
+def _issued_ns(span: Span) -> int:
+    if span.info:
+        return span.info.issued_ns
+    return _NONE if span.issued_ns is None else span.issued_ns
 
 
 def _spans(rank: int, data: bytes, offset_ns: int) -> list[Span]:
@@ -220,7 +226,7 @@ def _rows(rank: int, count: int, data: bytes, texts: list[str], groups: list[_Gr
     narrow = narrow.reshape(_INDEXES, count)
     if count and (narrow[:3].min() < 0 or narrow[4:].min() < 0 or (wide[0] > wide[1]).any()):
         raise ValueError("an index below 0, or a span that ends before it starts")
-    wide[: len(_TIMES)] += offset_ns
+    wide[: len(_TIMES)] += np.where(wide[: len(_TIMES)] == _NONE, 0, offset_ns)
     for whole, index in zip(wide.T.tolist(), narrow.T.tolist(), strict=True):
         start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step = whole
         kind, lane, name, op, algorithm, dtype, call_site, group = index
@@ -233,5 +239,6 @@ def _rows(rank: int, count: int, data: bytes, texts: list[str], groups: list[_Gr
             )  # fmt: skip
         yield Span(
             rank=rank, kind=_KINDS[kind], lane=texts[lane], name=texts[name], start_ns=start_ns, end_ns=end_ns,
-            info=info, step=None if step == _NONE else cast(int, step),
+            info=info, step=None if step == _NONE else cast(int, step), call_site="" if info else texts[call_site],
+            issued_ns=None if info or issued_ns == _NONE else issued_ns,
         )  # fmt: skip

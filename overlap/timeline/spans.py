@@ -22,8 +22,12 @@ RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
 RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int, int | None]
 """(meeting, issued_ns, priority, code, instruction, step): one rank's part; a text for the code is the call site."""
 
-RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | int | None]
-"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, compute and step the step's index."""
+RawCompute: TypeAlias = tuple[str | CodeType, int, int, int | None]
+"""(code, instruction, issued_ns, step); a text for the code is the call site."""
+
+RawSpan: TypeAlias = tuple[Kind, str, str, int, int, RawCollective | RawCompute | int | None]
+"""(kind, lane, name, start_ns, end_ns, info); comm has a `RawCollective` or None, compute a `RawCompute` or, as steps
+have, the step's index."""
 
 DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
@@ -74,7 +78,8 @@ class Span:
     `lane` is "compute", "step", "program" (which kept the event loop busy), "wires" (instants at which something has
     happened to the connections between processes), or the name of a communication stream.
     `info` is set on communication that is known in detail. `step` is the index of the step in which the operation was
-    issued, however much later it ran; on a span of kind "step", its own.
+    issued, however much later it ran; on a span of kind "step", its own. Of a compute, `call_site` is "file:line" of
+    the call, or "", and `issued_ns` when that was, if it is known.
     """
 
     rank: int
@@ -85,6 +90,8 @@ class Span:
     end_ns: int
     info: CollectiveInfo | None = None
     step: int | None = None
+    call_site: str = ""
+    issued_ns: int | None = None
 
     @property
     def duration_ns(self) -> int:
@@ -102,7 +109,13 @@ class Span:
                 start_ns=info.start_ns + offset_ns,
                 end_ns=info.end_ns + offset_ns,
             )
-        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns, info=info)
+        return replace(
+            self,
+            start_ns=self.start_ns + offset_ns,
+            end_ns=self.end_ns + offset_ns,
+            issued_ns=None if self.issued_ns is None else self.issued_ns + offset_ns,
+            info=info,
+        )
 
 
 def span_order(span: Span) -> tuple[int, int, str, str, int, str, int]:
@@ -163,13 +176,26 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
 
 def _span(rank: int, raw: RawSpan, places: dict[tuple[int, int], str]) -> Span:
     kind, lane, name, start_ns, end_ns, info = raw
-    collective, step = None, info
-    if isinstance(info, tuple):
-        collective, step = _collective(info, start_ns, end_ns, places), info[-1]
+    if not isinstance(info, tuple):
+        return Span(rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, step=info)
+    if kind == "compute":
+        code, instruction, issued_ns, step = cast(RawCompute, info)
+        return Span(
+            rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, step=step,
+            call_site=_place(code, instruction, places), issued_ns=issued_ns,
+        )  # fmt: skip
+    raw_collective = cast(RawCollective, info)
     return Span(
-        rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, info=collective,
-        step=cast("int | None", step),
+        rank=rank, kind=kind, lane=lane, name=name, start_ns=start_ns, end_ns=end_ns, step=raw_collective[-1],
+        info=_collective(raw_collective, start_ns, end_ns, places),
     )  # fmt: skip
+
+
+def _place(code: str | CodeType, instruction: int, places: dict[tuple[int, int], str]) -> str:
+    if isinstance(code, str):
+        return code
+    key = id(code), instruction  # the ring keeps the program's code alive
+    return places[key] if key in places else places.setdefault(key, call_site(code, instruction))
 
 
 def call_site(code: CodeType, instruction: int) -> str:
@@ -184,15 +210,12 @@ def call_site(code: CodeType, instruction: int) -> str:
 
 
 def _collective(raw: RawCollective, start_ns: int, end_ns: int, places: dict[tuple[int, int], str]) -> CollectiveInfo:
-    (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, place, instruction, _ = raw
-    if not isinstance(place, str):  # the code of the program, which the ring keeps alive
-        key = id(place), instruction
-        place = places[key] if key in places else places.setdefault(key, call_site(place, instruction))
+    (op, algorithm, group, seq, nbytes, dtype, met_ns), issued_ns, priority, code, instruction, _ = raw
     name, ranks = (group, ()) if isinstance(group, str) else group
     return CollectiveInfo(
         op=op, algorithm=algorithm, group=name, ranks=ranks, seq=seq, nbytes=nbytes,
         dtype="" if dtype is None else str(dtype), issued_ns=issued_ns, met_ns=met_ns, priority=priority,
-        call_site=place, start_ns=start_ns, end_ns=end_ns,
+        call_site=_place(code, instruction, places), start_ns=start_ns, end_ns=end_ns,
     )  # fmt: skip
 
 

@@ -1,23 +1,29 @@
-"""The figures under the drawing: a table that folds to the width, and what they mean in one or two sentences."""
+"""The figures under the drawing: a table that folds to the width."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
-from ..units import format_ns
-from .axis import in_unit, unit_for
-from .lateness import Arrivals, straggler
+from .axis import figure, figure_unit
+from .folding import Fold
 from .metrics import Breakdown
 
-_HEADS = ("rank", "wall", "compute", "comm", "overlapped", "exposed", "idle", "overlap", "ideal")
+_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "queued", "idle")
 
 
-def table(rows: Sequence[Breakdown], width: int) -> list[str]:
-    """Return the lines of the table; columns that do not fit go into a second block under the first."""
-    unit, unit_ns = unit_for(max(row.wall_ns for row in rows))
-    columns = [list(column) for column in zip(_HEADS, *(_figures(row, unit_ns) for row in rows), strict=True)]
-    columns[0][0] = f"rank/{unit}"
+def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
+    """Return the lines of the table: of each row the means of its ranks.
+
+    Wall is compute (of which some hides communication), waiting, bytes on the wire, queued and idle, added up. Columns
+    that do not fit go into a second block under the first; those that are 0 for all are left out where they may be.
+    """
+    unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
+    heads = [f"rank/{unit}", *_TIMES, "spread"]
+    columns = [list(column) for column in zip(heads, *(_figures(*row, unit_ns) for row in rows), strict=True)]
+    if not any(row.queued_ns for _, ranks in rows for row in ranks):
+        columns.pop(heads.index("queued"))
+    if all(len(one.ranks) == 1 for one, _ in rows):
+        columns.pop()
     padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
     lines: list[str] = []
     for block in _blocks(padded, width):
@@ -25,17 +31,23 @@ def table(rows: Sequence[Breakdown], width: int) -> list[str]:
     return lines
 
 
-def sentences(rows: Sequence[Breakdown], counted: Sequence[Arrivals], width: int) -> list[str]:
-    """Say what an ideal overlap would reach and who kept the others waiting, wrapped to the width."""
-    said = [_ideal(rows), _straggler(counted)]
-    return [line for text in said if text for line in textwrap.wrap(text, width)]
+def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
+    def mean(sum_ns: int) -> str:
+        return figure(sum_ns / len(ranks), unit_ns)
 
-
-def _figures(row: Breakdown, unit_ns: int) -> list[str]:
-    times = (row.wall_ns, row.compute_ns, row.comm_ns, row.overlapped_ns, row.exposed_ns, row.idle_ns)
-    ratio = "n/a" if row.overlap_ratio is None else f"{row.overlap_ratio:.1%}"
-    written = [in_unit(time_ns, unit_ns) for time_ns in times]
-    return [str(row.rank), *written, ratio, in_unit(row.ideal_wall_ns, unit_ns)]
+    hidden_ns, comm_ns = (sum(getattr(row, name) for row in ranks) for name in ("overlapped_ns", "comm_ns"))
+    return [
+        one.label,
+        mean(sum(row.wall_ns for row in ranks)),
+        mean(sum(row.compute_ns for row in ranks)),
+        mean(hidden_ns),
+        f"{hidden_ns / comm_ns:.0%}" if comm_ns else "n/a",
+        mean(sum(row.waiting_ns for row in ranks)),
+        mean(sum(row.wire_ns for row in ranks)),
+        mean(sum(row.queued_ns for row in ranks)),
+        mean(sum(row.idle_ns - row.queued_ns for row in ranks)),
+        f"{one.spread:.1%}" if len(ranks) > 1 else "",
+    ]
 
 
 def _blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
@@ -50,23 +62,3 @@ def _blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
         blocks[-1].append(column)
         room -= needed
     return blocks
-
-
-def _ideal(rows: Sequence[Breakdown]) -> str:
-    wall_ns, ideal_ns = max(row.wall_ns for row in rows), max(row.ideal_wall_ns for row in rows)
-    if not any(row.comm_ns for row in rows):
-        return "There was no communication."
-    if format_ns(ideal_ns) == format_ns(wall_ns):
-        return "Overlap is ideal here: hiding more communication would gain nothing."
-    faster = f", {wall_ns / ideal_ns:.2f}x as fast" if ideal_ns else ""
-    return f"With ideal overlap this takes {format_ns(ideal_ns)} instead of {format_ns(wall_ns)}{faster}."
-
-
-def _straggler(counted: Sequence[Arrivals]) -> str:
-    if not any(one.collectives for one in counted):
-        return ""
-    worst = straggler(counted)
-    if worst is None:
-        return "No rank kept the others waiting."
-    often = f"Rank {worst.rank} came last to {worst.last} of its {worst.collectives} collectives"
-    return f"{often}; the others waited {format_ns(worst.caused_wait_ns)} for it, added up."

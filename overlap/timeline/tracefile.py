@@ -174,6 +174,7 @@ def _span(event: Event) -> Span:
     start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
     if end_ns < start_ns:
         raise ValueError(f"a span ends at {end_ns} ns, before it starts at {start_ns} ns")
+    info = _info(args, start_ns, end_ns) if "seq" in args else None
     return Span(
         rank=_whole(event, "pid"),
         kind=cast(Kind, kind),
@@ -181,8 +182,10 @@ def _span(event: Event) -> Span:
         name=_text(event, "name"),
         start_ns=start_ns,
         end_ns=end_ns,
-        info=_info(args, start_ns, end_ns) if "seq" in args else None,
+        info=info,
         step=_whole(args, "step") if "step" in args else None,
+        call_site=_text(args, "call_site") if "call_site" in args and info is None else "",
+        issued_ns=_whole(args, "issued_ns") if "issued_ns" in args and info is None else None,
     )
 
 

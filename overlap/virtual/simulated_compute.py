@@ -86,6 +86,7 @@ class SimulatedCompute(ComputeStream):
         launch: ComputeFuture[None] = ComputeFuture(self.context, _nothing, (), "program start", _getframe())
         operations = self.context.outstanding.operations
         launch.cost = (cost_ns, "seconds")
+        launch.issued_ns = self._kernel.now_ns
         operations[launch] = None
         self._launches = [each for each in self._launches if not each[0].done]
         self._launches.append((launch, set(operations)))
@@ -175,7 +176,8 @@ class SimulatedCompute(ComputeStream):
         traffic.begin(transfer, lambda _: done())
 
     def _done(self, operation: ComputeFuture[object], started_ns: int, value: object, failure: Failure | None) -> None:
-        self.context.record(("compute", self.lane, operation.name, started_ns, self._kernel.now_ns, operation.step))
+        end_ns = self._kernel.now_ns
+        self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
         self._end(operation, value, failure)
 
     def _end(self, operation: ComputeFuture[object], value: object, failure: Failure | None) -> None:

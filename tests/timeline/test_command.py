@@ -6,7 +6,7 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import render_text, write_trace
+from overlap.timeline import render_text, verdict_of, write_trace
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def command(tmp_path, training, capsys, monkeypatch):
 def test_without_options_the_median_step_is_drawn_and_named(command, training):
     first, _, rest = command().partition("\n")
     assert first == "showing step 1, the median of 3 by wall time (--step N|all)"
-    assert rest == render_text(training(3), step=1)
+    assert stripped(rest) == render_text(training(3), step=1)
 
 
 def test_step_ranks_width_and_ascii(command, training):
@@ -39,7 +39,12 @@ def test_step_ranks_width_and_ascii(command, training):
 
 
 def test_all_steps(command, training):
-    assert command("--step", "all") == render_text(training(3))
+    assert stripped(command("--step", "all")) == render_text(training(3))
+    assert stripped(command("--step", "all", "--all")) == render_text(training(3), all=True)
+
+
+def stripped(text):
+    return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("1", [1]), ("0-2", [0, 1, 2]), ("2, 0-1,1", [0, 1, 2])])
@@ -47,10 +52,10 @@ def test_rank_lists(command, text, ranks):
     assert [row["rank"] for row in json.loads(command("--json", "--ranks", text))["ranks"]] == ranks
 
 
-def test_json_has_a_version_and_exact_figures(command):
+def test_json_has_a_version_and_exact_figures(command, training):
     told = json.loads(command("--json"))
-    assert {name: told[name] for name in told if name not in ("ranks", "arrivals")} == {
-        "schema_version": 1,
+    assert {name: told[name] for name in told if name not in ("ranks", "arrivals", "causes")} == {
+        "schema_version": 2,
         "clock": "real",
         "dropped": 0,
         "meta": {"script": "train.py", "host": "a"},
@@ -58,6 +63,7 @@ def test_json_has_a_version_and_exact_figures(command):
         "steps": [0, 1, 2],
         "world_size": 3,
         "wires": [],
+        "verdict": str(verdict_of(training(3), step=1)),
     }
     assert told["ranks"][2] == {
         "rank": 2,
@@ -67,12 +73,24 @@ def test_json_has_a_version_and_exact_figures(command):
         "compute_only_ns": 4_900_000,
         "overlapped_ns": 2_700_000,
         "exposed_ns": 3_500_000,
+        "waiting_ns": 0,
+        "wire_ns": 3_500_000,
+        "transfer_ns": 6_200_000,
+        "queued_ns": 50_000,
         "idle_ns": 500_000,
         "overlap_ratio": 2_700_000 / 6_200_000,
         "ideal_wall_ns": 8_100_000,
         "possible_gain_ns": 3_500_000,
     }
     assert told["arrivals"][2] == {"rank": 2, "collectives": 4, "last": 4, "caused_wait_ns": 8_000_000}
+    assert told["causes"][0] == {
+        "victim": 0,
+        "rank": None,
+        "doing": "wire",
+        "name": "all_reduce 1",
+        "call_site": "train.py:41",
+        "duration_ns": 1_400_000,
+    }
 
 
 def test_html_stands_alone(command, tmp_path, monkeypatch):
@@ -80,7 +98,7 @@ def test_html_stands_alone(command, tmp_path, monkeypatch):
     command("--html", str(tmp_path / "run.html"))
     html = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert "#0072b2" in html
-    assert "Rank 2 came last to 4 of its 4 collectives" in html
+    assert "0.1 waiting for rank 2" in html
     assert re.findall(r"(?:https?:)?//|<link|<script|@import", html) == []
 
 

@@ -56,6 +56,7 @@ def test_a_step_adds_up_as_counted_nanosecond_by_nanosecond(compute, comm, windo
     assert row.exposed_ns == len(talking - busy)
     assert row.idle_ns == len(inside - busy - talking)
     assert row.wall_ns == row.compute_only_ns + row.overlapped_ns + row.exposed_ns + row.idle_ns
+    assert (row.waiting_ns, row.wire_ns, row.transfer_ns, row.queued_ns) == (0, row.exposed_ns, row.comm_ns, 0)
     assert row.possible_gain_ns == min(row.compute_only_ns, row.exposed_ns)
     assert row.ideal_wall_ns == max(row.compute_ns, row.comm_ns) + row.idle_ns
 

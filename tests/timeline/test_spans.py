@@ -112,3 +112,36 @@ def test_every_public_name_loads_and_others_are_refused():
     assert all(getattr(overlap.timeline, name).__name__ == name for name in overlap.timeline.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = overlap.timeline.nonsense
+
+
+def test_a_compute_knows_where_and_when_it_was_issued():
+    code = compile("\n\nx = 1", str(Path.cwd() / "lib" / "train.py"), "exec")
+    recorder = Recorder(0)
+    recorder.append(("compute", "compute", "forward", 20, 50, (code, 2, 11, 9)))
+    recorder.append(("compute", "compute", "back", 50, 60, ("train.py:7", 0, 12, None)))
+    first, second = recorder.spans()
+    assert (first.call_site, first.issued_ns, first.step, first.info) == ("lib/train.py:3", 11, 9, None)
+    assert (second.call_site, second.issued_ns, second.step) == ("train.py:7", 12, None)
+    assert first.shifted(100).issued_ns == 111
+
+
+def test_a_message_is_of_two_ranks_and_a_compute_has_its_line():
+    from overlap.requested import overriding
+
+    seen: list[Timeline] = []
+
+    async def main(rank):
+        rank.compute(int)
+        if rank.rank == 2:
+            rank.send(np.zeros(3), 0)
+        elif rank.rank == 0:
+            rank.recv(np.zeros(3), 2)
+
+    with overriding(watcher=seen.append):
+        overlap.run(main, ranks=3)
+    spans = seen[0].spans
+    assert {span.info.ranks for span in spans if span.kind == "comm"} == {(2, 0)}
+    computes = [span for span in spans if span.kind == "compute"]
+    line = main.__code__.co_firstlineno + 1
+    assert [span.call_site.endswith(f"test_spans.py:{line}") for span in computes] == [True] * 3
+    assert all(span.issued_ns <= span.start_ns for span in computes)

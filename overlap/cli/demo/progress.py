@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ...timeline.theme import ASCII_BAR, BLOCK_BAR
+
 CELLS = 24
 LOGGED = 4  # lines in a log
 
@@ -19,7 +21,7 @@ def progress(console: Console, *, steps: int, ascii: bool) -> Iterator[Callable[
 
     Nothing is drawn but in that function, between steps, so that drawing takes no time from what is being measured.
     """
-    full, empty = "#." if ascii else "█░"
+    full, empty = tuple(ASCII_BAR if ascii else BLOCK_BAR)
     terminal = console.is_terminal and not console.is_dumb_terminal
     done = 0
 

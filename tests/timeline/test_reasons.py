@@ -1,0 +1,205 @@
+"""Why communication was exposed: the sum is exact, and each nanosecond has the cause that one finds by looking."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlap.timeline import CollectiveInfo, Span, Timeline, breakdowns, causes
+from overlap.timeline.excess import Excess
+from overlap.timeline.metrics import coverage
+from overlap.timeline.reasons import FOLLOWED, reasons
+from overlap.timeline.spans import span_order
+
+LIMIT_NS = 30
+RANKS = 3
+instants = st.integers(0, LIMIT_NS)
+
+
+def compute(rank, start, end, name="work", site="train.py:1"):
+    return Span(rank=rank, kind="compute", lane="compute", name=name, start_ns=start, end_ns=end, call_site=site)
+
+
+def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9"):
+    info = CollectiveInfo(
+        op=op, algorithm="ring", group="world", seq=seq, nbytes=8, dtype="float32",
+        issued_ns=start if issued is None else issued, met_ns=met, priority=0, call_site=site, start_ns=start,
+        end_ns=end, ranks=ranks,
+    )  # fmt: skip
+    return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
+
+
+def timeline_of(*spans):
+    return Timeline(spans=sorted(spans, key=span_order), world_size=RANKS)
+
+
+@st.composite
+def traces(draw):
+    spans = [compute(0, 0, 1)]
+    for rank in range(RANKS):
+        for start, end in draw(st.lists(st.tuples(instants, instants).map(sorted), max_size=3)):
+            spans.append(compute(rank, start, end))
+    for seq in range(draw(st.integers(0, 4))):
+        starts = draw(st.lists(instants, min_size=RANKS, max_size=RANKS))
+        met = max(starts)
+        for rank, start in enumerate(starts):
+            end = met + draw(st.integers(0, 8))
+            spans.append(comm(rank, start, met, end, seq=seq, issued=draw(st.integers(0, start))))
+    return timeline_of(*spans)
+
+
+def at(spans, now):
+    return [span for span in spans if span.start_ns <= now < span.end_ns]
+
+
+def doing(timeline, rank, now):
+    """What a rank does at an instant: computing, or the oldest operation that moves, or else waits."""
+    mine = at([span for span in timeline.spans if span.rank == rank], now)
+    if any(span.kind == "compute" for span in mine):
+        return "compute", None
+    ordered = sorted([s for s in timeline.spans if s.kind == "comm" and s.rank == rank and s.duration_ns], key=by_start)
+    active = sorted([span for span in mine if span.kind == "comm"], key=lambda s: (s.info.issued_ns, ordered.index(s)))
+    for span in active:
+        if span.info.met_ns <= now:
+            return "wire", span
+    return ("waiting", active[0]) if active else ("program", None)
+
+
+def by_start(span):
+    return span.start_ns
+
+
+def last_of(timeline, span):
+    same = [other for other in timeline.spans if other.info and other.info.seq == span.info.seq]
+    return max(same, key=lambda other: (other.start_ns, -other.rank)).rank
+
+
+def found_by_looking(timeline, victim, now):
+    what, span = doing(timeline, victim, now)
+    if what == "wire":
+        return None, "wire"
+    passed = {victim}
+    if (rank := last_of(timeline, span)) in passed:
+        return None, "unknown"
+    while True:
+        what, under = doing(timeline, rank, now)
+        passed.add(rank)
+        if what != "waiting" or last_of(timeline, under) in passed or len(passed) > FOLLOWED:
+            return rank, "program" if what == "waiting" else what
+        rank = last_of(timeline, under)
+
+
+@given(traces())
+def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
+    covers = coverage(timeline)
+    told = {}
+    for one in reasons(timeline, covers):
+        for now in range(one.start_ns, one.end_ns):
+            assert (one.victim, now) not in told
+            told[one.victim, now] = one.rank, one.doing
+    for row, cover in zip(breakdowns(timeline), covers, strict=True):
+        counted = {"compute": 0, "wire": 0, "waiting": 0, "idle": 0, "transfer": 0, "queued": 0}
+        mine = [span for span in timeline.spans if span.rank == row.rank and span.kind == "comm"]
+        for now in range(*cover.window):
+            active = at(mine, now)
+            moving = any(span.info.met_ns <= now for span in active)
+            computing = any(span.kind == "compute" for span in at(timeline.for_rank(row.rank), now))
+            counted["transfer"] += moving
+            what = "compute" if computing else "wire" if moving else "waiting" if active else "idle"
+            counted[what] += 1
+            counted["queued"] += what == "idle" and any(s.info.issued_ns <= now < s.end_ns for s in mine)
+            if what in ("wire", "waiting"):
+                assert told.pop((row.rank, now)) == found_by_looking(timeline, row.rank, now)
+        assert counted == {
+            "compute": row.compute_ns,
+            "wire": row.wire_ns,
+            "waiting": row.waiting_ns,
+            "idle": row.idle_ns,
+            "transfer": row.transfer_ns,
+            "queued": row.queued_ns,
+        }
+        assert row.wall_ns == row.compute_ns + row.waiting_ns + row.wire_ns + row.idle_ns
+    assert told == {}
+
+
+@given(traces())
+def test_causes_add_up_to_what_is_exposed(timeline):
+    found = causes(timeline)
+    for row in breakdowns(timeline):
+        mine = [cause for cause in found if cause.victim == row.rank]
+        assert sum(cause.duration_ns for cause in mine) == row.exposed_ns
+        assert sum(c.duration_ns for c in mine if (c.rank, c.doing) == (None, "wire")) == row.wire_ns
+
+
+def only(timeline, victim=0):
+    return [(c.rank, str(c), c.duration_ns) for c in causes(timeline) if c.victim == victim]
+
+
+def test_the_last_rank_is_told_with_what_it_computed_and_where():
+    timeline = timeline_of(
+        compute(0, 0, 5), compute(1, 0, 5), compute(1, 5, 20, "tokenise", "train.py:31"), comm(0, 6, 22, 30),
+        comm(1, 22, 22, 30),
+    )  # fmt: skip
+    assert only(timeline) == [
+        (1, "compute 'tokenise' at train.py:31", 14),
+        (None, "all_reduce at train.py:9", 8),
+        (1, "its program, before all_reduce at train.py:9", 2),
+    ]
+
+
+def test_it_is_what_the_victim_does_not_compute_even_if_the_rank_is_on_to_something_else():
+    timeline = timeline_of(
+        compute(0, 0, 10, "backward"), compute(1, 0, 4, "tokenise", "train.py:31"), compute(1, 4, 14, "backward"),
+        comm(0, 10, 14, 20), comm(1, 14, 14, 20),
+    )  # fmt: skip
+    assert only(timeline)[1] == (1, "compute 'tokenise' at train.py:31", 4)
+    assert Excess(timeline.spans, (0, 20)).most(0, 1) == ("tokenise", "train.py:31", 4)
+    assert Excess(timeline.spans, (2, 8)).most(0, 1) == ("tokenise", "train.py:31", 2)
+    assert Excess(timeline.spans, (0, 20)).most(0, 2) == ("", "", 0)
+
+
+def test_a_program_that_kept_the_loop_busy_is_told_with_its_place():
+    busy = Span(rank=1, kind="program", lane="program", name="train.py:50", start_ns=0, end_ns=20)
+    assert only(timeline_of(busy, comm(0, 5, 20, 22), comm(1, 20, 20, 22))) == [
+        (1, "its program at train.py:50", 15),
+        (None, "all_reduce at train.py:9", 2),
+    ]
+
+
+def test_a_chain_is_followed_to_the_rank_that_nobody_keeps_waiting():
+    pair, other = (0, 1), (1, 2)
+    timeline = timeline_of(
+        comm(0, 0, 20, 20, ranks=pair, op="send/recv"), comm(1, 20, 20, 20, ranks=pair, op="send/recv"),
+        comm(1, 0, 18, 18, ranks=other, op="send/recv"), comm(2, 18, 18, 18, ranks=other, op="send/recv"),
+        compute(2, 0, 18, "load"),
+    )  # fmt: skip
+    assert only(timeline)[0] == (2, "compute 'load' at train.py:1", 18)
+
+
+def test_two_ranks_that_wait_for_each_other_are_not_followed_in_circles():
+    timeline = timeline_of(
+        comm(0, 0, 10, 10, seq=0), comm(1, 10, 10, 10, seq=0), comm(1, 0, 12, 12, seq=1), comm(0, 12, 12, 12, seq=1)
+    )
+    assert only(timeline, 0) == [(1, "its program, before all_reduce at train.py:9", 10)]
+
+
+def test_a_wait_for_somebody_who_is_not_recorded_says_so():
+    assert only(timeline_of(comm(0, 0, 10, 12))) == [
+        (None, "all_reduce at train.py:9", 10),
+        (None, "all_reduce at train.py:9", 2),
+    ]
+    assert [cause.doing for cause in causes(timeline_of(comm(0, 0, 10, 12)))] == ["unknown", "wire"]
+
+
+def test_a_rank_that_marks_no_steps_does_not_vanish():
+    step = Span(rank=0, kind="step", lane="step", name="step 0", start_ns=0, end_ns=50, step=0)
+    timeline = timeline_of(step, compute(0, 0, 40), compute(1, 5, 45))
+    assert [(row.rank, row.wall_ns, row.compute_ns) for row in breakdowns(timeline, step=0)] == [
+        (0, 50, 40),
+        (1, 50, 40),
+    ]
+
+
+@pytest.mark.parametrize("met", [-5, 40])
+def test_times_that_cannot_be_still_add_up(met):
+    (row,) = breakdowns(timeline_of(comm(0, 0, met, 10)))
+    assert row.waiting_ns + row.wire_ns == row.exposed_ns == 10

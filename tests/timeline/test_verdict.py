@@ -1,0 +1,52 @@
+"""The verdict: one sentence, whose figures add up."""
+
+import pytest
+
+from overlap.timeline import Recorder, Timeline, verdict_of
+
+
+def recorded(*lanes):
+    """Each lane is (kind, [(start_us, end_us), ...]) of rank 0."""
+    recorder = Recorder(0)
+    for kind, spans in lanes:
+        for start, end in spans:
+            recorder.append((kind, kind, "x", start * 1000, end * 1000, None))
+    return Timeline.collect([recorder], world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("compute", "comm", "said"),
+    [
+        ([(0, 50)], [], "whole run 50.0 us: compute 50.0, idle 0.0; there was no communication"),
+        ([(0, 50)], [(10, 40)], "whole run 50.0 us: compute 50.0, exposed 0.0 (0%); hidden 100% of 100% possible"),
+        (
+            [(0, 50)],
+            [(30, 100)],
+            "whole run 100.0 us: compute 50.0, exposed 50.0 (50%): 50.0 on the wire (x); hidden 29% of 71% possible",
+        ),
+        (
+            [(0, 50)],
+            [(70, 100)],
+            "whole run 100.0 us: compute 50.0, exposed 30.0 (30%): 30.0 on the wire (x); idle 20.0; "
+            "hidden 0% of 100% possible",
+        ),
+    ],
+)
+def test_what_is_said(compute, comm, said):
+    assert str(verdict_of(recorded(("compute", compute), ("comm", comm)))) == said
+
+
+def test_who_was_waited_for_and_what_was_on_the_wire(training):
+    verdict = verdict_of(training(3, late_ns=3_000_000), step=1)
+    assert str(verdict) == (
+        "step 11.6 ms: compute 7.6, exposed 4.0 (34%): 0.2 waiting for rank 2 (compute 'forward'), 3.8 on the wire "
+        "(mostly all_reduce 0 at train.py:41); hidden 35% of 100% possible"
+    )
+    assert verdict.exposed_ns == verdict.waiting_ns + verdict.wire_ns
+    assert verdict.exposed_ns == sum(cause.duration_ns for cause in verdict.causes)
+    assert [(rank, str(cause)) for rank, cause, _ in verdict.blamed()] == [(2, "compute 'forward'")]
+
+
+def test_times_far_below_the_unit_keep_a_digit():
+    said = str(verdict_of(recorded(("compute", [(0, 100_000)]), ("comm", [(100_000, 100_002)]))))
+    assert "exposed 0.002 (0%): 0.002 on the wire" in said
