@@ -20,6 +20,9 @@ from ..rendezvous.launcher_environment import find_place
 
 __all__ = ["Program", "add_program", "as_main", "named", "output_path", "told_traces"]
 
+_AT_ONCE_BYTES = 32 << 20
+"""Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
+
 Program: TypeAlias = Callable[[], dict[str, object]]
 """Runs it, and returns what its global names stand for at the end."""
 
@@ -134,21 +137,40 @@ def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace")
 
 
 @contextmanager
-def told_traces(name: str | None, path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Say at the end, well or bad, where the traces are, under the name that the user gave them."""
+def told_traces(name: str | None, path: str | os.PathLike[str] | None, *, verdict: bool = True) -> Iterator[None]:
+    """Say at the end, well or bad, where the traces are, under the name that the user gave them.
+
+    After a good end the last line is what the last run comes to, unless somebody else says it.
+    """
     place = find_place()
     if place is not None and place.process != 0:  # the first process says it for all
         yield
         return
     shown = name or _shown(path)
+    well = False
     try:
         yield
+        well = True
         if path is not None and not trace_files.asked(str(path)):
             _note(f"no trace in {shown}: the program did not call overlap.run")
     finally:
         if path is not None and (files := trace_files.written(str(path))):
             more = f" (and {', '.join(file.name for file in files[1:])})" if len(files) > 1 else ""
             _note(f"trace in {shown}{more}; look at it with `overlap timeline {shown}` or at ui.perfetto.dev")
+            if well and verdict and (told := _verdict(files[-1])):
+                _note(told)
+
+
+def _verdict(file: Path) -> str:
+    """Return what a trace comes to, if reading it takes no longer than a moment."""
+    from ..timeline import median_step, read_trace, verdict_of
+
+    limit_bytes = _AT_ONCE_BYTES // 20 if file.suffix == ".gz" else _AT_ONCE_BYTES
+    with suppress(OSError, UsageError):
+        if file.is_file() and file.stat().st_size <= limit_bytes:
+            timeline = read_trace(file)
+            return str(verdict_of(timeline, step=median_step(timeline)))
+    return ""
 
 
 def _shown(path: str | os.PathLike[str] | None) -> str:

@@ -208,7 +208,7 @@ def _note(folds: Sequence[Fold]) -> str:
     if len(folds) > 1 and folds[0].culprit:
         said.append("who is waited for most is first")
     if spread := max((one.spread for one in folds if len(one.ranks) > 1), default=None):
-        said.append(f"ranks in one row differ by at most {spread:.1%} of the longest")
+        said.append(f"ranks in one row differ by at most {max(spread, 0.001):.1%} of the longest")
     elif spread is not None:
         said.append("ranks in one row are equal")
     return "".join(f"; {text}" for text in said)

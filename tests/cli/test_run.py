@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from overlap.timeline import read_trace
+from overlap.timeline import read_trace, verdict_of
 
 WORLD = """
 import sys
@@ -173,7 +173,9 @@ def test_each_run_writes_a_trace_of_its_own(overlap, script, tmp_path):
     twice = WORLD + "    overlap.run(main, ranks=3)\n"
     code, _, err = overlap("run", "--trace", "a.json", script(twice))
     told = "look at it with `overlap timeline a.json` or at ui.perfetto.dev"
-    assert (code, err) == (0, f"overlap: trace in a.json (and a-2.json); {told}\n")
+    first, verdict = err.splitlines()
+    assert (code, first) == (0, f"overlap: trace in a.json (and a-2.json); {told}")
+    assert verdict == f"overlap: {verdict_of(read_trace(tmp_path / 'a-2.json'))}"
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["a-2.json", "a.json"]
     assert [read_trace(tmp_path / name).world_size for name in ("a.json", "a-2.json")] == [2, 3]
 

@@ -92,7 +92,7 @@ def _once(args: argparse.Namespace) -> int:
         raise UsageError("--csv: only a --sweep has rows")
     setting, program, trace = Setting.of(given(args)), named(args, command="simulate"), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
-    with aside, told_traces(args.trace, trace):
+    with aside, told_traces(args.trace, trace, verdict=False):
         simulation = simulate(program, setting, trace=trace)
     if args.json != _STDOUT:
         _show(args, simulation)

@@ -125,12 +125,13 @@ def exact(duration_ns: int) -> str:
 
 
 def drawing(timeline: Timeline, outcome: StepSummary, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the step of a few ranks."""
+    """Draw the step, and give the verdict."""
     from rich.text import Text
 
-    view = TimelineView(timeline, step=outcome.step, ranks=outcome.shown)
+    view = TimelineView(timeline, step=outcome.step)
     lines = view.lines(width=width, ascii=ascii, color=color)
-    for line in lines[: lines.index([])]:  # below the blank line is a table of what the page says
+    first, last = lines.index([]), len(lines) - lines[::-1].index([])  # between them is a table of what the page says
+    for line in [*lines[:first], [], *lines[last:]]:
         yield Text.assemble(*line, no_wrap=True, overflow="crop")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from topology import Cluster
@@ -65,7 +65,6 @@ class StepSummary:
         steps: How many there were.
         longest: Where the time went on the rank whose step is longest; of several the one with the most exposed
             communication, then with the most compute, then the first.
-        shown: Ranks worth drawing: with the least, the median and the most exposed communication.
         busiest: Of the longest rank; None without communication.
         shapes: Everything that was communicated in the step, on any rank.
         extrapolated: Those outside published measurements.
@@ -76,7 +75,6 @@ class StepSummary:
     step: int | None
     steps: int
     longest: Breakdown
-    shown: tuple[int, ...]
     busiest: Busiest | None
     shapes: tuple[Shape, ...]
     extrapolated: tuple[Shape, ...]
@@ -119,7 +117,6 @@ def measure(timeline: Timeline, cluster: Cluster, *, samples: float | None = Non
         step=step,
         steps=len(timeline.steps()),
         longest=longest,
-        shown=_shown(rows),
         busiest=_busiest(span.info for span in spans if span.rank == longest.rank),
         shapes=shapes,
         extrapolated=tuple(each for each in shapes if not _measured(cluster, each)),
@@ -134,12 +131,6 @@ def _communicated(timeline: Timeline, step: int | None) -> Iterable[Span]:
         return comm
     windows = windows_of(timeline, step)
     return (s for s in comm if s.rank in windows and windows[s.rank][0] <= s.start_ns < windows[s.rank][1])
-
-
-def _shown(rows: Sequence[Breakdown]) -> tuple[int, ...]:
-    ordered = sorted(rows, key=lambda row: (row.exposed_ns, row.rank))
-    picked = {ordered[0].rank, ordered[(len(ordered) - 1) // 2].rank, ordered[-1].rank}
-    return tuple(sorted(picked))
 
 
 def _busiest(infos: Iterable[CollectiveInfo | None]) -> Busiest | None:
