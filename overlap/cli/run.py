@@ -106,7 +106,8 @@ def _tell(error: BaseException) -> int:
     place = find_place()
     with redirect_stderr(StringIO()) as told:
         code = report(error)
-    if not tell_launcher(status_of(error, local=place.ranks if place else range(sys.maxsize), text=told.getvalue())):
+    local = place.ranks if place else range(sys.maxsize)
+    if not tell_launcher(status_of(error, local=local, text=told.getvalue(), code=code)):
         say(told.getvalue())
     return code
 

@@ -4,11 +4,12 @@ Exit codes cannot say that: a process whose peer has failed ends with an error t
 So each process gets the writing end of a pipe, in `OVERLAP_STATUS_FD`, and writes at its end at most one line of JSON
 into it, of any length that an error may have, because the launcher reads while it is written::
 
-    {"cause": false, "rank": 5, "line": "rank 5 failed at train.py:41: ValueError: no", "text": "Traceback ..."}
+    {"cause": false, "rank": 5, "line": "rank 5 failed at train.py:41: ValueError", "text": "Traceback ...", "code": 1}
 
 `cause` is whether the error began here, `rank` who is at fault as far as is known (or null), `line` the error in one
-line, `text` all that a reader of the terminal should see. A process that ends badly without a record (killed, or
-`os._exit`) counts as a cause.
+line, `text` all that a reader of the terminal should see. `code` is the exit code that it is about to end with: giving
+memory and threads back takes time, for which its launcher may not wait. A process that ends badly without a record
+(killed, or `os._exit`) counts as a cause.
 
 Before that it says of each world that it enters, counted from 1, that it waits for the others and that they are there::
 
@@ -55,12 +56,14 @@ class Status:
         rank: World rank at fault, if it is known.
         line: The error in one line.
         text: What a reader of the terminal should see; may have many lines, and may be empty.
+        code: The exit code that the process is about to end with.
     """
 
     cause: bool
     rank: int | None = None
     line: str = ""
     text: str = ""
+    code: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,23 +104,25 @@ class Losing:
 Record: TypeAlias = Status | Entering | Leaving | Losing
 
 
-def status_of(error: BaseException, *, local: Container[int], text: str = "") -> Status:
+def status_of(error: BaseException, *, local: Container[int], text: str = "", code: int = 1) -> Status:
     """Judge the error that ends this process.
 
     Args:
         error: What its program raised.
         local: The world ranks that it hosts.
         text: What it would print.
+        code: The exit code that follows.
     """
     line = str(error).split("\n", 1)[0] or type(error).__name__
     if isinstance(error, RankFailedError):
         # A lost connection is how the end of another process is first seen, whoever notices.
         remote = isinstance(error.cause, (RemoteError, PeerError, TransportError))
         remote = remote and not (isinstance(error.cause, LinkLostError) and error.cause.evident)
-        return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text)
+        return Status(cause=error.rank in local and not remote, rank=error.rank, line=line, text=text, code=code)
     if isinstance(error, PeerError):
-        return Status(cause=False, rank=error.culprit if error.culprit >= 0 else None, line=line, text=text)
-    return Status(cause=not isinstance(error, TransportError), line=line, text=text)
+        known = error.culprit if error.culprit >= 0 else None
+        return Status(cause=False, rank=known, line=line, text=text, code=code)
+    return Status(cause=not isinstance(error, TransportError), line=line, text=text, code=code)
 
 
 def tell_launcher(record: Record, environ: Mapping[str, str] = os.environ) -> bool:
@@ -141,8 +146,14 @@ def read_record(data: bytes) -> Record | None:
     except (ValueError, RecursionError):
         return None
     match record:
-        case {"cause": bool(cause), "rank": int() | None as rank, "line": str(line), "text": str(text)}:
-            return Status(cause=cause, rank=rank, line=line, text=text)
+        case {
+            "cause": bool(cause),
+            "rank": int() | None as rank,
+            "line": str(line),
+            "text": str(text),
+            "code": int(code),
+        }:
+            return Status(cause=cause, rank=rank, line=line, text=text, code=code)
         case {"world": int(world), "joined": bool(joined)}:
             return Entering(world=world, joined=joined)
         case {"left": int(left)}:

@@ -86,11 +86,13 @@ def exit_code(ending: Ending) -> int:
     """Return the exit code that a shell gives: 128 plus the number of the signal.
 
     A process that hung has none of its own: the signal was the launcher's. Its accuser's counts. One that was missed
-    or has vanished has none either.
+    or has vanished has none either. What a process has said counts, and not how it was ended after that.
     """
     if ending.missed or ending.vanished:
         return 1
-    returncode = (ending.accuser or ending).returncode
+    told, returncode = (ending.accuser or ending).status, (ending.accuser or ending).returncode
+    if told is not None and returncode < 0:
+        return told.code
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -105,7 +107,8 @@ def card(ending: Ending, *, oom_kills: int = 0, signs: Sequence[str] = ()) -> li
     """
     status = (ending.accuser or ending).status
     told = status.text.splitlines() if status else list(ending.tail)
-    said_all = ending.accuser is None and ending.returncode > 0 and told[-1:] and told[-1].startswith(_OURS)
+    spoke = status is not None or ending.returncode > 0  # what ended it after its last word is no news
+    said_all = ending.accuser is None and spoke and told[-1:] and told[-1].startswith(_OURS)
     if said_all and not ending.log:
         return _shortened(told, CARD_LINES)
     last = f"{_OURS}{ending.name} {_how(ending, oom_kills)}"

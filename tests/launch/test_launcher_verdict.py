@@ -56,6 +56,17 @@ def test_the_cause_counts_and_not_the_clock(endings, node):
     assert (found and found.node) == node
 
 
+def test_who_is_ended_after_its_last_word_has_the_exit_code_that_it_was_about_to_have():
+    """Memory and threads may take longer to give back than its launcher waits."""
+    told = "overlap: rank 0 failed at a.py:1: SystemExit: 3"
+    late = ended(0, -15, Status(cause=True, rank=0, text=f"{told}\n", code=3))
+    assert (exit_code(late), card(late)) == (3, [told])
+    accuser = ended(0, -15, Status(cause=False, rank=4, code=1))
+    hung = culprit([ended(1, -9, stopped=True), accuser])
+    assert hung is not None
+    assert (hung.accuser, exit_code(hung)) == (accuser, 1)
+
+
 @pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-2, 130), (-9, 137), (-15, 143)])
 def test_exit_codes_are_those_of_a_shell(returncode, code):
     assert exit_code(ended(0, returncode)) == code
@@ -233,8 +244,8 @@ def test_without_a_launcher_nobody_is_told(environ):
 
 @pytest.mark.parametrize(
     "record",
-    [b"", b"x", b"\xff", b"[]", b"{}", b'{"cause": 1, "rank": null, "line": "", "text": ""}', b"[" * 9999,
-     json.dumps({"cause": True, "rank": "0", "line": "", "text": ""}).encode()],
+    [b"", b"x", b"\xff", b"[]", b"{}", b'{"cause": 1, "rank": null, "line": "", "text": "", "code": 1}', b"[" * 9999,
+     json.dumps({"cause": True, "rank": "0", "line": "", "text": "", "code": 1}).encode()],
 )  # fmt: skip
 def test_what_is_no_record_is_none(record):
     assert read_record(record) is None
