@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import trio
+
+from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
@@ -16,10 +20,11 @@ from ..flight.folder import ENDING, default_folder
 from ..flight.last_signs import last_signs_of
 from ..flight.reading import Flight, read_flight
 from ..launch.processes import LaunchOutcome, launch
-from ..launch.restarts import Restarts, launch_again
+from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..launch.spec import LaunchSpec
 from ..launch.verdict import culprit
 from ..parallel.checkpoint_files import complete_steps
+from ..rendezvous.roll_call import Present, RollCall, answer_roll_call, call_roll
 from ..state.parts import Parts
 
 __all__ = ["run_again"]
@@ -35,15 +40,18 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         return outcome
 
     assert config.max_restarts
+    fewest = getattr(config.nnodes, "fewest", config.nnodes)
+    elastic = config.node_rank is not None and fewest != config.nnodes
     records = Path(config.flight_dir or default_folder())
     restarts = Restarts(
         most=config.max_restarts,
         latest=partial(_latest, config.state_dir),
         reached=partial(_reached, records),
         place=_shown(config.state_dir),
-        sleep=time.sleep,
-        fewest=getattr(config.nnodes, "fewest", None),
+        sleep=_no_pause if elastic and config.node_rank else time.sleep,  # node 0 pauses, and the others wait for it
+        fewest=None if elastic else fewest,
         signs=lambda pid: last_signs_of(pid, config.flight_dir),
+        agree=partial(_agree, config) if elastic else None,
     )
     outcome = launch_again(what, restarts, once)
     if outcome.asked is None and culprit(outcome.endings) is None:
@@ -52,6 +60,38 @@ def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
         with suppress(OSError):  # there are others in it, or there is none
             records.rmdir()
     return outcome
+
+
+def _agree(config: RunConfig, what: LaunchSpec, attempt: int) -> LaunchSpec:
+    """Ask the launchers of the other machines who takes part, and return what to start here."""
+    from ..setup.connecting import JOIN_TIMEOUT_S
+
+    tls = config.tls_files()
+    roll = RollCall(
+        job=what.job,
+        node=config.node_rank or 0,
+        fewest=getattr(config.nnodes, "fewest", what.nodes),
+        most=int(what.nodes),  # of a range, the text would be all of it
+        ranks_per_node=what.ranks_per_node,
+        endpoint=what.endpoint,
+        secret=what.secret,
+        timeout_s=config.join_timeout_s or JOIN_TIMEOUT_S,
+        tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
+    )
+    if what.listener is None:
+        present = trio.run(partial(answer_roll_call, roll, pause_s=LONGEST_PAUSE_S))
+    else:
+        present = trio.run(_call, roll, attempt, what.listener, what.report)
+    return numbered(what, present.attempt, present.nodes, [present.index])
+
+
+async def _call(roll: RollCall, attempt: int, listener: int, report: Callable[[str], None]) -> Present:
+    listening = trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(listener)))
+    return await call_roll(roll, attempt, trio.SocketListener(listening), report)
+
+
+def _no_pause(seconds: float) -> None:
+    """Go on at once."""
 
 
 def _latest(folder: str | None) -> int | None:

@@ -183,15 +183,9 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_range(config: RunConfig) -> None:
-    """Refuse a range of nodes where nobody could start fewer of them."""
-    if getattr(config.nnodes, "fewest", config.nnodes) == config.nnodes:
-        return
-    if not config.max_restarts:
+    """Refuse a range of nodes where nobody would start fewer of them."""
+    if getattr(config.nnodes, "fewest", config.nnodes) != config.nnodes and not config.max_restarts:
         raise UsageError(f"--nnodes {config.nnodes}: fewer are tried only with --max-restarts; give it too")
-    if config.node_rank is not None:
-        raise UsageError(
-            f"--nnodes {config.nnodes}: with --node-rank each node has a launcher of its own, which cannot start fewer"
-        )
 
 
 def _share(config: RunConfig, nodes: int) -> int:

@@ -15,7 +15,7 @@ from .processes import LaunchOutcome
 from .spec import LaunchSpec
 from .verdict import Ending, card, culprit
 
-__all__ = ["Restarts", "launch_again"]
+__all__ = ["LONGEST_PAUSE_S", "Restarts", "launch_again", "numbered"]
 
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # the exit code of what would fail again in the same way
@@ -37,6 +37,8 @@ class Restarts:
         fewest: With how few nodes the world may go on; after an attempt without progress the next has one less, and
             after one with progress it has all of them again. None: it needs all.
         signs: Returns what a process was doing that has ended without a word, given its pid.
+        agree: Returns what to start here in an attempt, once the launchers of all machines agree who takes part; None:
+            all nodes are started here, or all must be there.
     """
 
     most: int
@@ -46,6 +48,7 @@ class Restarts:
     sleep: Callable[[float], None]
     fewest: int | None = None
     signs: Callable[[int], Sequence[str]] = lambda pid: ()
+    agree: Callable[[LaunchSpec, int], LaunchSpec] | None = None
 
 
 def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpec], LaunchOutcome]) -> LaunchOutcome:
@@ -60,7 +63,12 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
     fewest = restarts.fewest or what.nodes
     for attempt in range(restarts.most + 1):
         killed = oom_kills()
-        outcome = once(_numbered(what, attempt, max(fewest, what.nodes - futile)))
+        nodes = max(fewest, what.nodes - futile)
+        outcome = once(
+            restarts.agree(what, attempt)
+            if restarts.agree
+            else numbered(what, attempt, nodes, [node for node in what.here if node < nodes])
+        )
         guilty = culprit(outcome.endings)
         if guilty is None or outcome.asked is not None or guilty.returncode == BAD_USAGE:
             break
@@ -82,12 +90,12 @@ def launch_again(what: LaunchSpec, restarts: Restarts, once: Callable[[LaunchSpe
     return outcome
 
 
-def _numbered(what: LaunchSpec, attempt: int, nodes: int) -> LaunchSpec:
-    """Return what the next attempt starts: all that belongs here, or the first of them where there are to be fewer."""
+def numbered(what: LaunchSpec, attempt: int, nodes: int, here: Sequence[int]) -> LaunchSpec:
+    """Return what an attempt starts: so many nodes, some of them here."""
     environ = {**what.environ, "OVERLAP_RESTART": str(attempt)}
     if nodes == 1 < what.nodes:  # a process alone is told its ranks by this only
         environ["OVERLAP_RANKS"] = str(what.ranks_per_node)
-    return replace(what, environ=environ, attempt=attempt, nodes=nodes, here=[n for n in what.here if n < nodes])
+    return replace(what, environ=environ, attempt=attempt, nodes=nodes, here=here)
 
 
 def _given_up(futile: int, attempt: int) -> str:

@@ -15,7 +15,7 @@ from transports.tls import Tls
 from ..membership.control_link import ControlLink, OutboxFullError
 from ..membership.control_messages import Join, Message, Refused
 from ..membership.coordinator import Coordinator, RefusedError
-from .configuration import FRESH, name_epoch
+from .configuration import FRESH, LAUNCHER, name_epoch
 from .sockets import format_endpoint, tune
 
 __all__ = ["Acceptor"]
@@ -118,6 +118,8 @@ class Acceptor:
     def _judge(self, theirs: Hello) -> Hello | str:
         """Say who is here, or why not to come in; whoever is early for the next epoch hears of this one, and waits."""
         mine = self._mine
+        if (theirs.role, theirs.job) == (LAUNCHER, mine.job):
+            return f"the world is running; node {theirs.member} can take part from the next attempt on"
         if (theirs.role, theirs.job) != (mine.role, mine.job):
             return f"job '{theirs.job}' refused, this is job '{mine.job}'"
         if self._takes(theirs):

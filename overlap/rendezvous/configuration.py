@@ -13,10 +13,21 @@ from ..errors import OverlapError, UsageError
 from ..membership.control_link import Patience
 from .sockets import Endpoint
 
-__all__ = ["FRESH", "WORLDS", "JoinError", "RendezvousConfig", "name_absent", "name_epoch"]
+__all__ = [
+    "FRESH",
+    "LAUNCHER",
+    "WORLDS",
+    "JoinError",
+    "RendezvousConfig",
+    "name_absent",
+    "name_epoch",
+    "name_processes",
+]
 
 #: What the hello of a process says that has been in no world yet.
 FRESH = "fresh"
+#: What the hello of a launcher calls its role.
+LAUNCHER = "launcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 
@@ -127,12 +138,13 @@ def name_absent(missing: Sequence[int], went: Sequence[int], timeout_s: float) -
     return "; ".join([*([absent] if never else []), *([left] if went else [])])
 
 
-def name_processes(members: Sequence[int]) -> str:
-    """Name some processes, briefly.
+def name_processes(members: Sequence[int], what: str = "process") -> str:
+    """Name some processes, or nodes, briefly.
 
     >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
     ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
     """
     named = ", ".join(map(str, members[:_NAMED_LIMIT]))
     more = f" and {len(members) - _NAMED_LIMIT} more" if len(members) > _NAMED_LIMIT else ""
-    return f"process{'es' if len(members) > 1 else ''} {named}{more}"
+    plural = "es" if what.endswith("s") else "s"
+    return f"{what}{plural if len(members) > 1 else ''} {named}{more}"

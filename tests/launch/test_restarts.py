@@ -337,8 +337,6 @@ def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
     ("options", "message"),
     [
         (["--nnodes", "2:3"], "--nnodes 2:3: fewer are tried only with --max-restarts; give it too"),
-        (["--nnodes", "2:3", "--max-restarts", "1", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:1"],
-         "--nnodes 2:3: with --node-rank each node has a launcher of its own, which cannot start fewer"),
         (["--nnodes", "3:2"], "run: argument --nnodes: expected a range such as 2:4, the smaller number first, "
          "got '3:2' (`overlap run --help` explains)"),
         (["--nnodes", "2:"], "run: argument --nnodes: expected a positive integer, or a range such as 2:4, "
@@ -374,3 +372,49 @@ def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_p
     codes, said = zip(*(node.end()[:2] for node in nodes), strict=True)
     assert codes == (0, 0)
     assert said[0][2:] == undisturbed[1][2:]
+
+
+UNTIL_ONE_IS_LOST = """
+import numpy as np
+import overlap
+
+async def main(rank):
+    state = await rank.state.latest()
+    step = state.step if state else 0
+    while rank.world_size == 3 or step == 0:
+        await rank.all_reduce(np.ones(1))
+        step += 1
+        await rank.state.save(step, {"step": step})
+        if rank.rank == 0 and step == 3:
+            print("going", flush=True)
+    if rank.rank == 0:
+        print(rank.world_size, rank.restart, step >= 3)
+
+overlap.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_launchers_of_several_machines_go_on_without_one_that_is_lost(tmp_path):
+    (tmp_path / "elastic.py").write_text(UNTIL_ONE_IS_LOST)
+    where = ("--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "3")
+    command = [sys.executable, "-m", "overlap", "run", *where, "--state-dir", "state", "--join-timeout", "20"]
+    environ = os.environ | {"PYTHONPATH": ROOT, "OVERLAP_SECRET": "00" * 32}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    launchers = [
+        subprocess.Popen([*command, "--node-rank", str(node), "--no-prefix", "elastic.py"], cwd=tmp_path, env=environ,
+                         **pipes)
+        for node in range(3)
+    ]  # fmt: skip
+    try:
+        assert launchers[0].stdout.readline() == "going\n"
+        launchers[1].kill()
+        said, told = launchers[0].communicate(timeout=LIMIT_S)
+        assert (launchers[0].returncode, said) == (0, "2 1 True\n"), told
+        assert "overlap: goes on with 2 of 3 nodes: node 1 did not come within 10 s\n" in told
+        assert launchers[2].communicate(timeout=LIMIT_S)[0] == ""
+        assert launchers[2].returncode == 0
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.communicate(timeout=LIMIT_S)

@@ -1,0 +1,125 @@
+"""Who takes part in the next attempt: whatever happens to launchers, those that are told are told the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+
+from overlap.rendezvous import JoinError, RendezvousConfig, join
+from overlap.rendezvous.roll_call import Present, RollCall, answer_roll_call, call_roll
+from overlap.rendezvous.sockets import listen
+
+from .simulation import Simulation, seeds, simulate
+
+ENDPOINT = "10.0.0.1", 29500
+SECRET = b"of this simulation"
+
+
+def roll(node: int, most: int, **other: object) -> RollCall:
+    known = {"job": "digits", "fewest": 2, "ranks_per_node": 1, "endpoint": ENDPOINT, "secret": SECRET}
+    return RollCall(node=node, most=most, **{**known, "timeout_s": 20.0, **other})
+
+
+async def launcher(found: Simulation, node: int, **other: object) -> Present:
+    what = roll(node, found.members, **other)
+    if node:
+        return await answer_roll_call(what, pause_s=30.0)
+    return await call_roll(what, 3, await listen(ENDPOINT), lambda line: found.note(0, line))
+
+
+def undisturbed(members: int, main: Callable[[Simulation, int], Awaitable[object]]) -> Simulation:
+    return simulate(0, members, main, most=0)
+
+
+@pytest.mark.parametrize("each", seeds(40, 1000, at_once=200))
+def test_all_that_take_part_know_the_same(each: range) -> None:
+    agreed = 0
+    for seed in each:
+        found = simulate(seed, 4, launcher, spread_s=10.0)
+        present = [end for end in found.ends.values() if isinstance(end, Present)]
+        assert all(isinstance(end, (Present, JoinError, type(None))) for end in found.ends.values()), found.ends
+        assert len({(end.nodes, end.attempt) for end in present}) <= 1, f"seed {seed}: {found.ends}"
+        indices = [end.index for end in present]
+        assert len(set(indices)) == len(indices), f"seed {seed}: {found.ends}"
+        assert all(end.nodes >= 2 for end in present)
+        if not found.hit:
+            assert found.ends == {node: Present(index=node, nodes=4, attempt=3) for node in range(4)}
+        agreed += len(present) > 1
+    assert agreed > len(each) // 2
+
+
+def test_those_who_are_there_are_enough_after_the_last_call() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node == 1:
+            return None
+        return await launcher(found, node, timeout_s=18.0)
+
+    found = undisturbed(3, main)
+    assert found.ends == {
+        0: Present(index=0, nodes=2, attempt=3), 1: None, 2: Present(index=1, nodes=2, attempt=3)
+    }  # fmt: skip
+    assert [line for _, _, line in found.log if line.startswith(("2 of", "goes"))] == [
+        "2 of 3 nodes are there; missing 1",
+        "goes on with 2 of 3 nodes: node 1 did not come within 9 s",
+    ]
+
+
+def test_too_few_are_told_so_everywhere() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node > 1:
+            return None
+        return await launcher(found, node, fewest=3)
+
+    found = undisturbed(4, main)
+    message = "nodes 2, 3 did not come within 20 s; at least 3 of 4 must be there"
+    assert [str(found.ends[node]) for node in (0, 1)] == [message, message]
+    assert all(isinstance(found.ends[node], JoinError) for node in (0, 1))
+
+
+def test_one_that_was_started_otherwise_is_told_so_at_once() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node == 2:
+            return await launcher(found, node, ranks_per_node=8)
+        return await launcher(found, node)
+
+    error = undisturbed(3, main).ends[2]
+    assert isinstance(error, JoinError)
+    assert (
+        str(error) == "expected --nnodes 2:3 and 1 ranks each, this one was started with --nnodes 2:3 and 8 ranks each"
+    )
+
+
+def test_two_launchers_of_one_node_are_not_two_nodes() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        await trio.sleep(node)
+        return await launcher(found, min(node, 1))
+
+    found = undisturbed(3, main)
+    assert (found.ends[0], found.ends[1]) == tuple(Present(index=i, nodes=2, attempt=3) for i in (0, 1))
+    assert isinstance(found.ends[2], JoinError)
+
+
+def test_who_comes_while_a_world_runs_hears_of_it_and_waits() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        if node:
+            await trio.sleep(1)
+            return await launcher(found, 1)
+        alone = RendezvousConfig(job="digits", member=0, members=1, endpoint=ENDPOINT, secret=SECRET)
+        async with join(alone, report=lambda line: found.note(0, line)):
+            await trio.sleep(5)
+        return await launcher(found, 0)
+
+    found = undisturbed(2, main)
+    assert found.ends == {node: Present(index=node, nodes=2, attempt=3) for node in (0, 1)}
+    (refused,) = [line for _, _, line in found.log if line.startswith("refused")]
+    assert refused.endswith(": the world is running; node 1 can take part from the next attempt on")
+
+
+def test_a_node_that_finds_nobody_says_what_it_tried() -> None:
+    async def main(found: Simulation, node: int) -> object:
+        return await launcher(found, 1)
+
+    error = undisturbed(1, main).ends[0]
+    assert str(error) == "node 0 could not be reached at 10.0.0.1:29500 within 50 s: Connection refused"
