@@ -21,7 +21,7 @@ await model.finish()
 #                  gathering: when whole parameters are there;  memory: what it all takes
 #   schedules/     pipeline schedules as data
 #   layers         what issues: Local functions;  sequential: a chain of layers, in parts that hide each other
-#   tensor         ColumnLinear, RowLinear: matrices cut over a group
+#   tensor         ColumnLinear, RowLinear: matrices cut over a group;  vocabulary: the loss of scores cut by words
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
 #   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
 #   models         Models: several as one, as experts are averaged over other ranks than the rest
@@ -47,6 +47,7 @@ from .sharded import Sharded
 from .shards import Stage
 from .tensor import ColumnLinear, RowLinear
 from .tree import flatten, rebuild
+from .vocabulary import VocabularyLoss
 
 __all__ = [
     "SGD",
@@ -77,6 +78,7 @@ __all__ = [
     "Sequential",
     "Sharded",
     "Stage",
+    "VocabularyLoss",
     "expected_memory",
     "flatten",
     "plan_buckets",

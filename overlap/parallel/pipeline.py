@@ -16,7 +16,7 @@ from ..runtime.rank import Rank
 from .layers import Cost, Layer, splits
 from .memory_work import MemoryWork
 from .pending import last_future, leaves
-from .pipeline_pass import Model, Pass
+from .pipeline_pass import IssuedLoss, Model, Pass
 
 if TYPE_CHECKING:
     from ..runtime.calls import Like
@@ -73,7 +73,7 @@ class Pipeline:
         layers: Mapping[int, Layer],
         params: Mapping[int, object],
         *,
-        loss: Callable[..., tuple[object, object]],
+        loss: Callable[..., tuple[object, object]] | IssuedLoss,
         boundary: Like | Sequence[Like],
         group: Group | None = None,
         model: Model | None = None,
@@ -89,7 +89,8 @@ class Pipeline:
                 may be a `Sequential` of others.
             params: Their weights by stage: trees of arrays.
             loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
-                means over the microbatch. It runs on the compute stream, behind the last forward.
+                means over the microbatch. It runs on the compute stream, behind the last forward. Or what issues it,
+                such as `VocabularyLoss`.
             boundary: Shape and dtype of what passes from stage to stage of one microbatch; a list, if that differs.
             group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
             model: Who keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their

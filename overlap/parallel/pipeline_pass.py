@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from .pending import RunningSum, filled, has_no_data, pick
 from .schedules import Action, Kind
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
     from ..runtime.calls import Like
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from .pending import Path
     from .schedules import PipelineSchedule
 
-__all__ = ["Model", "Pass"]
+__all__ = ["IssuedLoss", "Model", "Pass"]
 
 
 class Model(Protocol):
@@ -36,6 +34,14 @@ class Model(Protocol):
 
     def reduce(self, name: str, grad: object) -> None:
         """Take a gradient over."""
+
+
+@runtime_checkable
+class IssuedLoss(Protocol):
+    """A loss that issues what it takes, such as `VocabularyLoss`."""
+
+    def issue(self, scores: object, target: object) -> Future[object]:
+        """Issue the gradient and the loss; return a future of both."""
 
 
 class Around(Protocol):
@@ -49,7 +55,7 @@ class Around(Protocol):
     model: Model | None
     names: dict[int, dict[str, Path]]
     boundaries: list[Like]
-    loss: Callable[..., tuple[object, object]]
+    loss: Callable[..., tuple[object, object]] | IssuedLoss
     loss_cost: dict[str, float]
     stream: Stream
     work: MemoryWork
@@ -106,21 +112,26 @@ class Pass:
         return y
 
     def _begin_backward(self, stage: int, i: int, y: object) -> object:
-        pipeline = self._pipeline
-        both: Future[object] = pipeline.rank.compute(
-            self._loss,
-            y,
-            self._targets[i],
-            name="loss",
-            **pipeline.loss_cost,  # type: ignore[arg-type]
-        )
+        both = self._issue_loss(y, self._targets[i])
         self._here[Kind.BACKWARD, stage, i] = both[0]
         self.losses.append(both[1])
         return both
 
-    def _loss(self, y: object, target: object) -> tuple[object, object]:
+    def _issue_loss(self, y: object, target: object) -> Future[Any]:
+        pipeline, loss = self._pipeline, self._pipeline.loss
+        if isinstance(loss, IssuedLoss):
+            return pipeline.rank.compute(self._shared, loss.issue(y, target), name="loss", seconds=0.0)
+        return pipeline.rank.compute(
+            lambda y, target: self._shared(loss(y, target)),
+            y,
+            target,
+            name="loss",
+            **pipeline.loss_cost,  # type: ignore[arg-type]
+        )
+
+    def _shared(self, both: tuple[object, object]) -> tuple[object, object]:
         """Return the gradient for the mean over the batch, so that microbatches only have to be added up."""
-        dy, loss = self._pipeline.loss(y, target)
+        dy, loss = both
         array = cast("NDArray[Any]", dy)
         count = self._schedule.microbatches
         return (array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)), loss
