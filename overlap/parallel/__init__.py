@@ -27,7 +27,7 @@ await model.finish()
 #   models         Models: several as one, as experts are averaged over other ranks than the rest
 #   local_steps    LocalSGD, DiLoCo: ranks train apart for a while;  outer_steps: what brings them together
 #   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
-#                  pieces: what a model is made of, however it is cut
+#                  pieces: what a model is made of, however it is cut;  own_state: what a rank has for itself
 #   hooks/         how the mean of a bucket gets around with fewer bytes
 #   pending        trees of which any part may be a future
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from .agreement import agreement
 from .ahead import Ahead
 from .buckets import BucketPlan
 from .finite import Place
+from .hooked import Hooked
 from .memory_work import MemoryWork
 from .names import Names
 from .norms import Part, clip_factor, square_sums
+from .own_state import Own
 from .settings import Settings
 from .tree import flatten, rebuild
 
@@ -41,9 +43,10 @@ class Bucket(Protocol):
         handed: Gradients of this step that have not been sent, by name.
         place: Where one was handed over last.
         reduced: What came back of the step that was sent last, as far as this rank needs it.
-        sent: Whether the gradients of this step have been.
+        hooked: What the hook has around it, if there is one.
     """
 
+    hooked: Hooked | None
     handed: dict[str, object]
     place: Place | None
     reduced: Future[Array] | None
@@ -88,6 +91,7 @@ class Bucketed(ABC, Generic[B]):
         self._uneven = settings.uneven and self.group.size > 1
         rebuilds = settings.rebuild_buckets and settings.unused == "error" and not settings.uneven
         self._observed: list[str] | None = [] if rebuilds else None
+        self._seen: Sequence[str] = ()  # the order of the first step, once it is known
         self._buckets: list[B] = []
         self._home: dict[str, B] = {}
         self._next = 0  # bucket to be sent
@@ -293,6 +297,42 @@ class Bucketed(ABC, Generic[B]):
         clip_group = self._settings.clip_group
         return [] if clip_group is None or clip_group.size == 1 else [clip_group]
 
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def notes(self) -> dict[str, object]:
+        """Return the order in which buckets travel, once gradients have shown it: it decides on bits; and of hooks."""
+        order = {"order": list(self._seen)} if self._seen else {}
+        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked and bucket.hooked.state]
+        lost = next((found for each in hooked if (found := each.unsavable)), "")
+        return order | {"hooks": bool(hooked), "lost": lost}
+
+    def own(self) -> dict[str, Array]:
+        """Return what this rank's hook keeps."""
+        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
+        return {name: array for each in hooked for name, array in each.own().items()}
+
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step: weights and the optimizer's state have been written into place.
+
+        Args:
+            steps: That had been made.
+            notes: What `notes` has told.
+            own: What `own` has told on this rank; None if there were other ranks.
+
+        Returns:
+            What is not as it was, for people to read; empty if everything is.
+        """
+        self.steps = steps
+        order = [name for name in cast("Sequence[str]", notes.get("order", ())) if name in self._home]
+        if self._observed is not None and len(order) == len(self._home):
+            self._observed, self._seen = None, order
+            self._reorder(order)
+        hooked = [bucket.hooked for bucket in self._buckets if bucket.hooked]
+        if own is None:
+            return "what hooks keep begins anew" if notes.get("hooks") else ""
+        fit = [each.resume(own) for each in hooked]
+        return str(notes.get("lost", "")) if all(fit) else "what hooks keep of other buckets begins anew"
+
     # -- the order -----------------------------------------------------------------------------------------------
 
     def _rebuild(self) -> None:
@@ -300,6 +340,7 @@ class Bucketed(ABC, Generic[B]):
         order, self._observed = self._observed, None
         if order is None:
             return
+        self._seen = order
         if self.group.size > 1:
             self._agreed = (agreement(self.rank, self.group, _ORDER, list(map(repr, order))),)
         self._reorder(order)

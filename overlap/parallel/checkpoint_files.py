@@ -18,6 +18,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ __all__ = [
 _NAME = re.compile(r"checkpoint-(\d{12,18})")
 _MANIFEST = "manifest.json"
 _WHOLE = "model.safetensors"
-_FORMAT = 1
+_FORMAT = 2
 _HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
 
 # What safetensors calls the types of numpy and ml_dtypes (safetensors 0.8, src/tensor.rs).
@@ -88,8 +89,15 @@ def check_types(tensors: Tensors) -> None:
         raise UsageError(f"model: safetensors has no type for {', '.join(unknown)}")
 
 
-def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece]) -> None:
+def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], notes: Mapping[str, object]) -> None:
     """Write a rank's pieces; when this returns, they are on the disk.
+
+    Args:
+        folder: Where.
+        rank: This one.
+        ranks: All of them.
+        pieces: This rank's.
+        notes: What JSON can tell, by the name of the part of a model.
 
     Raises:
         OSError: If it cannot be written.
@@ -98,19 +106,16 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece]) -> 
     tensors = {f"{piece.tensor}[{piece.start}:{piece.stop}]": piece.data for piece in pieces}
     told = {piece.tensor: [piece.dtype.name, list(piece.shape)] for piece in pieces}
     parts = [[key, piece.tensor, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
-    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, {"tensors": told, "pieces": parts})
+    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, {"tensors": told, "pieces": parts, "notes": notes})
 
 
 def merge(folder: Path, ranks: int) -> None:
     """Make one file of those of all ranks, which has each tensor in its shape, under its name."""
-    reader = Reader(folder, _manifest(folder, ranks, 0, {}))
-    tensors: dict[str, Array] = {}
-    for name, (dtype, shape) in reader.tensors.items():
-        flat = np.empty(int(np.prod(shape, dtype=object)), _dtype(dtype))
-        reader.fill(Piece(tensor=name, shape=tuple(shape), start=0, stop=flat.size, data=flat))
-        tensors[name] = flat.reshape(shape)
+    manifest = _manifest(folder, ranks, 0, {})
+    reader = Reader(folder, manifest)
+    tensors = {name: reader.whole(name) for name in reader.tensors}
     parts = [[name, name, 0, array.size] for name, array in tensors.items()]
-    _write(folder / _WHOLE, tensors, {"tensors": dict(reader.tensors), "pieces": parts})
+    _write(folder / _WHOLE, tensors, {"tensors": dict(reader.tensors), "pieces": parts, "notes": manifest["notes"]})
     for name in reader.files:
         (folder / name).unlink()
 
@@ -167,7 +172,7 @@ def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object])
 
 def _manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
     names = [_WHOLE] if (folder / _WHOLE).exists() else [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)]
-    files, tensors = [], {}
+    files, tensors, notes = [], {}, {}
     for rank, name in enumerate(names):
         path = folder / name
         if not path.exists():
@@ -177,9 +182,11 @@ def _manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) 
             )
         told = json.loads(_header(path)[0]["__metadata__"]["overlap"])
         tensors.update(told["tensors"])
+        notes.update(told["notes"])
         size = path.stat().st_size
         files.append({"name": name, "bytes": size, "xxh3_128": _checksum(path), "pieces": told["pieces"]})
-    return {"format": _FORMAT, "step": step, "ranks": ranks, "tensors": tensors, "files": files, "extra": dict(extra)}
+    told = {"format": _FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
+    return told | {"tensors": tensors, "files": files, "notes": notes}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -244,6 +251,13 @@ class Reader:
                 missing -= part.stop - part.start
         if missing:
             raise DamagedError(f"{self._folder}: {missing} elements of {wanted.tensor!r} are in no file")
+
+    def whole(self, name: str) -> Array:
+        """Return a tensor in memory of its own."""
+        dtype, shape = self.tensors[name]
+        flat = np.empty(prod(shape), _dtype(dtype))
+        self.fill(Piece(tensor=name, shape=tuple(shape), start=0, stop=flat.size, data=flat))
+        return flat.reshape(shape)
 
     def _read(self, name: str, key: str, first: int, target: Array) -> None:
         header, begin = self._headers.get(name) or self._headers.setdefault(name, _header(self._folder / name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ from .checkpoint_files import (
     read_manifest,
     write_part,
 )
+from .own_state import Own
 from .pieces import Piece, Tensors, copied
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpointed", "Checkpoints", "Restored"]
 
 _STREAM = "overlap.checkpoints"
+_OWN = "own:"  # begins the names of what one rank has for itself, with its number
 
 T = TypeVar("T")
 
@@ -50,10 +52,6 @@ class Checkpointed(Protocol):
 
     steps: int
 
-    @property
-    def unsaved(self) -> str:
-        """What of its state no checkpoint has, for people to read; empty if there is nothing."""
-
     def tensors(self) -> Tensors:
         """Return dtype and shape of all that all ranks have together, by name."""
 
@@ -63,11 +61,26 @@ class Checkpointed(Protocol):
     def wanted(self) -> Sequence[Piece]:
         """Return what this rank needs to go on, in the model's own memory."""
 
+    def notes(self) -> Mapping[str, object]:
+        """Return what else all ranks of the model have alike, as JSON can tell it."""
+
+    def own(self) -> Own:
+        """Return what this rank alone keeps."""
+
     async def settle(self) -> None:
         """Wait until all updates that have been issued are done."""
 
-    def resume(self, steps: int) -> None:
-        """Go on from that step, once all that is wanted has been written."""
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step, once all that is wanted has been written.
+
+        Args:
+            steps: That had been made.
+            notes: What `notes` has told.
+            own: What `own` has told on this rank, to be kept; None if there were other ranks.
+
+        Returns:
+            What is not as it was, for people to read; empty if everything is.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +125,7 @@ class Checkpoints:
         folder: str | os.PathLike[str] | None = None,
         *,
         group: Group | None = None,
+        part: str = "",
         whole: bool = False,
         keep: int = 2,
     ) -> None:
@@ -119,9 +133,11 @@ class Checkpoints:
 
         Args:
             rank: This rank.
-            folder: That all ranks see; by default that of `--state-dir`. Models that ranks share otherwise than by data
-                parallelism, such as the parts of a tensor-parallel one, have one each.
-            group: The ranks that have the model; by default all.
+            folder: That all ranks see; by default that of `--state-dir`.
+            group: The ranks that have the model, with all its parts; by default all.
+            part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
+                "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
+                parts, or is not there.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
             keep: How many complete ones stay.
@@ -136,6 +152,7 @@ class Checkpoints:
             raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
         self._folder = Path(place or ".")
         self._rank, self._group, self._whole, self._keep = rank, group or rank.world, whole, keep
+        self._part, self._prefix = part, f"{part}/" if part else ""
         self._stream = rank.stream(_STREAM)
         self._writing: Future[None] | None = None
 
@@ -148,7 +165,7 @@ class Checkpoints:
         In virtual time nothing is written.
 
         Args:
-            model: What to save. State of hooks is not.
+            model: What to save.
             extra: What else is needed to go on, such as the place in the data, as JSON can tell it; the first rank's
                 counts.
 
@@ -158,11 +175,20 @@ class Checkpoints:
         check_types(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = model.kept()
+        pieces = [replace(each, tensor=self._prefix + each.tensor) for each in (*model.kept(), *self._own(model))]
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
         copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
         name = f"checkpoint of step {model.steps}"
-        self._writing = self._rank.spawn(self._write, model.steps, copies, dict(extra or {}), name=name)
+        notes = {self._part: dict(model.notes())}
+        self._writing = self._rank.spawn(self._write, model.steps, copies, notes, dict(extra or {}), name=name)
+
+    def _own(self, model: Checkpointed) -> list[Piece]:
+        own = model.own()
+        check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
+        return [
+            Piece.whole(f"{_OWN}{self._group.rank}:{name}", array.shape, array.reshape(-1))
+            for name, array in own.items()
+        ]
 
     async def finish(self) -> None:
         """Wait until the checkpoint under way is complete, on the disk.
@@ -194,17 +220,22 @@ class Checkpoints:
         for step in steps:
             manifest = await self._checked(step)
             if manifest is not None:
-                _check_model(folder_of(self._folder, step), manifest["tensors"], model.tensors())
-                await _in_thread(partial(_fill, folder_of(self._folder, step), manifest, model.wanted()))
-                model.resume(step)
-                return self._told(step, int(manifest["ranks"]), manifest["extra"], model.unsaved)
+                folder, ranks = folder_of(self._folder, step), int(manifest["ranks"])
+                self._check_model(folder, manifest["tensors"], model.tensors())
+                own = await _in_thread(partial(self._read, folder, manifest, model.wanted()))
+                lost = model.resume(
+                    step, manifest["notes"].get(self._part, {}), own if ranks == self._group.size else None
+                )
+                return self._told(step, ranks, manifest["extra"], lost)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         return None
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def _write(self, step: int, pieces: Sequence[Piece], extra: Mapping[str, object]) -> None:
+    async def _write(
+        self, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+    ) -> None:
         group = self._group
         if not self._rank.state.real:
             await self._together()
@@ -212,7 +243,7 @@ class Checkpoints:
         nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
         told = await group.broadcast(np.array([nonce], np.int64), stream=self._stream, name="checkpoint begins")
         written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
-        await _in_thread(partial(write_part, written, group.rank, group.size, pieces))
+        await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
         await self._together()
         if group.rank == 0:
             if self._whole:
@@ -254,9 +285,36 @@ class Checkpoints:
             return {}, str(error)
         return manifest, ""
 
-    def _told(self, step: int, ranks: int, extra: Mapping[str, object], unsaved: str) -> Restored:
-        now = self._group.size
-        reasons = [f"it has not {unsaved}"] if unsaved else []
+    def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
+        """Refuse the checkpoint of another model; tensors without elements are in none."""
+        told = {
+            name.removeprefix(self._prefix): (dtype, tuple(shape))
+            for name, (dtype, shape) in there.items()
+            if name.startswith(self._prefix) and not name.removeprefix(self._prefix).startswith(_OWN)
+        }
+        mine = {name: (dtype, tuple(shape)) for name, (dtype, shape) in here.items() if prod(shape)}
+        if self._part and not told:
+            raise UsageError(f"part: {folder} has no part {self._part!r}")
+        for name in [*mine, *told]:
+            if told.get(name) == mine.get(name):
+                continue
+            if name not in told:
+                found = f"it has no {name!r}"
+            elif name not in mine:
+                found = f"it has {name!r}, which this one has not"
+            else:
+                found = f"{name!r} is {' '.join(map(str, told[name]))} there and {' '.join(map(str, mine[name]))} here"
+            raise UsageError(f"model: {folder} is of another model: {found}")
+
+    def _read(self, folder: Path, manifest: Mapping[str, Any], wanted: Sequence[Piece]) -> Own:
+        """Read what the model wants into its memory; return what this rank had for itself."""
+        reader, own = Reader(folder, manifest), f"{self._prefix}{_OWN}{self._group.rank}:"
+        for piece in wanted:
+            reader.fill(replace(piece, tensor=self._prefix + piece.tensor))
+        return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
+
+    def _told(self, step: int, ranks: int, extra: Mapping[str, object], lost: str) -> Restored:
+        now, reasons = self._group.size, [lost] if lost else []
         if ranks != now:
             reasons.append(
                 f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
@@ -265,28 +323,6 @@ class Checkpoints:
         if why and self._group.rank == 0:
             notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
         return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=extra)
-
-
-def _check_model(folder: Path, there: Tensors, here: Tensors) -> None:
-    """Refuse the checkpoint of another model; tensors without elements are in none."""
-    told = {name: (dtype, tuple(shape)) for name, (dtype, shape) in there.items()}
-    mine = {name: each for name, each in here.items() if prod(each[1])}
-    for name in [*mine, *told]:
-        if told.get(name) == mine.get(name):
-            continue
-        if name not in told:
-            found = f"it has no {name!r}"
-        elif name not in mine:
-            found = f"it has {name!r}, which this one has not"
-        else:
-            found = f"{name!r} is {' '.join(map(str, told[name]))} there and {' '.join(map(str, mine[name]))} here"
-        raise UsageError(f"model: {folder} is of another model: {found}")
-
-
-def _fill(folder: Path, manifest: Mapping[str, Any], wanted: Sequence[Piece]) -> None:
-    reader = Reader(folder, manifest)
-    for piece in wanted:
-        reader.fill(piece)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

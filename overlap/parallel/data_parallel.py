@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from ..errors import UsageError
 from ..notice import notify
 from ..runtime.future import Future
@@ -18,6 +20,7 @@ from .buckets import BucketPlan, Hook, plan_by_size
 from .finite import Blame
 from .memory import ModelMemory
 from .optimizers import Optimizer
+from .own_state import Own
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
 from .reduction import Reduction, Wiring
@@ -231,11 +234,14 @@ class DataParallel(Bucketed[Reduction]):
         assert self._tuner is not None
         await self.finish()
         told = await self._tuner.choose() if self.group.rank == 0 else None
-        self.choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
-        self._tuner = None
+        choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
         if self.group.rank == 0:
-            notify(str(self.choice))
-        self._bucket_bytes, self._order = CANDIDATES[self.choice.candidate]
+            notify(str(choice))
+        self._take_over(choice)
+
+    def _take_over(self, choice: Choice) -> None:
+        self.choice, self._tuner = choice, None
+        self._bucket_bytes, self._order = CANDIDATES[choice.candidate]
         self._plan()
 
     async def _whole(self) -> object:
@@ -243,11 +249,6 @@ class DataParallel(Bucketed[Reduction]):
         return rebuild(self._like, self._parameters.views)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
-
-    @property
-    def unsaved(self) -> str:
-        """What of its state no checkpoint has: that of its hook."""
-        return "" if self._wiring.hook is None else "what the hook keeps from step to step"
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
@@ -268,9 +269,15 @@ class DataParallel(Bucketed[Reduction]):
             await update
         await self.rank.compute(_nothing, name="settle", seconds=0.0)
 
-    def resume(self, steps: int) -> None:
-        """Go on from that step: weights and the optimizer's state have been written into place."""
-        self.steps = steps
+    def notes(self) -> dict[str, object]:
+        """Return the order in which buckets travel, and what "auto" has chosen."""
+        return super().notes() | ({} if self.choice is None else {"choice": self.choice.to_array().tolist()})
+
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step, with the choice that had been made; see `Bucketed`."""
+        if self._tuner is not None and "choice" in notes:
+            self._take_over(Choice.told(np.array(notes["choice"])))
+        return super().resume(steps, notes, own)
 
     # -- updates ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets import BucketPlan, GradientBucket, Hook
+from .own_state import Own, packed, unpacked, unsavable
 
 if TYPE_CHECKING:
     from .tree import Array
@@ -52,6 +53,26 @@ class Hooked:
     def start(self, packed: Future[Array], step: int) -> Future[Array]:
         """Return a future of the mean: of all of it, or of what this rank needs."""
         return self._rank.spawn(self._run, packed, step, name=f"hook of bucket {self._plan.index}")
+
+    @property
+    def unsavable(self) -> str:
+        """What of the state no checkpoint can have, for people to read; empty if there is nothing."""
+        found = unsavable(self.state)
+        return found and f"it has not what the hook keeps as {found}"
+
+    def own(self) -> dict[str, Array]:
+        """Return the state for a checkpoint; none if there is none."""
+        if not self.state or self.unsavable:
+            return {}
+        return packed(f"hook:{self._plan.index}", {"names": self._plan.names, "state": self.state})
+
+    def resume(self, own: Own) -> bool:
+        """Take the state of a checkpoint over; False if it is that of another bucket."""
+        told = unpacked(f"hook:{self._plan.index}", own)
+        if told is not None and told["names"] != list(self._plan.names):
+            return False
+        self.state = {} if told is None else told["state"]
+        return True
 
     async def _run(self, packed: Future[Array], step: int) -> Array:
         buffer, index = await packed, self._plan.index

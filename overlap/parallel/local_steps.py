@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +17,9 @@ from .memory_work import MemoryWork
 from .names import Names
 from .optimizers import SGD, Optimizer
 from .outer_steps import Fragment, Nesterov
+from .own_state import Own
 from .parameters import Parameters
+from .pieces import Piece, Tensors, divided
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
@@ -178,6 +181,56 @@ class LocalSteps:
                 self._apply(fragment)
         await self._newest
         return rebuild(self._like, self._parameters.views)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of the common weights, and of what the outer optimizer keeps of them, by name."""
+        return {piece.tensor: (piece.dtype.name, piece.shape) for piece in self.wanted()}
+
+    def kept(self) -> list[Piece]:
+        """Return what this rank saves of what all have."""
+        return divided(self.wanted(), self.group.rank, self.group.size)
+
+    def wanted(self) -> list[Piece]:
+        """Return what all ranks have alike."""
+        return [piece for fragment in self._fragments for piece in fragment.pieces()]
+
+    def notes(self) -> dict[str, object]:
+        """Return when outer steps have been made, and which are under way."""
+        return {"fragments": [fragment.notes() for fragment in self._fragments]}
+
+    def own(self) -> dict[str, Array]:
+        """Return this rank's weights, what the inner optimizer keeps of them, and outer steps under way."""
+        mine = {f"weights:{piece.tensor}": piece.data for piece in self._parameters.pieces()}
+        for number, fragment in enumerate(self._fragments):
+            mine |= {f"fragment:{number}:{key}": array for key, array in fragment.own().items()}
+        return mine
+
+    async def settle(self) -> None:
+        """Wait until all steps that have been issued are made, and what travels is there."""
+        await self._newest
+        for fragment in self._fragments:
+            if fragment.pending is not None:
+                await fragment.pending
+
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step, by the arguments of `Checkpointed`.
+
+        With other ranks than those that saved, all begin with the common weights, and inner optimizers anew.
+        """
+        self.steps = steps
+        told = cast("Sequence[Mapping[str, object]]", notes["fragments"])
+        if len(told) != len(self._fragments):
+            raise UsageError(f"fragments: the checkpoint has {len(told)}, this model {len(self._fragments)}")
+        if own is not None:
+            for piece in self._parameters.pieces():
+                piece.data[:] = own[f"weights:{piece.tensor}"]
+        for number, (fragment, each) in enumerate(zip(self._fragments, told, strict=True)):
+            prefix = f"fragment:{number}:"
+            parts = own and {name.removeprefix(prefix): array for name, array in own.items() if name.startswith(prefix)}
+            fragment.resume(each, parts, self.rank)
+        return "what each rank has learned since its last outer step is lost" if own is None else ""
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

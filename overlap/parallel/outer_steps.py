@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +14,7 @@ from ..runtime.rank import Rank
 from .buckets import BucketPlan
 from .optimizers import Optimizer
 from .parameters import Parameters
+from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -86,6 +88,38 @@ class Fragment:
         """What an outer step reads and writes, as far as it is more than a copy."""
         return 4 * self.plan.nbytes
 
+    def pieces(self) -> list[Piece]:
+        """Return the common weights, and what the outer optimizer keeps of them, as they lie in memory."""
+        found: list[Piece] = []
+        for slot in self.plan.slots:
+            place = slice(slot.start, slot.stop)
+            found.append(Piece.whole(slot.name, slot.shape, self._whole[place]))
+            for key, kept in self._state.items():
+                found.append(Piece.whole(state_name(f"outer {key}", slot.name), slot.shape, kept[place]))
+        return found
+
+    def notes(self) -> dict[str, object]:
+        """Return what all ranks know of its outer steps."""
+        return {"sent_at": self.sent_at, "due": self.due, "rounds": self.rounds, "pending": self.pending is not None}
+
+    def own(self) -> dict[str, Array]:
+        """Return what is on the wire, once it is there."""
+        return {} if self.pending is None else {"sent": self._sent, "mean": self.pending.result()}
+
+    def resume(self, notes: Mapping[str, Any], own: Mapping[str, Array] | None, rank: Rank) -> None:
+        """Go on with what a checkpoint tells; without what was on the wire, as if it had not been sent."""
+        self.sent_at, self.rounds = notes["sent_at"], notes["rounds"]
+        if own is None:
+            self._take_common()
+        elif notes["pending"]:
+            mean, self._sent, self.due = own["mean"], own["sent"], notes["due"]
+            self.pending = rank.compute(lambda: mean, name="outer step", seconds=0.0)
+
+    def _take_common(self) -> None:
+        flat: Array = self._parameters.flat[self.plan.dtype]
+        for here, there in self._runs:
+            flat[here] = self._whole[there]
+
     def begin(self) -> None:
         """Take note of the weights that all ranks begin with."""
         if self._nothing is None:
@@ -111,11 +145,11 @@ class Fragment:
         self._outer.update(self._whole, mean, self._state, round_)
         moved = self._whole - self._sent if since else None
         flat: Array = self._parameters.flat[self.plan.dtype]
+        if moved is None:
+            self._take_common()
+            return
         for here, there in self._runs:
-            if moved is None:
-                flat[here] = self._whole[there]
-            else:
-                flat[here] += moved[there]
+            flat[here] += moved[there]
 
     def _local(self) -> Array:
         flat: Array = self._parameters.flat[self.plan.dtype]

@@ -76,7 +76,8 @@ class Reduction:
         self._runs = wiring.parameters.runs(plan)
         self._buffer = buffer = wiring.rank.empty(plan.size, plan.dtype)
         self.views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
-        self._group, self.hooked = wiring.group, None
+        self._group = wiring.group
+        self.hooked: Hooked | None = None
         if wiring.hook is not None:
             self.hooked = Hooked(wiring.hook, wiring.rank, wiring.group, plan, priority=priority)
         self._step = self._updated = 0  # that was sent last, and updated last

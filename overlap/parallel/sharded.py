@@ -18,6 +18,7 @@ from .buckets import BucketPlan, Hook, plan_by_size
 from .gathering import Gathering, Kept, Prefetched
 from .memory import ModelMemory, expected_memory
 from .optimizers import Optimizer
+from .own_state import Own
 from .pieces import Piece, Tensors, state_name
 from .settings import Order, Settings, Unused, check_count
 from .shards import Gauge, Shard, Stage
@@ -242,11 +243,6 @@ class Sharded(Bucketed[SharedBucket]):
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    @property
-    def unsaved(self) -> str:
-        """What of its state no checkpoint has: nothing."""
-        return ""
-
     def tensors(self) -> Tensors:
         """Return dtype and shape of the weights, and of what the optimizer keeps of them, by name."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -270,10 +266,10 @@ class Sharded(Bucketed[SharedBucket]):
         for bucket in self._buckets:
             await bucket.updated
 
-    def resume(self, steps: int) -> None:
-        """Go on from that step: weights and the optimizer's state have been written into place."""
-        self.steps = steps
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step; see `Bucketed`."""
         self._gathering.ends()  # what has been gathered is of other weights
+        return super().resume(steps, notes, own)
 
     # -- memory ------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,9 @@ class SharedBucket:
         self._scatters = rank.stream(f"scatters of {group.name}", window=IN_FLIGHT)
         self._gathers = rank.stream(f"gathers of {group.name}", window=IN_FLIGHT)
         self._counts = None if shard.even else shard.counts
-        self.hooked = hook and Hooked(hook, rank, group, shard.plan, priority=priority, counts=shard.counts)
+        self.hooked: Hooked | None = hook and Hooked(
+            hook, rank, group, shard.plan, priority=priority, counts=shard.counts
+        )
         self.updated: Future[Array]
 
     @property

@@ -15,12 +15,14 @@ from safetensors import safe_open
 import overlap
 from overlap import parallel
 from overlap.parallel.checkpoint_files import complete_steps
-from overlap.parallel.hooks import top_k
+from overlap.parallel.hooks import power_sgd, top_k
+from overlap.parallel.own_state import packed, unpacked, unsavable
 from overlap.parallel.pieces import Piece, divided
 
 from .programs import backward, forward, loss_gradient, samples, weights
 
 ADAM = parallel.Adam(1e-2)
+HOOKED = {"top k": lambda: top_k(0.2), "power_sgd": lambda: power_sgd(1, warm_up=1)}
 MAKES = {
     "data": lambda rank, params: parallel.DataParallel(rank, params, optimizer=ADAM, bucket_bytes=300),
     **{
@@ -29,6 +31,17 @@ MAKES = {
         )
         for stage in (1, 2, 3)
     },
+    **{
+        name: lambda rank, params, hook=hook: parallel.DataParallel(
+            rank, params, optimizer=ADAM, bucket_bytes=300, hook=hook()
+        )
+        for name, hook in HOOKED.items()
+    },
+    "stage 2, top k": lambda rank, params: parallel.Sharded(
+        rank, params, optimizer=ADAM, stage=2, bucket_bytes=300, hook=top_k(0.2)
+    ),
+    "LocalSGD": lambda rank, params: parallel.LocalSGD(rank, params, optimizer=ADAM, period=2, delay=1),
+    "DiLoCo": lambda rank, params: parallel.DiLoCo(rank, params, optimizer=ADAM, period=4, delay=2, fragments=2),
 }
 
 
@@ -55,11 +68,13 @@ def bits(tree):
 def training(folder, make, *, ranks, save_at=(), until, **options):
     """Restore, train, save; return of each rank what it restored, and the weights."""
 
+    own = make in ("LocalSGD", "DiLoCo")
+
     async def main(rank):
         model = MAKES[make](rank, weights(seed=rank.rank + 10 if os.listdir(folder) else 0))
         checkpoints = parallel.Checkpoints(rank, folder, **options)
         restored = await checkpoints.restore(model)
-        begun = bits(await model.finish()) if restored else None
+        begun = bits(await model.finish()) if restored and not own else None  # for ranks apart, that is a step
         for step in (*save_at, until):
             await steps(rank, model, step)
             if step in save_at:
@@ -76,6 +91,11 @@ def training(folder, make, *, ranks, save_at=(), until, **options):
         ("data", False),
         ("stage 2", True),
         ("stage 3", False),
+        ("top k", True),
+        ("power_sgd", False),
+        ("stage 2, top k", False),
+        ("LocalSGD", False),
+        ("DiLoCo", True),
         *(
             pytest.param(make, whole, marks=pytest.mark.slow)
             for make, whole in [
@@ -89,7 +109,7 @@ def training(folder, make, *, ranks, save_at=(), until, **options):
     ],
 )
 def test_training_goes_on_as_if_it_had_not_ended(tmp_path, make, whole):
-    """From other weights, which the checkpoint must replace, and with the state of the optimizer."""
+    """From other weights, which the checkpoint must replace, and with the state of optimizers and hooks."""
     (tmp_path / "through").mkdir()
     through = training(tmp_path / "through", make, ranks=2, until=6)
     folder = tmp_path / "run"
@@ -114,6 +134,107 @@ def test_other_ranks_and_another_strategy_begin_with_the_same_bits(tmp_path, sav
         assert restored.why == why
     told = f"checkpoint of step 2: its bits are all here, those of later steps will be others: {why}"
     assert capsys.readouterr().err.count(told) == 1
+
+
+def test_other_ranks_go_on_from_what_ranks_apart_have_in_common(tmp_path, capsys):
+    """Saved one step after an outer step without delay: its result is common, the step is lost."""
+
+    async def main(rank, until):
+        model = parallel.LocalSGD(rank, weights(seed=0 if until else 7), optimizer=ADAM, period=2, delay=0)
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        restored = await checkpoints.restore(model)
+        common = None
+        for step in (2, 3) if until else ():
+            common = common or bits(await model.finish()) if model.steps == 2 else None
+            await steps(rank, model, step)
+        if until:
+            await checkpoints.save(model)
+            await checkpoints.finish()
+            return common
+        return restored.why, model.steps, {name: np.asarray(model[name]).tobytes() for name in weights()}
+
+    [common] = {tuple(each.items()) for each in overlap.run(main, True, ranks=2, timeout_s=60)}
+    why = "what each rank has learned since its last outer step is lost; 2 ranks saved it and 3 go on"
+    for told, made, found in overlap.run(main, False, ranks=3, timeout_s=60):
+        assert told.startswith(why)
+        assert (made, tuple(found.items())) == (3, common)
+
+
+def test_another_number_of_ranks_begins_with_the_hook_anew(tmp_path):
+    training(tmp_path, "top k", ranks=2, save_at=(2,), until=2)
+    for restored, _, _ in training(tmp_path, "top k", ranks=3, until=2):
+        assert restored.why.startswith("what hooks keep begins anew; 2 ranks saved it and 3 go on")
+
+
+def test_buckets_travel_in_the_order_that_they_had(tmp_path):
+    """Which decides on bits wherever a ring adds up: the first step after a restart has the order of those before."""
+
+    async def main(rank, steps):
+        model = parallel.DataParallel(rank, weights(), optimizer=ADAM, bucket_bytes=300)
+        checkpoints = parallel.Checkpoints(rank, tmp_path)
+        await checkpoints.restore(model)
+        before = [plan.names for plan in model.plans]
+        for _ in range(steps):
+            for name in ("w2", "w0", "w3", "w1"):
+                model.reduce(name, np.ones((6, 6)))
+            model.step()
+        await checkpoints.save(model)
+        await checkpoints.finish()
+        return before, [plan.names for plan in model.plans]
+
+    first = [("w3", "w2"), ("w1", "w0")], [("w2", "w0"), ("w3", "w1")]
+    assert overlap.run(main, 1, ranks=2, timeout_s=60) == [first] * 2
+    assert overlap.run(main, 0, ranks=2, timeout_s=60) == [(first[1], first[1])] * 2
+
+
+async def cut(rank, folder, dp, until):
+    """A model of two stages, each cut in two, whose weights have the same names in all parts."""
+    mesh = rank.mesh(pp=2, dp=dp, tp=2)
+    place = mesh.coordinates["pp"], mesh.coordinates["tp"]
+    made = {"w": np.full(3, 10.0 * place[0] + place[1] + (100 if until == 3 else 0))}
+    model = parallel.Sharded(rank, made, optimizer=ADAM, group=mesh["dp"])
+    checkpoints = parallel.Checkpoints(rank, folder, part=f"stage {place[0]}, tp {place[1]}")
+    restored = await checkpoints.restore(model)
+    for _ in range(model.steps, until):
+        model.reduce("w", np.arange(3.0) + place[0] - place[1])
+        model.step()
+    await checkpoints.save(model)
+    await checkpoints.finish()
+    return place, restored and restored.exact, (await model.finish())["w"].tolist()
+
+
+def test_a_checkpoint_has_all_parts_of_a_model(tmp_path):
+    through = overlap.run(cut, tmp_path / "through", 2, 4, ranks=8, timeout_s=60)
+    first = overlap.run(cut, tmp_path / "run", 2, 2, ranks=8, timeout_s=60)
+    assert len({str(found) for _, _, found in first}) == 4
+    assert overlap.run(cut, tmp_path / "run", 2, 3, ranks=8, timeout_s=60)[0][1] is True
+    parts = {place: found for place, _, found in through}
+    for place, exact, found in overlap.run(cut, tmp_path / "run", 1, 4, ranks=4, timeout_s=60):
+        assert (exact, found) == (False, parts[place])
+
+
+def test_a_part_that_is_not_there_is_told_on_every_rank(tmp_path):
+    overlap.run(cut, tmp_path, 1, 1, ranks=4, timeout_s=60)
+
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.zeros(3)}, optimizer=ADAM)
+        with pytest.raises(overlap.UsageError) as caught:
+            await parallel.Checkpoints(rank, tmp_path, part="stage 7").restore(model)
+        return str(caught.value)
+
+    told = f"part: {tmp_path / 'checkpoint-000000000001'} has no part 'stage 7'"
+    assert overlap.run(main, ranks=2) == [told] * 2
+
+
+def test_a_state_is_told_in_arrays_and_back():
+    array = np.arange(3.0)
+    state = {"calls": 3, "scale": 0.5, "on": True, "q": [array, np.ones((2, 2), np.float32)], "p": (), "none": None}
+    found = unpacked("x", packed("x", state))
+    assert str(found) == str(state | {"p": []})
+    assert unpacked("y", packed("x", state)) is None
+    assert unsavable(state) == ""
+    assert unsavable({"a": [{"b": object()}]}) == "object"
+    assert unsavable({1: array}) == "int"
 
 
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):
@@ -144,9 +265,13 @@ def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkey
     assert training(tmp_path, "data", ranks=2, until=2)[0][1] == saved[0]
 
 
-def test_the_state_of_a_hook_is_not_saved_and_that_is_told(tmp_path):
+def test_state_of_a_hook_that_no_file_can_have_is_told(tmp_path):
+    async def counted(bucket):
+        bucket.state["seen"] = {bucket.step}  # a set
+        return bucket.buffer
+
     async def main(rank):
-        model = parallel.DataParallel(rank, weights(), optimizer=ADAM, hook=top_k(0.5))
+        model = parallel.DataParallel(rank, weights(), optimizer=ADAM, hook=counted)
         checkpoints = parallel.Checkpoints(rank, tmp_path)
         if restored := await checkpoints.restore(model):
             return restored.exact, restored.why
@@ -155,7 +280,7 @@ def test_the_state_of_a_hook_is_not_saved_and_that_is_told(tmp_path):
         return await checkpoints.finish()
 
     overlap.run(main, ranks=2)
-    assert overlap.run(main, ranks=2) == [(False, "it has not what the hook keeps from step to step")] * 2
+    assert overlap.run(main, ranks=2) == [(False, "it has not what the hook keeps as set")] * 2
 
 
 def test_the_newest_two_stay(tmp_path):
@@ -197,10 +322,10 @@ def test_a_rank_that_cannot_write_leaves_the_one_before(tmp_path, monkeypatch):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
     from overlap.parallel import checkpoints
 
-    def fail(folder, rank, ranks, pieces):
+    def fail(folder, rank, ranks, *told):
         if rank == 1:
             raise OSError("no space left")
-        write(folder, rank, ranks, pieces)
+        write(folder, rank, ranks, *told)
 
     write = checkpoints.write_part
     monkeypatch.setattr(checkpoints, "write_part", fail)
@@ -396,7 +521,7 @@ def test_the_manifest_tells_all(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
     folder = tmp_path / "checkpoint-000000000001"
     told = json.loads((folder / "manifest.json").read_text())
-    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (1, 1, 2, {"at": 1})
+    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (2, 1, 2, {"at": 1})
     assert told["tensors"]["w0"] == ["float64", [6, 6]]
     assert [file["bytes"] for file in told["files"]] == [
         (folder / file["name"]).stat().st_size for file in told["files"]
