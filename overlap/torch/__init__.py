@@ -1,0 +1,5 @@
+"""PyTorch on our ranks."""
+
+from .backend import register
+
+register()

@@ -1,0 +1,123 @@
+"""CPU tensors of torch as arrays of numpy: views of the same memory, bfloat16 and float8 included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import torch
+
+__all__ = ["Array", "copy_blocks", "flat_input", "flat_output", "one_tensor", "overlaps", "same_kind", "view_of"]
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# What numpy has no type for travels as the type of ml_dtypes of that name: torch gives the bits away as integers.
+_NARROW = {
+    getattr(torch, name): (torch.int16 if np.dtype(kind).itemsize == 2 else torch.uint8, np.dtype(kind))
+    for name, kind in (
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),
+        ("float8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz),
+        ("float8_e5m2", ml_dtypes.float8_e5m2),
+        ("float8_e5m2fnuz", ml_dtypes.float8_e5m2fnuz),
+    )
+    if hasattr(torch, name)
+}
+
+
+def view_of(tensor: torch.Tensor) -> Array:
+    """Return an array that is the tensor's memory, with its shape and strides.
+
+    Raises:
+        ValueError: If the memory is not that of plain numbers on the CPU; says what to pass instead.
+    """
+    narrow = _NARROW.get(tensor.dtype)
+    try:
+        if narrow is None:
+            return tensor.detach().numpy()  # type: ignore[no-any-return]
+        bits, kind = narrow
+        return tensor.detach().view(bits).numpy().view(kind)  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
+
+
+def flat_input(tensor: torch.Tensor) -> Array:
+    """Return the elements of a tensor in order: a view if they lie so, else a copy."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    view = view_of(tensor)
+    return view.reshape(-1)
+
+
+def flat_output(tensor: torch.Tensor) -> tuple[Array, Callable[[], None] | None]:
+    """Return where the elements of a tensor are to be written in order, and what then brings them to their places.
+
+    Returns:
+        A flat view and None where the tensor is contiguous; else a flat copy and what copies it back.
+    """
+    view = view_of(tensor)
+    if view.flags.c_contiguous:
+        return view.reshape(-1), None
+    staged = np.ascontiguousarray(view).reshape(-1)
+    return staged, lambda: np.copyto(view, staged.reshape(view.shape))
+
+
+def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
+    """Write a flat array, cut into blocks of their sizes, to tensors."""
+    start = 0
+    for tensor in tensors:
+        view = view_of(tensor)
+        np.copyto(view, flat[start : start + view.size].reshape(view.shape))
+        start += view.size
+
+
+def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors lie in one piece of memory, perhaps apart."""
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def one_tensor(tensors: list[torch.Tensor], argument: str) -> torch.Tensor:
+    """Return the only tensor of a list: a process has one device, the CPU.
+
+    Raises:
+        ValueError: If there are more or fewer.
+    """
+    if len(tensors) != 1:
+        raise ValueError(f"{argument}: expected one tensor, for the one CPU of this rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def same_kind(tensors: Iterable[torch.Tensor], argument: str) -> None:
+    """Check that tensors which travel together have one dtype and one device.
+
+    Raises:
+        ValueError: Naming both.
+    """
+    first: torch.Tensor | None = None
+    for index, tensor in enumerate(tensors):
+        first = tensor if first is None else first
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{argument}: all tensors must be on one device, number 0 is on {first.device} and number {index} on "
+                f"{tensor.device}"
+            )
+        if tensor.dtype != first.dtype:
+            raise ValueError(
+                f"{argument}: all tensors must have one dtype, number 0 is {first.dtype} and number {index} "
+                f"{tensor.dtype}"
+            )
+
+
+def _hint(tensor: torch.Tensor) -> str | None:
+    if tensor.device.type != "cpu":
+        return (
+            f"tensor: it is on {tensor.device}, and backend 'overlap' carries tensors of the CPU; pass .cpu(), or give "
+            "that device a backend of its own, as in init_process_group('cpu:overlap,cuda:nccl')"
+        )
+    if tensor.layout is not torch.strided:
+        return f"tensor: it is {tensor.layout}, which only all_reduce(op=SUM) takes; pass .to_dense()"
+    if tensor.is_quantized:
+        return f"tensor: it is {tensor.dtype}; pass .dequantize(), or .int_repr() for its integers"
+    return None

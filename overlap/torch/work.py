@@ -1,0 +1,197 @@
+"""Handles of operations in torch's words: `wait`, `get_future`, and errors that Python and C++ both see.
+
+A `Work` is what torch's functions return and wait for. Its future is completed in a thread of its own, because what is
+chained to it by `then` may issue operations and wait for them, which the event loop that ends them must not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import trio
+
+from .errors import backend_error
+
+__all__ = ["Handle", "Joined", "Work", "finished"]
+
+
+class Handle(Protocol):
+    """What a Work stands on: a future of ours, or several as one."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+
+    def result(self, timeout: float | None = None) -> object:
+        """Wait for its end, in a thread that runs no event loop, and raise its error."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for its end, and return its error."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback` with it, once it is done."""
+
+
+class Joined:
+    """Operations that end as one, once all of them have, and what remains to be done then: copies into place.
+
+    Args:
+        handles: The operations; later ones may end first.
+        finish: Is called once, when all have ended well, in the thread that ended the last one.
+    """
+
+    def __init__(self, handles: Sequence[Handle], finish: Callable[[], None] | None = None) -> None:
+        self._finish, self._error = finish, None
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._callbacks: list[Callable[[Any], object]] = []
+        self._error: BaseException | None = None
+        self._left = len(handles) + 1
+        for handle in handles:
+            handle.add_done_callback(self._one_ended)
+        self._count_down()
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended, and what followed."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for the end of all; raises the first error."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of all, and return the first error."""
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"{self._left} operations have not ended within {timeout:g} s")
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback` with this once it is done."""
+        with self._lock:
+            if not self._over.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def _one_ended(self, handle: Handle) -> None:
+        error = handle.exception(0)
+        if error is not None and self._error is None:
+            self._error = error
+        self._count_down()
+
+    def _count_down(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        if self._error is None and self._finish is not None:
+            try:
+                self._finish()
+            except Exception as error:
+                self._error = error
+        with self._lock:
+            self._over.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+
+class Work(dist._Work):  # type: ignore[misc]
+    """One operation of torch.
+
+    Args:
+        handle: What it stands on.
+        tensors: The value of its future: what was written.
+        source: Says which group rank a message came from, for receives.
+    """
+
+    def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
+        super().__init__()
+        self._handle, self._tensors, self._source = handle, tensors, source
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for its end.
+
+        Args:
+            timeout: How long at most; by default as long as the operation may take.
+
+        Raises:
+            DistBackendError: If it failed, or has not ended in time.
+        """
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        try:
+            self._handle.result(seconds)
+        except TimeoutError as error:
+            raise dist.DistBackendError(f"wait: Timed out after {seconds:g} s: {error}") from error
+        except Exception as error:
+            raise backend_error(error) from error
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for its end: the CPU has no streams that could wait instead."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether it has ended, well or badly."""
+        return self._handle.done
+
+    def is_success(self) -> bool:
+        """Return whether it has ended well."""
+        return self._handle.done and self._handle.exception(0) is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error as `wait` raises it, or None if it has none so far."""
+        error = self._handle.exception(0) if self._handle.done else None
+        return None if error is None else backend_error(error)
+
+    def result(self) -> object:
+        """Return the tensors that were written."""
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the group rank of the sender, for a receive that has ended."""
+        if self._source is None:
+            raise ValueError("source_rank: only a receive has a source")
+        return self._source()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the tensors, whose error C++ sees too."""
+        if self._future is None:
+            begun: torch.futures.Future[None] = torch.futures.Future()
+            self._future = begun.then(self._value)  # only what is raised in `then` is an error for C++
+            if self._handle.done:
+                begun.set_result(None)
+            else:
+                self._handle.add_done_callback(lambda _: _in_a_thread(begun))
+        return self._future
+
+    def get_future_result(self) -> torch.futures.Future[Any]:
+        """Return a future that is done when this is, as `get_future` does."""
+        return self.get_future()
+
+    def _value(self, _: object) -> object:
+        self.wait()
+        return self._tensors
+
+
+def finished(tensors: object) -> Work:
+    """Return the handle of an operation that had nothing to do."""
+    return Work(Joined(()), tensors)
+
+
+def _in_a_thread(begun: torch.futures.Future[None]) -> None:
+    trio.lowlevel.start_thread_soon(lambda: begun.set_result(None), _told)
+
+
+def _told(outcome: Any) -> None:
+    """Take what a thread has returned; what callbacks raise is in the futures that `then` returned."""

@@ -1,0 +1,156 @@
+"""Programs of torch.distributed as people write them: each returns what it has computed, whatever the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+Result = list[torch.Tensor]
+
+
+def _model(seed: int = 0, width: int = 16) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def _batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(12, 8, generator=made), torch.randn(12, 4, generator=made)
+
+
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> None:
+    for step in range(steps):
+        x, y = _batch(step, dist.get_rank())
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def _weights(model: nn.Module) -> Result:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def ddp() -> Result:
+    """DistributedDataParallel, with buckets small enough that there are several."""
+    model = nn.parallel.DistributedDataParallel(_model(dist.get_rank()), bucket_cap_mb=0.001)
+    _train(model, torch.optim.Adam(model.parameters(), 0.01))
+    return _weights(model)
+
+
+def ddp_float16_hook() -> Result:
+    """DistributedDataParallel whose hook sends float16, and chains what follows to the future."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    model = nn.parallel.DistributedDataParallel(_model())
+    model.register_comm_hook(None, fp16_compress_hook)
+    _train(model, torch.optim.SGD(model.parameters(), 0.01))
+    return _weights(model)
+
+
+def ddp_power_sgd() -> Result:
+    """DistributedDataParallel with PowerSGD, which issues and waits in what it chains to a future."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+
+    model = nn.parallel.DistributedDataParallel(_model(width=64))
+    state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
+    model.register_comm_hook(state, power_sgd.powerSGD_hook)
+    _train(model, torch.optim.SGD(model.parameters(), 0.01))
+    return _weights(model)
+
+
+def fsdp2() -> Result:
+    """fully_shard, layer by layer."""
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = _model(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    _train(model, torch.optim.Adam(model.parameters(), 0.01))
+    return [parameter.full_tensor() for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def zero_redundancy() -> Result:
+    """ZeroRedundancyOptimizer under DistributedDataParallel."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(_model())
+    _train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
+    return _weights(model)
+
+
+def tensor_parallel() -> Result:
+    """DTensor tensor parallel: columns, then rows."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model, mesh = _model(), init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(3):
+        x, y = _batch(step, 0)  # the same on all ranks
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+
+
+def pipeline() -> Result:
+    """A pipeline of as many stages as ranks, one forward one backward."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    part = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    stage = PipelineStage(part, rank, size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+    x, y = torch.randn(16, 8, generator=torch.Generator().manual_seed(7)), torch.zeros(16, 8)
+    if rank == 0:
+        schedule.step(x)
+    elif rank == size - 1:
+        schedule.step(target=y)
+    else:
+        schedule.step()
+    return [p.grad.clone() for p in part.parameters() if p.grad is not None]
+
+
+def functional() -> Result:
+    """The functional collectives, which C++ calls."""
+    import torch.distributed._functional_collectives as functional
+
+    rank, world = dist.get_rank(), dist.group.WORLD
+    x = torch.arange(4 * dist.get_world_size(), dtype=torch.float32) + rank
+    return [
+        functional.all_reduce(x, "sum", world) + 0,
+        functional.all_gather_tensor(x, 0, world) + 0,
+        functional.reduce_scatter_tensor(x, "sum", 0, world) + 0,
+        functional.all_to_all_single(x, None, None, world) + 0,
+        functional.broadcast(x, 0, world) + 0,
+    ]
+
+
+def narrow_types() -> Result:
+    """Tensors that numpy has no types for, and strides that it must put in order."""
+    rank, found = dist.get_rank(), []
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        x = torch.full((3,), float(rank + 1)).to(dtype)
+        outs = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(outs, x) if dtype == torch.bfloat16 else dist.all_gather(
+            [out.view(torch.uint8) for out in outs], x.view(torch.uint8)
+        )
+        found += [out.to(torch.float32) for out in outs]
+    return found
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    program.__name__: program
+    for program in (
+        ddp, ddp_float16_hook, ddp_power_sgd, fsdp2, zero_redundancy, tensor_parallel, pipeline, functional,
+        narrow_types,
+    )
+}  # fmt: skip
