@@ -1,5 +1,36 @@
-"""PyTorch on our ranks."""
+"""PyTorch on our ranks: the backend `overlap` of `torch.distributed`, registered by this import.
+
+    import torch.distributed as dist
+    import overlap.torch
+
+    dist.init_process_group("overlap")
+
+Tensors of the CPU, torch 2.7 or later: `pip install "overlap[torch]"`. Versions of torch that look for backends among
+the entry points of what is installed need no import.
+"""
+
+# The map of this room:
+#
+#   backend        registers it, and keeps the world under torch's default group
+#   process_group  what torch's functions call: ProcessGroup, of reductions, copies and messages
+#   issuing        from such a call to operations of ours;  options: what torch asks for besides tensors
+#   calling        where in the user's program it came from
+#   tensors        tensors as arrays;  sparse: sums of those that have few elements
+#   work           the handle that torch waits for
+#   monitored      the barrier that says who did not come
+#   errors         our errors as torch's
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        'overlap.torch needs PyTorch 2.7 or later; install it with: pip install "overlap[torch]"'
+    ) from error
 
 from .backend import register
+from .process_group import ProcessGroup
+from .work import Work
+
+__all__ = ["ProcessGroup", "Work", "register"]
 
 register()

@@ -16,6 +16,9 @@ from .process_group import ProcessGroup
 
 __all__ = ["register", "world"]
 
+# How long `destroy_process_group` waits for the other ranks to come to it too; who is later finds this one gone.
+_LEAVE_S = 5.0
+
 
 class _Joined:
     """The world under torch's default group, while it lives."""
@@ -55,14 +58,16 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
 
 
 def _leave(connection: Connection) -> None:
-    """Let a world end: this rank is done, and does not wait here for those that are not."""
+    """Let a world end, as soon as the other ranks are done too; does not wait here for those that are late."""
     _forget(connection)
 
     def close() -> None:
         with suppress(OverlapError):  # whoever waits for an operation has been given its error
             connection.close()
 
-    threading.Thread(target=close, name="overlap leaves", daemon=True).start()
+    closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
+    closing.start()
+    closing.join(_LEAVE_S)
 
 
 def _abort(connection: Connection) -> None:

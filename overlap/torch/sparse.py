@@ -48,9 +48,9 @@ def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s:
         shape = (sum(counts), *mine.shape[axes:])
         total = torch.sparse_coo_tensor(where.t(), what.reshape(shape), mine.shape, check_invariants=False)
         with torch.no_grad():
-            tensor.detach().copy_(total.coalesce())
+            tensor.copy_(total.coalesce())
 
-    return Work(Joined(gathered, add_up), [tensor])
+    return Work(Joined(gathered, add_up), [tensor], limit_s)
 
 
 def _width(tensor: torch.Tensor) -> int:

@@ -40,7 +40,9 @@ def view_of(tensor: torch.Tensor) -> Array:
         bits, kind = narrow
         return tensor.detach().view(bits).numpy().view(kind)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(_hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}") from None
+        raise ValueError(
+            _hint(tensor) or f"tensor: cannot use the memory of a {tensor.dtype} tensor: {error}"
+        ) from None
 
 
 def flat_input(tensor: torch.Tensor) -> Array:
@@ -75,7 +77,7 @@ def copy_blocks(flat: Array, tensors: Iterable[torch.Tensor]) -> None:
 
 def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors lie in one piece of memory, perhaps apart."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return bool(a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr())
 
 
 def one_tensor(tensors: list[torch.Tensor], argument: str) -> torch.Tensor:

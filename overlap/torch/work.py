@@ -33,7 +33,7 @@ class Handle(Protocol):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for its end, and return its error."""
 
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
         """Call `callback` with it, once it is done."""
 
 
@@ -46,7 +46,7 @@ class Joined:
     """
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[], None] | None = None) -> None:
-        self._finish, self._error = finish, None
+        self._finish = finish
         self._lock, self._over = threading.Lock(), threading.Event()
         self._callbacks: list[Callable[[Any], object]] = []
         self._error: BaseException | None = None
@@ -109,12 +109,15 @@ class Work(dist._Work):  # type: ignore[misc]
     Args:
         handle: What it stands on.
         tensors: The value of its future: what was written.
+        limit_s: How long it may take.
         source: Says which group rank a message came from, for receives.
     """
 
-    def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, handle: Handle, tensors: object, limit_s: float | None = None, source: Callable[[], int] | None = None
+    ) -> None:
         super().__init__()
-        self._handle, self._tensors, self._source = handle, tensors, source
+        self._handle, self._tensors, self._limit_s, self._source = handle, tensors, limit_s, source
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -126,7 +129,7 @@ class Work(dist._Work):  # type: ignore[misc]
         Raises:
             DistBackendError: If it failed, or has not ended in time.
         """
-        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._limit_s
         try:
             self._handle.result(seconds)
         except TimeoutError as error:

@@ -60,7 +60,11 @@ def _rank(
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            backend, init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            backend,
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
         )
         written = io.BytesIO()  # whole: a pipe would hand on descriptors of memory that ends with this process
         torch.save(function(*args), written)

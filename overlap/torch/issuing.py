@@ -1,0 +1,87 @@
+"""From a call of torch to operations of ours: options, limits, errors, and what remains when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ..errors import UsageError
+from ..runtime.group import Group
+from .calling import Site, users_site
+from .errors import backend_error
+from .options import reduction, seconds
+from .work import Handle, Joined
+
+__all__ = ["Issuing", "Tensors", "listed", "nested"]
+
+Tensors = list[torch.Tensor]
+
+
+class Issuing:
+    """What all operations of a process group stand on."""
+
+    _group: Group
+    _timeout: timedelta
+    _seq: int
+
+    def _issue(
+        self,
+        place: Callable[..., None] | None,
+        name: str,
+        *args: Any,
+        limit: float,
+        site: Site | None = None,
+        **more: Any,
+    ) -> Handle:
+        future = self._begin(name, args, more, limit, site or users_site())
+        if place is None:
+            return cast(Handle, future)
+        if name in ("all_gather", "gather") and len(args) < (2 if name == "all_gather" else 3):
+            return Joined([future], lambda: place(future.result(0)))
+        return Joined([future], place)
+
+    def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: Site) -> Any:
+        self._seq += 1
+        try:
+            return getattr(self._group, name)(*args, **more)
+        except UsageError as error:
+            raise ValueError(f"{error} (called at {site})") from error
+        except Exception as error:
+            raise backend_error(error) from error
+
+    def _reduction(self, opts: Any, timeout: timedelta | None) -> tuple[tuple[str, Any], float]:
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        return reduction(op), self._limit(opts, timeout)
+
+    def _limit(self, opts: Any, timeout: timedelta | None) -> float:
+        return seconds(timeout if timeout is not None else getattr(opts, "timeout", None), self._timeout)
+
+    def _check_count(self, tensors: Sequence[object], argument: str) -> None:
+        if len(tensors) != self._group.size:
+            raise ValueError(f"{argument}: expected one for each of the {self._group.size} ranks, got {len(tensors)}")
+
+    def _check_sizes(self, tensors: Tensors, like: torch.Tensor, argument: str) -> None:
+        for index, tensor in enumerate(tensors):
+            if tensor.numel() != like.numel():
+                raise ValueError(
+                    f"{argument}: all must have {like.numel()} elements, as this rank's own has, number {index} has "
+                    f"{tensor.numel()}"
+                )
+
+
+def listed(tensors: Any) -> Tensors:
+    """Return a list of tensors, of what is one or a single tensor."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def nested(tensors: Any, argument: str) -> Tensors:
+    """Return the one list of tensors, of what is a list of them or a list of such lists."""
+    if tensors and isinstance(tensors[0], torch.Tensor):
+        return list(tensors)
+    if len(tensors) != 1:
+        raise ValueError(f"{argument}: expected one list, for the one CPU of this rank, got {len(tensors)}")
+    return list(tensors[0])

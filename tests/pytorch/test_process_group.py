@@ -1,0 +1,299 @@
+"""What torch's functions call, called directly: every method, every kind of tensor, errors in torch's types."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.distributed as dist  # noqa: E402
+
+from overlap.torch import ProcessGroup, Work  # noqa: E402
+
+from .pairs import Ranks, ranks  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with ranks(2) as two:
+        yield two
+
+
+# Connections that live as long as the module are no leaks of its first test.
+@pytest.fixture(autouse=True)
+def _opened_before_the_census(pair: Ranks) -> None:
+    pass
+
+
+def options(kind: Any, **values: Any) -> Any:
+    made = kind()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def reduced(pair: Ranks, op: Any, *values: list[float], dtype: Any = torch.float32) -> list[list[float]]:
+    def call(group: ProcessGroup) -> list[float]:
+        x = torch.tensor(values[group.rank()], dtype=dtype)
+        group.allreduce([x], options(dist.AllreduceOptions, reduceOp=op)).wait()
+        return x.tolist()
+
+    return pair.do(call)
+
+
+OPS = {"SUM": [5, 7], "AVG": [2.5, 3.5], "PRODUCT": [4, 10], "MIN": [1, 2], "MAX": [4, 5]}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_reductions(pair: Ranks, name: str) -> None:
+    assert reduced(pair, getattr(dist.ReduceOp, name), [1, 2], [4, 5]) == [OPS[name]] * 2
+
+
+def test_a_sum_of_multiples(pair: Ranks) -> None:
+    assert reduced(pair, dist._make_nccl_premul_sum(2.0), [1, 2], [4, 5]) == [[10, 14]] * 2
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float64", "int8", "int64", "float8_e4m3fn", "float8_e5m2"])
+def test_numbers_of_every_kind(pair: Ranks, name: str) -> None:
+    assert reduced(pair, dist.ReduceOp.SUM, [1, 2], [3, 4], dtype=getattr(torch, name)) == [[4, 6]] * 2
+
+
+def test_tensors_whose_elements_lie_apart(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[list[int]]:
+        x = torch.arange(6).reshape(2, 3)
+        group.allreduce([x.t()]).wait()
+        column = torch.zeros(3, 2, dtype=torch.int64)
+        group.all_gather_single(column[:2, 1], torch.tensor([7 + group.rank()])).wait()
+        return [x.flatten().tolist(), column.flatten().tolist()]
+
+    assert pair.do(call) == [[[0, 2, 4, 6, 8, 10], [0, 7, 0, 8, 0, 0]]] * 2
+
+
+def test_a_gradient_that_is_being_tracked(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[float]:
+        x = torch.ones(2, requires_grad=True)
+        group.broadcast([x], options(dist.BroadcastOptions, rootRank=0)).wait()
+        return x.tolist()
+
+    assert pair.do(call) == [[1, 1]] * 2
+
+
+def test_gathers_and_scatters(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[Any]:
+        rank = group.rank()
+        x, outs = torch.tensor([rank, 10 + rank]), [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
+        group.allgather([outs], [x]).wait()
+        found = [[out.tolist() for out in outs]]
+        one = torch.zeros(1, dtype=torch.int64)
+        group.reduce_scatter([one], [[x[:1], x[1:]]]).wait()
+        found.append(one.item())
+        group.scatter([one], [[x[:1], x[1:]]] if rank == 1 else [], options(dist.ScatterOptions, rootRank=1)).wait()
+        found.append(one.item())
+        got = [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
+        group.gather([got] if rank == 0 else [], [x], options(dist.GatherOptions, rootRank=0)).wait()
+        return [*found, [out.tolist() for out in got]]
+
+    both = [[0, 10], [1, 11]]
+    assert pair.do(call) == [[both, 1, 1, both], [both, 21, 11, [[0, 0], [0, 0]]]]
+
+
+def test_gathers_of_tensors_that_differ_in_size(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[list[int]]:
+        outs = [torch.zeros(1, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)]
+        group.allgather([outs], [torch.full((1 + 2 * group.rank(),), group.rank())]).wait()
+        return [out.tolist() for out in outs]
+
+    assert pair.do(call) == [[[0], [1, 1, 1]]] * 2
+
+
+def test_all_to_all_of_parts_that_differ(pair: Ranks) -> None:
+    splits = [[1, 2], [3, 0]]  # from rank i to rank j
+
+    def call(group: ProcessGroup) -> list[int]:
+        rank = group.rank()
+        x = torch.arange(3) + 10 * rank
+        out = torch.zeros(splits[0][rank] + splits[1][rank], dtype=torch.int64)
+        group.all_to_all_single(out, x, [splits[0][rank], splits[1][rank]], splits[rank]).wait()
+        return out.tolist()
+
+    assert pair.do(call) == [[0, 10, 11, 12], [1, 2]]
+
+
+def test_all_to_all_of_lists_and_of_even_parts(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[Any]:
+        rank = group.rank()
+        outs = [torch.zeros(1 + other, dtype=torch.int64) for other in range(2)]
+        group.alltoall(outs, [torch.full((1 + rank,), 10 * rank + other) for other in range(2)]).wait()
+        even = torch.tensor([rank, 5 + rank])
+        group.all_to_all_single(even, even.clone(), [], []).wait()
+        return [[out.tolist() for out in outs], even.tolist()]
+
+    assert pair.do(call) == [[[[0], [10, 10]], [0, 1]], [[[1], [11, 11]], [5, 6]]]
+
+
+def test_messages_from_anybody(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[int]:
+        if group.rank() == 0:
+            group.send([torch.tensor([5])], 1, 3).wait()
+            return []
+        x = torch.zeros(1, dtype=torch.int64)
+        work = group.recv_anysource([x], 3)
+        work.wait()
+        return [x.item(), work.source_rank()]
+
+    assert pair.do(call) == [[], [5, 0]]
+
+
+def test_sums_of_sparse_tensors(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[float]:
+        x = torch.tensor([1.0, 0, 1 - group.rank(), group.rank()]).to_sparse()
+        group.allreduce([x]).wait()
+        return x.to_dense().tolist()
+
+    assert pair.do(call) == [[2, 0, 1, 1]] * 2
+
+
+def test_what_is_chained_to_a_future_may_issue_and_wait(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> float:
+        def again(future: Any) -> Any:
+            x = future.value()[0]
+            group.allreduce([x]).wait()
+            return x
+
+        return float(group.allreduce([torch.ones(1)]).get_future().then(again).wait())
+
+    assert pair.do(call) == [4, 4]
+
+
+def test_a_part_of_a_group(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> list[Any]:
+        part = group.split_group([group.rank()], group_name=f"own {group.rank()}")
+        assert part is not None
+        x = torch.ones(1)
+        part.allreduce([x]).wait()
+        return [part.size(), part.group_name, x.item(), group.split_group([1 - group.rank()])]
+
+    assert pair.do(call) == [[1, "own 0", 1, None], [1, "own 1", 1, None]]
+
+
+def test_a_barrier_that_names_who_is_missing(pair: Ranks) -> None:
+    def call(group: ProcessGroup) -> None:
+        if group.rank() == 0:
+            group.monitored_barrier(timedelta(seconds=0.05))
+
+    told, _ = pair.do(call)
+    assert (type(told), str(told)) == (dist.DistBackendError, "Rank 1 failed to pass monitoredBarrier in 50 ms")
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+MIXED = [torch.ones(1), torch.ones(1, device="meta")]
+ELSEWHERE = (
+    "tensor: it is on meta, and backend 'overlap' carries tensors of the CPU; pass .cpu(), or give that device a "
+    "backend of its own, as in init_process_group('cpu:overlap,cuda:nccl')"
+)
+SPARSE = torch.eye(2).to_sparse()
+REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
+    "a tensor elsewhere": (lambda group: group.allreduce([torch.ones(1, device="meta")]), ELSEWHERE),
+    "tensors of mixed devices": (
+        lambda group: group.allreduce_coalesced(MIXED),
+        "tensors: all tensors must be on one device, number 0 is on cpu and number 1 on meta",
+    ),
+    "tensors of mixed types": (
+        lambda group: group.all_gather_single(torch.ones(2), torch.ones(1, dtype=torch.int8)),
+        "output, input: all tensors must have one dtype, number 0 is torch.float32 and number 1 torch.int8",
+    ),
+    "a sparse tensor that is sent": (
+        lambda group: group.send([SPARSE], 0, 0),
+        "tensor: it is torch.sparse_coo, which only all_reduce(op=SUM) takes; pass .to_dense()",
+    ),
+    "the greatest of sparse tensors": (
+        lambda group: group.allreduce([SPARSE], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)),
+        "op: sparse tensors can be summed only, got 'max'; pass .to_dense()",
+    ),
+    "sparse rows": (
+        lambda group: group.allreduce([torch.eye(2).to_sparse_csr()]),
+        "tensor: it is torch.sparse_csr; backend 'overlap' sums sparse_coo tensors; pass .to_dense()",
+    ),
+    "several tensors": (
+        lambda group: group.allreduce([torch.ones(1)] * 2),
+        "tensors: expected one tensor, for the one CPU of this rank, got 2",
+    ),
+    "too few outputs": (
+        lambda group: group.allgather([[torch.ones(1)]], [torch.ones(1)]),
+        "output_tensors: expected one for each of the 2 ranks, got 1",
+    ),
+    "splits that do not fit": (
+        lambda group: group.all_to_all_single(torch.ones(3), torch.ones(3), [1, 1], [1, 2]),
+        "output_split_sizes: expected 2 sizes that are 3 rows together, got [1, 1]",
+    ),
+    "rows that cannot be shared": (
+        lambda group: group.all_to_all_single(torch.ones(3), torch.ones(3), [], []),
+        "output: axis 0 has 3 rows, which 2 ranks cannot share evenly; pass output_split_sizes",
+    ),
+    "a tag that is none": (lambda group: group.send([torch.ones(1)], 0, -1), "tag: expected 0 to 16777214, got -1"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_at_the_call(pair: Ranks, what: str) -> None:
+    call, text = REFUSED[what]
+    with pytest.raises(ValueError) as caught:
+        call(pair.groups[0])
+    assert str(caught.value) == text
+
+
+def test_a_rank_that_is_not_there_is_refused_with_the_line_of_the_call(pair: Ranks) -> None:
+    with pytest.raises(ValueError, match=r"test_process_group.py:\d+\)$") as caught:
+        pair.groups[0].send([torch.ones(1)], 7, 0)
+    assert str(caught.value).startswith("dst: ")
+
+
+def test_without_torch_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "overlap.torch")
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("overlap.torch")
+    expected = 'overlap.torch needs PyTorch 2.7 or later; install it with: pip install "overlap[torch]"'
+    assert str(caught.value) == expected
+
+
+def test_ranks_that_disagree_are_both_named_in_python_and_in_cpp() -> None:
+    def call(group: ProcessGroup) -> list[str]:
+        work = group.allreduce([torch.ones(1 + group.rank())])
+        texts = []
+        for wait in (work.wait, work.get_future().wait):
+            with pytest.raises(RuntimeError) as caught:
+                wait()
+            texts.append(str(caught.value))
+        assert isinstance(work.exception(), dist.DistBackendError)
+        return [*texts, str(work.is_success())]
+
+    with ranks(2) as two:
+        for python, cpp, well in two.do(call):
+            assert "rank 0 called all_reduce(float32 (1,), op='sum')" in python
+            assert "rank 1 called all_reduce(float32 (2,), op='sum')" in python
+            assert python in cpp
+            assert well == "False"
+
+
+def test_a_wait_that_takes_too_long_says_so() -> None:
+    def call(group: ProcessGroup) -> str:
+        if group.rank() == 0:
+            with pytest.raises(dist.DistBackendError) as caught:
+                group.barrier().wait(timedelta(seconds=0.01))
+            group._store.set("told", "yes")
+            return str(caught.value)
+        group._store.wait(["told"])
+        group.barrier().wait()
+        return ""
+
+    with ranks(2) as two:
+        assert " Timed out after 0.01 s" in two.do(call)[0]
