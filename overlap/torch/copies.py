@@ -25,14 +25,14 @@ class Copies(Issuing):
         out, place = flat_output(tensor)
         if self._group.rank == root:
             place = None
-        return Work(self._issue(place, "broadcast", out, root, out, limit=limit), [tensor], limit)
+        return Work(self._issue(place, "broadcast", out, root, out, limit=limit), [tensor])
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Give every rank the tensors of all ranks, which may differ in size."""
         tensor = one_tensor(listed(inputs), "input_tensors")
         parts = nested(outputs, "output_tensors")
         limit = self._limit(opts, timeout)
-        return Work(self._all_gather(parts, tensor, limit), [parts], limit)
+        return Work(self._all_gather(parts, tensor, limit), [parts])
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """Give every rank several tensors of all ranks: `output_lists[rank][i]` is tensor `i` of a rank."""
@@ -40,7 +40,7 @@ class Copies(Issuing):
         limit = self._limit(opts, None)
         columns = list(zip(*output_lists, strict=True))
         handles = [self._all_gather(list(outs), x, limit) for outs, x in zip(columns, inputs, strict=True)]
-        return Work(Joined(handles), output_lists, limit)
+        return Work(Joined(handles), output_lists)
 
     def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float) -> Handle:
         self._check_count(parts, "output_tensors")
@@ -54,13 +54,13 @@ class Copies(Issuing):
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Join the tensors of all ranks."""
         limit = self._limit(opts, None)
-        return Work(self._all_gather_single(output, input, limit), [output], limit)
+        return Work(self._all_gather_single(output, input, limit), [output])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Do so with several tensors."""
         limit = self._limit(opts, None)
         pairs = zip(outputs, inputs, strict=True)
-        return Work(Joined([self._all_gather_single(out, x, limit) for out, x in pairs]), outputs, limit)
+        return Work(Joined([self._all_gather_single(out, x, limit) for out, x in pairs]), outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -80,7 +80,7 @@ class Copies(Issuing):
         if self._group.rank != dst:
             if outputs and outputs != [[]]:
                 raise ValueError(f"output_tensors: only rank {dst}, which gathers, has any; pass none")
-            return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit), [], limit)
+            return Work(self._issue(None, "gather", flat_input(tensor), dst, limit=limit), [])
         parts = nested(outputs, "output_tensors")
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
@@ -88,7 +88,7 @@ class Copies(Issuing):
         handle = self._issue(
             lambda gathered: copy_blocks(gathered, parts), "gather", flat_input(tensor), dst, limit=limit
         )
-        return Work(handle, [parts], limit)
+        return Work(handle, [parts])
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, root: int | None = None
@@ -107,4 +107,4 @@ class Copies(Issuing):
         elif inputs and inputs != [[]]:
             raise ValueError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
         out, place = flat_output(output)
-        return Work(self._issue(place, "scatter", whole, src, out, limit=limit), [output], limit)
+        return Work(self._issue(place, "scatter", whole, src, out, limit=limit), [output])

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-__all__ = ["backend_error"]
+from ..errors import DeadlineError
+
+__all__ = ["backend_error", "timed_out"]
 
 
 def backend_error(error: BaseException) -> BaseException:
     """Return what to raise for an operation that failed with `error`, which becomes its cause."""
     if not isinstance(error, Exception) or isinstance(error, dist.DistError):
         return error
-    told: BaseException = dist.DistBackendError(str(error))
+    text = timed_out(error.timeout_s, error) if isinstance(error, DeadlineError) else str(error)
+    told: BaseException = dist.DistBackendError(text)
     told.__cause__ = error
     return told
+
+
+def timed_out(seconds: float | None, error: BaseException) -> str:
+    """Return the text of an error that came of waiting too long, in the words that programs look for."""
+    return f"backend 'overlap': Timed out after {seconds:g} s: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from ..errors import UsageError
 from ..runtime.group import Group
-from .calling import Site, users_site
+from .calling import line_of, users_frame
 from .errors import backend_error
 from .options import reduction, seconds
 from .work import Handle, Joined
@@ -34,22 +35,22 @@ class Issuing:
         name: str,
         *args: Any,
         limit: float,
-        site: Site | None = None,
+        site: FrameType | None = None,
         **more: Any,
     ) -> Handle:
-        future = self._begin(name, args, more, limit, site or users_site())
+        future = self._begin(name, args, more, limit, site or users_frame())
         if place is None:
             return cast(Handle, future)
         if name in ("all_gather", "gather") and len(args) < (2 if name == "all_gather" else 3):
             return Joined([future], lambda: place(future.result(0)))
         return Joined([future], place)
 
-    def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: Site) -> Any:
+    def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
         self._seq += 1
         try:
-            return getattr(self._group, name)(*args, **more)
+            return getattr(self._group, name)(*args, timeout_s=limit, call_site=site, **more)
         except UsageError as error:
-            raise ValueError(f"{error} (called at {site})") from error
+            raise ValueError(f"{error} (called at {line_of(site)})") from error
         except Exception as error:
             raise backend_error(error) from error
 

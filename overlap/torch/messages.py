@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .calling import users_site
+from .calling import users_frame
 from .issuing import Issuing, Tensors, listed
 from .tensors import flat_input, flat_output, one_tensor, overlaps, same_kind
 from .work import Joined, Work
@@ -62,24 +62,24 @@ class Messages(Issuing):
         source = flat_input(x)
         if overlaps(output, x):
             source = source.copy()
-        return Work(self._issue(place, "all_to_all", source, out, limit=limit), [output], limit)
+        return Work(self._issue(place, "all_to_all", source, out, limit=limit), [output])
 
     def _all_to_all(self, parts: Tensors, sent: Tensors, limit: float, value: Any) -> Work:
         """Send each part as a message: nobody has to know what passes between others."""
-        handles, site = [], users_site()
+        handles, site = [], users_frame()
         for rank in range(self._group.size):
             out, place = flat_output(parts[rank])
             handles.append(self._issue(place, "recv", out, rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
         for rank, part in enumerate(sent):
             handles.append(self._issue(None, "send", flat_input(part), rank, _ALL_TO_ALL_TAG, limit=limit, site=site))
-        return Work(Joined(handles), [value] if isinstance(value, torch.Tensor) else value, limit)
+        return Work(Joined(handles), [value] if isinstance(value, torch.Tensor) else value)
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> Work:
         """Send a tensor to a rank of the group."""
         tensor = one_tensor(listed(tensors), "tensors")
         _check_tag(tag)
         limit = self._limit(None, None)
-        return Work(self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit), [tensor], limit)
+        return Work(self._issue(None, "send", flat_input(tensor), dst, tag, limit=limit), [tensor])
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Receive a tensor from a rank of the group."""
@@ -96,9 +96,9 @@ class Messages(Issuing):
         _check_tag(tag)
         out, place = flat_output(tensor)
         limit = self._limit(None, None)
-        future = self._begin("recv", (out, src, tag), {}, limit, users_site())
+        future = self._begin("recv", (out, src, tag), {}, limit, users_frame())
         handle = future if place is None else Joined([future], place)
-        return Work(handle, [tensor], limit, lambda: src if src is not None else int(future.src))
+        return Work(handle, [tensor], lambda: src if src is not None else int(future.src))
 
 
 def _split(tensor: torch.Tensor, sizes: Sequence[int], ranks: int, argument: str) -> Tensors:

@@ -27,7 +27,7 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
         group: Ours.
         timeout: How long an operation may take that names no limit.
         leave: Is called when torch shuts the group down.
-        abort: Is called when torch gives it up: its operations fail.
+        abort: Is called when torch gives it up, after its operations have failed.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
 
     def abort(self) -> None:
         """Fail what is under way, here and on the other ranks of the group."""
+        self._group.abort("the process group was aborted")
         self._abort()
 
     def split_group(
@@ -131,7 +132,7 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
             return None
         part = self._group.group(new_ranks, name=group_name)
         store = dist.PrefixStore(f"{group_name or part.name}/", self._store)
-        made = ProcessGroup(store, part, timeout or self._timeout, leave=_nothing, abort=self._abort)
+        made = ProcessGroup(store, part, timeout or self._timeout, leave=_nothing, abort=_nothing)
         made._name, made._description = group_name or part.name, group_desc or "undefined"
         return made
 
@@ -155,7 +156,7 @@ class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ig
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Be done once every rank of the group has come to it."""
         limit = self._limit(opts, timeout)
-        return Work(self._issue(None, "barrier", limit=limit), [], limit)
+        return Work(self._issue(None, "barrier", limit=limit), [])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank of the group; rank 0 says which did not come in time.

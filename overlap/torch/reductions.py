@@ -24,13 +24,13 @@ class Reductions(Issuing):
         op, limit = self._reduction(opts, timeout)
         if tensor.layout is not torch.strided:
             return sparse.all_reduce(self._group, tensor, op, limit)
-        return Work(self._all_reduce(tensor, op, limit), [tensor], limit)
+        return Work(self._all_reduce(tensor, op, limit), [tensor])
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Combine several tensors of all ranks, each in place."""
         same_kind(tensors, "tensors")
         op, limit = self._reduction(opts, None)
-        return Work(Joined([self._all_reduce(tensor, op, limit) for tensor in tensors]), tensors, limit)
+        return Work(Joined([self._all_reduce(tensor, op, limit) for tensor in tensors]), tensors)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float) -> Handle:
         name, factor = op
@@ -50,9 +50,9 @@ class Reductions(Issuing):
         if factor is not None:
             tensor.mul_(factor)
         if self._group.rank != dst:
-            return Work(self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit), [tensor], limit)
+            return Work(self._issue(None, "reduce", flat_input(tensor), dst, name, limit=limit), [tensor])
         out, place = flat_output(tensor)
-        return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit), [tensor], limit)
+        return Work(self._issue(place, "reduce", out, dst, name, out, limit=limit), [tensor])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Combine as many tensors of all ranks as there are ranks; rank r keeps the r-th."""
@@ -65,20 +65,20 @@ class Reductions(Issuing):
             flat.mul_(factor)
         counts = [part.numel() for part in parts]
         even = None if len(set(counts)) == 1 else counts
-        return Work(self._reduce_scatter(output, flat, name, limit, even), [output], limit)
+        return Work(self._reduce_scatter(output, flat, name, limit, even), [output])
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Combine a tensor of all ranks; rank r keeps its r-th part."""
         (name, factor), limit = self._reduction(opts, None)
         x = input if factor is None else input * factor
-        return Work(self._reduce_scatter(output, x, name, limit), [output], limit)
+        return Work(self._reduce_scatter(output, x, name, limit), [output])
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Do so with several tensors."""
         (name, factor), limit = self._reduction(opts, None)
         pairs = zip(outputs, inputs, strict=True)
         scaled = [(out, x if factor is None else x * factor) for out, x in pairs]
-        return Work(Joined([self._reduce_scatter(out, x, name, limit) for out, x in scaled]), outputs, limit)
+        return Work(Joined([self._reduce_scatter(out, x, name, limit) for out, x in scaled]), outputs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..runtime.group import Group
+from .calling import users_frame
 from .tensors import flat_input
 from .work import Joined, Work
 
@@ -34,14 +35,15 @@ def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s:
         raise ValueError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
     mine = tensor.detach().coalesce()
     axes = mine.sparse_dim()
-    told = group.all_gather(np.array([mine._nnz(), axes], np.int64)).result(limit_s).reshape(-1, 2)
+    said: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
+    told = group.all_gather(np.array([mine._nnz(), axes], np.int64), **said).result().reshape(-1, 2)
     if (told[:, 1] != axes).any():
         raise ValueError(f"tensor: all ranks must have as many sparse axes, they have {told[:, 1].tolist()}")
     counts = told[:, 0].tolist()
     width = mine.values()[0:1].numel() if mine._nnz() else _width(mine)
     places = flat_input(mine.indices().t().contiguous()).reshape(-1, axes)
     values = flat_input(mine.values().contiguous()).reshape(-1, width)
-    gathered = [group.all_gather(x, counts=counts) for x in (places, values)]
+    gathered = [group.all_gather(x, counts=counts, **said) for x in (places, values)]
 
     def add_up() -> None:
         where, what = (torch.from_numpy(np.array(future.result(0))) for future in gathered)
@@ -50,7 +52,7 @@ def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s:
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return Work(Joined(gathered, add_up), [tensor], limit_s)
+    return Work(Joined(gathered, add_up), [tensor])
 
 
 def _width(tensor: torch.Tensor) -> int:

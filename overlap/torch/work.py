@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import trio
 
-from .errors import backend_error
+from .errors import backend_error, timed_out
 
 __all__ = ["Handle", "Joined", "Work", "finished"]
 
@@ -109,15 +109,12 @@ class Work(dist._Work):  # type: ignore[misc]
     Args:
         handle: What it stands on.
         tensors: The value of its future: what was written.
-        limit_s: How long it may take.
         source: Says which group rank a message came from, for receives.
     """
 
-    def __init__(
-        self, handle: Handle, tensors: object, limit_s: float | None = None, source: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, handle: Handle, tensors: object, source: Callable[[], int] | None = None) -> None:
         super().__init__()
-        self._handle, self._tensors, self._limit_s, self._source = handle, tensors, limit_s, source
+        self._handle, self._tensors, self._source = handle, tensors, source
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -129,12 +126,12 @@ class Work(dist._Work):  # type: ignore[misc]
         Raises:
             DistBackendError: If it failed, or has not ended in time.
         """
-        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._limit_s
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         try:
             self._handle.result(seconds)
-        except TimeoutError as error:
-            raise dist.DistBackendError(f"wait: Timed out after {seconds:g} s: {error}") from error
         except Exception as error:
+            if isinstance(error, TimeoutError) and not self._handle.done:
+                raise dist.DistBackendError(timed_out(seconds, error)) from error
             raise backend_error(error) from error
         return True
 
