@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch
 from ..runtime.group import Group
 from .calling import users_frame
 from .tensors import flat_input
-from .work import Joined, Work
+from .work import Handle, Joined, Work
 
 __all__ = ["all_reduce"]
 
@@ -52,7 +52,7 @@ def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s:
         with torch.no_grad():
             tensor.copy_(total.coalesce())
 
-    return Work(Joined(gathered, add_up), [tensor])
+    return Work(Joined(cast("list[Handle]", gathered), add_up), [tensor])
 
 
 def _width(tensor: torch.Tensor) -> int:
