@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,18 +24,29 @@ __all__ = ["SpanningCommunicators", "SpanningMessages"]
 # told at once; of tags that are older, a stall report tells.
 _COUNTED = 4096
 
+# Of how many sources and destinations, with their tags, the ends are kept while none of their messages is under way:
+# making one takes longer than sending a small message.
+_KEPT = 256
+
 
 class SpanningMessages(SpanningCommunicator):
-    """One end of the messages of two ranks in different processes, forgotten whenever it is at rest.
+    """One end of the messages of two ranks in different processes, which may be forgotten whenever it is at rest.
 
     As wires keep the messages of one tag in order, their tags need not be counted. Both ends number them from the first
     one ever, so that they can be compared when one waits for long; of tags that have rested for so long that an end has
     lost its count, nothing is compared.
+
+    Attributes:
+        resting: Whether it is among those that are forgotten next, if they are at rest then.
     """
+
+    _shared: SpanningCommunicators
 
     def __init__(self, *args: Any, first_seq: int, counted: bool) -> None:
         super().__init__(*args)
         self.first_seq, self._counted = first_seq, counted
+        self.lasts = first_seq > 0  # what was used again is going to be; there may be a tag for each message
+        self.resting = False
 
     @property
     def last(self) -> tuple[int, Call, CodePlace] | None:
@@ -63,9 +74,20 @@ class SpanningMessages(SpanningCommunicator):
         super().ended(match, operation)
         self._rest()
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether none is under way."""
+        return not self._matches and all(port.stream.idle for port in self.ports.values())
+
+    @property
+    def count(self) -> int:
+        """How many there were, ever."""
+        return max(self.issued.values(), default=self.first_seq)
+
     def _rest(self) -> None:
-        if not self._matches and all(port.stream.idle for port in self.ports.values()):
-            self._shared.close(self)
+        if not self.resting and self.at_rest:
+            self.resting = True
+            self._shared.rest(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +113,7 @@ class SpanningCommunicators(Communicators):
         super().__init__(engine)
         self.spanning: dict[int, SpanningCommunicator] = {}
         self.lost_count = False
+        self._resting: deque[SpanningMessages] = deque()
         self._at_rest: OrderedDict[int, _AtRest] = OrderedDict()
         self._transport, self._local, self._others = transport, frozenset(transport.ranks), others
 
@@ -116,6 +139,18 @@ class SpanningCommunicators(Communicators):
         made = error()
         self._others.tell_broken(Key(ranks, occurrence, "").id, made.culprit, made)
 
+    def rest(self, messages: SpanningMessages) -> None:
+        """Keep what is used again and again, and forget everything else that has come to rest."""
+        if not messages.lasts:
+            self.close(messages)
+            return
+        self._resting.append(messages)
+        if len(self._resting) > _KEPT:
+            oldest = self._resting.popleft()
+            oldest.resting = False
+            if oldest.at_rest:
+                self.close(oldest)
+
     def close(self, communicator: Communicator) -> None:
         """Forget one of messages that has come to rest, but for their number and the last of them."""
         super().close(communicator)
@@ -124,7 +159,7 @@ class SpanningCommunicators(Communicators):
                 key=communicator.key,
                 name=communicator.name,
                 members=communicator.members,
-                count=max(communicator.issued.values(), default=communicator.first_seq),
+                count=communicator.count,
                 last=communicator.last,
             )
             if len(self._at_rest) > _COUNTED:
@@ -157,8 +192,8 @@ class SpanningCommunicators(Communicators):
     def sends_no_more(self, key: Key) -> bool:
         """Whether the sender has finished, and there is no message of it under way."""
         communicator_id = key.tag_base() >> 24
-        rested = self._at_rest.get(communicator_id)
-        count = rested.count if rested is not None else 0
+        known = self.spanning.get(communicator_id) or self._at_rest.get(communicator_id)
+        count = known.count if isinstance(known, SpanningMessages | _AtRest) else 0
         if not super().sends_no_more(key) or not self.elsewhere(key):
             return super().sends_no_more(key)
         return self._others.sent_no_more(key.ends[0], communicator_id, count)

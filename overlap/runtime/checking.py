@@ -46,6 +46,11 @@ class _Checked:
         """What names it on every rank alike, in few characters."""
         return self._inner.identity
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been forgotten."""
+        return self._inner.closed
+
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end, or fail all because of what it would send."""
         error = _found(operation) if _sends(operation) else None

@@ -66,9 +66,12 @@ class Communicator:
         direct: Whether their operations take the short cut through shared memory.
         ports: The ends of messages, by place; those of collectives belong to their groups.
         first_seq: Number of the first of these messages.
+        closed: Whether it has been forgotten: whoever comes next opens another one.
+        lasts: Whether it is kept while none of its messages is under way.
     """
 
     first_seq = 0
+    closed = lasts = False
 
     def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
@@ -93,6 +96,9 @@ class Communicator:
             lane = MessageLane(context, stream)
             port = self.ports[place] = Port(self, lane, position=position, place=place, towards=towards)
             port.next_seq, lane.rests = self.first_seq, self._rest
+        elif port.stream.idle:
+            port.stream = lane = MessageLane(context, stream)
+            lane.rests = self._rest
         return port
 
     def place(self, position: int, rank: int) -> int:
@@ -371,6 +377,7 @@ class Communicators:
         """Forget one of messages that has come to rest."""
         if self._open.get(communicator.key) is communicator:
             del self._open[communicator.key]
+            communicator.closed = True
 
     def rank_left(self, rank: int) -> None:
         """Fail whatever waits for a rank that has finished its program."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
 from threading import get_ident
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -25,14 +25,18 @@ from .match import Key
 from .operation import CollectiveFuture, Port
 from .outstanding import Issued
 from .request import Members
-from .stream import Stream, Streams
+from .stream import MessageLane, Stream, Streams
 
 __all__ = ["Issuer", "Surroundings"]
 
 _TAGS = 1 << 24
-# Sources and destinations of messages, with their tags, whose calls are remembered; a tag for each message is no reason
-# to remember more.
+# Sources and destinations of messages, with their tags, of which something is remembered; a tag for each message is no
+# reason to remember more.
 _PEERS = 256
+
+T = TypeVar("T")
+
+_Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
 
 
 class Surroundings(Protocol):
@@ -86,7 +90,8 @@ class Issuer:
         self._group, self._ranks, self._occurrence = group, ranks, occurrence
         self._ports: dict[Stream | str | None, Port] = {}
         self._opened: dict[Stream, Port] = {}
-        self._messages: dict[tuple[bool, int, int, int], Known] = {}
+        self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
+        self._lasting: dict[_Ends, Port] = {}
 
     def issue(
         self, operation: CollectiveFuture[Array], stream: Stream | str | None, timeout_s: float | None = None
@@ -250,23 +255,21 @@ class Issuer:
 
     def _message_port(self, receives: bool, ends: tuple[int, int], tag: int, stream: Stream) -> Port:
         """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
+        which = (receives, *ends, tag)
+        kept = self._lasting.get(which)
+        if kept is not None and not kept.communicator.closed and _goes_within(kept, stream):
+            return kept
         src, dst = self._ranks[ends[0]], self._ranks[ends[1]]
         communicator = self._around.communicator(
             Key(self._ranks, self._occurrence, "", *ends, tag), self._group.name, (src, dst)
         )
         towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
         port = communicator.message_port(self._context, stream, int(receives), towards)
-        port.known = self._known_messages((receives, *ends, tag))
+        port.known = _remembered(self._messages, which, Known)
+        if communicator.lasts:
+            self._lasting.pop(which, None)
+            _remembered(self._lasting, which, lambda: port)
         return port
-
-    def _known_messages(self, ends: tuple[bool, int, int, int]) -> Known:
-        """Return the calls that the flight record has words for: an idle port is forgotten, and its peers come back."""
-        known = self._messages.get(ends)
-        if known is None:
-            if len(self._messages) >= _PEERS:
-                del self._messages[next(iter(self._messages))]
-            known = self._messages[ends] = Known()
-        return known
 
     def abort(self, error: BaseException | str | None) -> None:
         """Abort the group, here and elsewhere."""
@@ -328,3 +331,19 @@ class Issuer:
                 twice = next(rank for rank in ranks if ranks.count(rank) > 1)
                 raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
         return tuple((int(src), int(dst)) for src, dst in checked)
+
+
+def _remembered(known: dict[_Ends, T], which: _Ends, make: Callable[[], T]) -> T:
+    """Return what is known of some messages, made anew if nothing is; the oldest are forgotten."""
+    found = known.get(which)
+    if found is None:
+        if len(known) >= _PEERS:
+            del known[next(iter(known))]
+        found = known[which] = make()
+    return found
+
+
+def _goes_within(port: Port, stream: Stream) -> bool:
+    """Whether what is issued on a stream may take the lane of some messages: it is the stream's, or in use."""
+    lane = port.stream
+    return isinstance(lane, MessageLane) and (lane.within is stream or not lane.idle)

@@ -42,6 +42,10 @@ class Matching(Protocol):
     members: tuple[int, ...]
 
     @property
+    def closed(self) -> bool:
+        """Whether it has been forgotten: whoever comes next opens another one."""
+
+    @property
     def identity(self) -> str:
         """What names it on every rank alike, in few characters."""
 

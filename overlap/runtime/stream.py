@@ -9,7 +9,6 @@ ranks and always moves, whatever timing and priorities choose.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from copy import copy
 
 from ..errors import UsageError
@@ -88,13 +87,17 @@ class MessageLane(Stream):
     """The messages of one (source, destination, tag) at one of their ends: strict FIFO, in no stream's window.
 
     Their order differs between ranks, so they may not take each other's room.
+
+    Attributes:
+        within: The stream that the first of those under way was issued on.
+        rests: Called when none is under way any more.
     """
 
-    __slots__ = ("rests",)
+    __slots__ = ("rests", "within")
 
     def __init__(self, context: RankContext, within: Stream) -> None:
         super().__init__(context, within.name, priority=within.priority, window=1)
-        self.rests: Callable[[], None]
+        self.within, self.rests = within, _nothing
 
     def finished(self, operation: Operation, failure: Failure | None) -> None:
         """Take note that `operation` ended; the lane may be forgotten after the last."""
@@ -148,3 +151,7 @@ class Streams:
         if stream not in self._named:
             raise UsageError(f"stream: {stream!r} is unknown; known are {', '.join(self._named)}")
         return self._named[stream]
+
+
+def _nothing() -> None:
+    pass

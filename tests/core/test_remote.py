@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
 import overlap
-from overlap.remote import control_plane
+from overlap.remote import communicators, control_plane
+from overlap.remote.communicators import SpanningMessages
 from overlap.remote.control_plane import ControlPlane
 
 from . import companies
@@ -119,6 +121,29 @@ def one_differs(first: str, second: str, **kwargs: object) -> list[overlap.RankF
         await getattr(rank, kind)(np.zeros(4, dtype), **kwargs)
 
     return failures(run_far(main, 2, 2))
+
+
+def test_the_ends_of_messages_are_kept_for_the_next_ones_but_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int]] = []
+
+    class Seen(SpanningMessages):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append((self.key.tag, self.first_seq))
+
+    monkeypatch.setattr(communicators, "SpanningMessages", Seen)
+    monkeypatch.setattr(communicators, "_KEPT", 2)
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        got = []
+        for number, tag in enumerate([5, 5, 5, 6, 6, 7, 7, 7, 5]):  # two are kept, so 5 goes when 7 comes to rest
+            x = np.full(3, number, np.float32)
+            await (rank.send(x, 1, tag) if rank.rank == 0 else rank.recv(x, 0, tag))
+            got.append(float(x[0]))
+        return got
+
+    assert run_far(main, 2, 1)[1] == list(range(9))
+    assert made[::2] == made[1::2] == [(5, 0), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1), (5, 3)]
 
 
 @pytest.mark.parametrize(
