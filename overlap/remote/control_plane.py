@@ -150,10 +150,9 @@ class ControlPlane(Saying):
             self._tell("issued", rank=rank, issued=pairs[start : start + 1000])
         self._tell("left", rank=rank, uncounted=self._communicators.lost_count)
 
-    def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Say so because a wire broke, unless somebody says meanwhile who broke it: that ends the world."""
-        due_s = trio.current_time() + _VERDICT_S
-        self._broken_ends.append((due_s, partial(self.tell_failed_end, communicator_id, seq, rank, error)))
+    def hold_broken_end(self, fail: Callable[[], None]) -> None:
+        """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
+        self._broken_ends.append((trio.current_time() + _VERDICT_S, fail))
 
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""

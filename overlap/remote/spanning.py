@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import CodeType
 from typing import Protocol, TypeAlias
 
@@ -56,8 +57,8 @@ class Telling(Protocol):
     def tell_failed_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
         """Say that a rank here cannot take part in an operation."""
 
-    def tell_broken_end(self, communicator_id: int, seq: int, rank: int, error: BaseException) -> None:
-        """Say so because a wire broke, unless somebody says meanwhile who broke it."""
+    def hold_broken_end(self, fail: Callable[[], None]) -> None:
+        """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
 
     def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
@@ -166,12 +167,22 @@ class SpanningCommunicator(Communicator):
         self.fail_one(match, operation, failure)
 
     def fail_one(self, match: Match, operation: Operation, failure: Failure) -> None:
-        """Fail one rank's end with its own error, and all other ends because of it."""
+        """Fail one rank's end with its own error, and all other ends because of it.
+
+        If a wire broke, somebody is about to say who broke it, which ends the world: that is what is to be heard here.
+        """
+        if isinstance(failure.error, LinkLostError) and not failure.error.evident:
+            self._others.hold_broken_end(partial(self._fail_held, match, operation, failure))
+            return
         super().fail_one(match, operation, failure)
         assert match.error is not None
-        broken = isinstance(failure.error, LinkLostError) and not failure.error.evident
-        tell = self._others.tell_broken_end if broken else self._others.tell_failed_end
-        tell(self.id, operation.seq, self.members[operation.port.position], match.error())
+        self._others.tell_failed_end(self.id, operation.seq, self.members[operation.port.position], match.error())
+
+    def _fail_held(self, match: Match, operation: Operation, failure: Failure) -> None:
+        """Fail one rank's end after all: nobody has said why its wire broke."""
+        if not operation.done and isinstance(failure.error, LinkLostError):
+            failure.error.evident = True
+            self.fail_one(match, operation, failure)
 
     def give_up(self, operation: Operation, failure: Failure) -> None:
         """Fail one rank's end, and with it whatever is or comes here or elsewhere."""

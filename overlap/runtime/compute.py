@@ -235,7 +235,7 @@ class ThreadedCompute(ComputeStream):
                 self._run(operation)
                 del operation
         finally:
-            self.context.token.run_sync_soon(self._exited.set)
+            self.context.handover.post(self._exited.set)
 
     def _run(self, operation: ComputeFuture[object]) -> None:
         operation.running, self.current = True, operation
@@ -247,7 +247,7 @@ class ThreadedCompute(ComputeStream):
             failure = Failure(error)
         self.current = None
         operation.settle(value, failure)
-        self.context.token.run_sync_soon(operation.ended)
+        self.context.handover.post(operation.ended)
 
     def _call(self, operation: ComputeFuture[object]) -> tuple[object, Failure | None]:
         for future in operation.awaited:

@@ -15,6 +15,7 @@ from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.spans import RawSpan
 from .deadlines import Deadlines, Expiring
 from .ending import Ending
+from .handover import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
 
@@ -51,7 +52,7 @@ class RankContext:
         locks: Which arrays are in flight.
         outstanding: What is unfinished.
         ending: How the world ends, once it does.
-        token: Of the event loop, for other threads.
+        handover: To the event loop, for other threads.
         thread: Ident of the event loop's thread.
         nursery: For tasks of this rank; open as long as it lives.
         step: Index of the step that it is in, if any.
@@ -67,7 +68,7 @@ class RankContext:
     locks: BufferLocks
     outstanding: Outstanding
     ending: Ending
-    token: trio.lowlevel.TrioToken
+    handover: Handover
     thread: int
     flight: RankFlight = NOT_RECORDED
     nursery: trio.Nursery | None = None
@@ -82,7 +83,7 @@ class RankContext:
             PeerFailedError: If there is no loop any more.
         """
         try:
-            self.token.run_sync_soon(function, *args)
+            self.handover.post(function, *args)
         except trio.RunFinishedError:
             raise self.ending.peer_failed() from None
 

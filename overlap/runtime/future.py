@@ -88,7 +88,7 @@ class Future(Generic[T_co]):
         self._failure: Failure | None = None
         self._waiters: list[Task] | None = None
         self._callbacks: list[Callable[[], None]] | None = None
-        self._threads: list[threading.Event] | None = None
+        self._threads: list[threading.Lock] | None = None
 
     @property
     def done(self) -> Flag:
@@ -217,8 +217,8 @@ class Future(Generic[T_co]):
         return self._value, self._failure
 
     def _wake_threads(self) -> None:
-        for event in self._threads or ():
-            event.set()
+        for ended in self._threads or ():
+            ended.release()
 
     def _tell(self) -> None:
         waiters, self._waiters = self._waiters, None
@@ -245,11 +245,14 @@ class Future(Generic[T_co]):
             return True
 
     def _block(self, timeout: float | None = None) -> bool:
-        event = threading.Event()
+        ended = threading.Lock()  # which is released in the end: nothing that threads can wait for costs less
+        ended.acquire()
         with _LOCK:
-            self._threads = [*(self._threads or ()), event]
-        longest = None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
-        return self._done or event.wait(longest)  # settled before the event was in the list: nobody would set it
+            self._threads = [*(self._threads or ()), ended]
+        longest = -1 if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+        return self._done or ended.acquire(
+            timeout=longest
+        )  # settled before it was in the list: nobody would release it
 
 
 class _Item(Future[object]):

@@ -26,6 +26,7 @@ from .communicator import BaseEngine, Communicator, Communicators
 from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending
+from .handover import Handover
 from .interpreter import tuned
 from .issuing import Issuer
 from .match import Key
@@ -113,6 +114,7 @@ class World:
         self.local = frozenset(local)
         self.issuer = Issuer if check is None else CheckingIssuer
         self._token = trio.lowlevel.current_trio_token()
+        self._handover = Handover(self._token)
         self._engine = self.backend.engine(transport, cluster, self._token, algorithm=algorithm)
         self.communicators = (
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
@@ -143,7 +145,7 @@ class World:
             locks=self._locks,
             outstanding=Outstanding(),
             ending=self.ending,
-            token=self._token,
+            handover=self._handover,
             thread=get_ident(),
             flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
         )

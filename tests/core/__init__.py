@@ -28,6 +28,7 @@ TESTS = {
     "runtime/engine/workers": "runtime/test_workers runtime/test_narrow",
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",
+    "runtime/handover": "core/test_threads",
     "runtime/interpreter": "runtime/test_interpreter",
     "runtime/issuing": "core/test_bad_input core/test_threads",
     "runtime/loop_watch": "core/test_busy_loop",

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
 
 import overlap
+from overlap.runtime.handover import Handover
 
 from .worlds import failing, run
 
@@ -181,3 +183,51 @@ def test_the_error_of_an_operation_can_be_asked_for() -> None:
         return [type(bad.exception()).__name__, type(good.exception()).__name__]
 
     assert run(main, 1) == [["ZeroDivisionError", "NoneType"]]
+
+
+def test_a_burst_of_a_thread_wakes_the_loop_once() -> None:
+    async def main(rank: R) -> list[Any]:
+        called, woken = [], []
+        token = trio.lowlevel.current_trio_token()
+
+        class Counting:
+            def run_sync_soon(self, function: Any) -> None:
+                woken.append(function)
+                token.run_sync_soon(function)
+
+        handover = Handover(Counting())  # type: ignore[arg-type]
+
+        def burst() -> None:  # in the loop's thread, which so cannot look in between
+            for number in range(100):
+                handover.post(called.append, number)
+
+        burst()
+        while len(called) < 100:
+            await trio.lowlevel.checkpoint()
+        first = len(woken)
+        burst()
+        while len(called) < 200:
+            await trio.lowlevel.checkpoint()
+        return [called == [*range(100), *range(100)], first, len(woken)]
+
+    assert run(main, 1) == [[True, 1, 2]]
+
+
+def test_many_threads_issue_at_once_and_nothing_is_lost() -> None:
+    def work(rank: R, stream: str) -> float:
+        futures = [rank.all_reduce(np.full(1, 1.0), stream=stream) for _ in range(50)]
+        return sum(float(future.result(20)[0]) for future in futures)
+
+    async def main(rank: R) -> list[float]:
+        streams = [rank.stream(f"s{k}").name for k in range(4)]
+        found: list[float] = []
+
+        async def one(stream: str) -> None:
+            found.append(await trio.to_thread.run_sync(work, rank, stream))
+
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(one, stream)
+        return found
+
+    assert run(main, 2) == [[100.0] * 4] * 2

@@ -201,16 +201,16 @@ def test_what_is_left_open_ends_with_the_program() -> None:
 def test_between_processes_a_deadline_and_an_abort_are_told_and_the_world_lives() -> None:
     def program(world: W) -> list[str]:
         late, dropped = world.group([0, 1], name="late"), world.group([0, 1], name="dropped")
-        rank, texts = world.rank, []
+        rank, x = world.rank, np.ones(1 << 20)  # so much is not sent before somebody asks for it
         if rank.rank == 0:
-            pending = [late.all_reduce(np.ones(1), timeout_s=0.01, call_site="train.py:7")]
+            pending = [late.all_reduce(x, timeout_s=0.01, call_site="train.py:7")]
             pending[0].wait(TIMEOUT_S)
             rank.send(np.ones(1), 1).result(TIMEOUT_S)
             pending.append(dropped.recv(((1,), "float64"), 1))  # for which nobody sends, so only the abort ends it
             dropped.abort("enough")
         else:
             rank.recv(((1,), "float64"), 0).result(TIMEOUT_S)
-            pending = [late.all_reduce(np.ones(1)), dropped.recv(((1,), "float64"), 0)]
+            pending = [late.all_reduce(x), dropped.recv(((1,), "float64"), 0)]
         texts = [f"{type(error).__name__}: {error}" for error in (each.exception(TIMEOUT_S) for each in pending)]
         return [*texts, str(rank.all_reduce(np.ones(1)).result(TIMEOUT_S))]
 
