@@ -49,6 +49,7 @@ from .options import (
     text_of,
 )
 from .timeline.spans import Timeline
+from .units import parse_bytes
 
 if TYPE_CHECKING:
     import topology
@@ -148,7 +149,9 @@ class RunConfig:
     )
     transport: str | None = option(
         default="auto",
-        read=parse_transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed",
+        read=parse_transport, metavar="NAME",
+        help="what joins the nodes: shared memory inside a machine and sockets beyond (auto), or one of efa (sockets), "
+        "shared_memory, mpi, one installed",
         nodes=True,
     )  # fmt: skip
     rails: int | tuple[str, ...] | None = option(
@@ -183,6 +186,13 @@ class RunConfig:
         nodes=True,
         wire=True,
     )
+    shared_memory: int | None = option(
+        default="half the machine's, together",
+        read=partial(parse_bytes, argument="shared_memory"),
+        metavar="SIZE",
+        help="memory that each process shares with others of its machine, such as 4GiB; 0: sockets there too",
+        nodes=True, wire=True,
+    )  # fmt: skip
     tls_cert: str | None = option(
         default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
     )

@@ -11,6 +11,8 @@
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together;  tls: encrypted
 #   efa          sockets between processes, several to each
+#   shared_memory  processes of one host, which read each other's memory
+#   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
 #   bounce       memory for messages that come without a place of their own
 #   router       several transports as one: each rank by the first that reaches it
@@ -37,6 +39,7 @@ from transports.wrappers import Recording, Sent
 if TYPE_CHECKING:
     from transports.efa import Efa
     from transports.mpi import Mpi
+    from transports.shared_memory import SharedMemory
     from transports.tls import Tls
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "Recording",
     "Router",
     "Sent",
+    "SharedMemory",
     "Starter",
     "Statistics",
     "Tls",
@@ -68,7 +72,12 @@ __all__ = [
 ]
 
 # One process needs no sockets: what joins several loads when it is asked for.
-_HOMES = {"Efa": "transports.efa", "Mpi": "transports.mpi", "Tls": "transports.tls"}
+_HOMES = {
+    "Efa": "transports.efa",
+    "Mpi": "transports.mpi",
+    "SharedMemory": "transports.shared_memory",
+    "Tls": "transports.tls",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +19,10 @@ Exchange: TypeAlias = Callable[[str, bytes], Awaitable[list[bytes]]]
 
 def _say_nothing(line: str) -> None:
     pass
+
+
+def _none() -> Collection[int]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class Bootstrap:
             those that it has and leaves the rest alone.
         report: Takes a line for the user, about processes that are lost and the like.
         note: Takes what a timeline should show, the moment it happens, such as the loss of a connection.
+        spared: Which processes another transport turns out to reach, asked when this one is opened; both processes of a
+            pair know it alike. A transport that was made for the rest need not join them.
         watched: Whether somebody else notices which processes are lost and which are only busy. A transport need not
             judge their silence then, and must not: a program may keep its event loop busy for as long as it wants.
     """
@@ -53,6 +59,7 @@ class Bootstrap:
     options: Mapping[str, object] = field(default_factory=dict)
     report: Callable[[str], None] = _say_nothing
     note: Callable[[str], None] = _say_nothing
+    spared: Callable[[], Collection[int]] = _none
     watched: bool = False
 
     @property

@@ -128,6 +128,12 @@ class MatchedTransport(Transport):
         self._home = {rank: i for i, ranks in enumerate(placement) if joins_itself or i != member for rank in ranks}
         self._endpoints = {rank: _MatchedEndpoint(self, rank) for rank in self.ranks}
 
+    def reach(self, members: Iterable[int]) -> None:
+        """Join the ranks of these processes only: it has turned out that others cannot be reached."""
+        there = set(members)
+        self._home = {rank: member for rank, member in self._home.items() if member in there}
+        self.peers = tuple(sorted(self._home))
+
     def make_links(self, make: Callable[[int, tuple[int, ...]], LinkType]) -> dict[int, LinkType]:
         """Return a link for every process that can be reached, made from its index and its ranks."""
         return {i: make(i, self.placement[i]) for i in sorted(set(self._home.values()))}

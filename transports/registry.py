@@ -41,6 +41,7 @@ _OURS: Mapping[str, _Row] = MappingProxyType(
         "efa": _Row(module="transports.efa"),
         "mpi": _Row(module="transports.mpi", needs="mpi4py", extra="mpi"),
         "neuronlink": _Row(module="transports.neuronlink"),
+        "shared_memory": _Row(module="transports.shared_memory"),
     }
 )
 

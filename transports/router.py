@@ -48,6 +48,11 @@ class Router(Transport):
         """Return whether any of the parts joins some of the ranks across hosts."""
         return any(part.spans_hosts(ranks) for part in self.parts)
 
+    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+        """Give up ranks in every part."""
+        lost = [part.lose(ranks, reason) for part in self.parts]
+        return any(lost)
+
     def _part(self, rank: int, peer: int) -> Transport:
         for part in self.parts:
             if peer in part.peers:

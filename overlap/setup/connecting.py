@@ -12,7 +12,7 @@ from itertools import count
 
 import trio
 
-from transports import ArgumentError, NeuronLink, Router, Transport, registry
+from transports import ArgumentError, NeuronLink, Router, Transport, nearest, registry
 from transports.factory import Bootstrap
 from transports.tls import Tls
 
@@ -193,8 +193,7 @@ async def _between(
     run: RunConfig,
     notices: Notices,
 ) -> Transport:
-    """Make what joins the processes: what is asked for, else sockets, or MPI where that is all there is."""
-    standard = "mpi" if place.endpoint is None else "efa"
+    """Make what joins the processes: what is asked for, else memory and sockets, or MPI where that is all there is."""
     bootstrap = Bootstrap(
         member=place.process,
         placement=placement,
@@ -210,7 +209,9 @@ async def _between(
         watched=True,
     )
     with _as_the_users():
-        return registry.find(standard if run.transport in (None, "auto") else run.transport)(bootstrap)
+        if run.transport not in (None, "auto"):
+            return registry.find(run.transport)(bootstrap)
+        return registry.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
 
 
 @asynccontextmanager

@@ -72,7 +72,11 @@ def test_yes_and_no(text, answer):
     ("name", "value", "message"),
     [
         ("OVERLAP_PEER_DIRECT", "2", "OVERLAP_PEER_DIRECT: expected 1 or 0, got '2'"),
-        ("OVERLAP_TRANSPORT", "tcp", "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, mpi, neuronlink"),
+        (
+            "OVERLAP_TRANSPORT",
+            "tcp",
+            "OVERLAP_TRANSPORT: 'tcp' is unknown; known are auto, efa, mpi, neuronlink, shared_memory",
+        ),
         ("OVERLAP_JOIN_TIMEOUT_S", "0", "OVERLAP_JOIN_TIMEOUT_S: expected a positive number of seconds, got '0'"),
     ],
 )

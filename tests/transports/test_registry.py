@@ -61,7 +61,7 @@ def test_an_installed_package_brings_one(tmp_path: Path, monkeypatch: pytest.Mon
     install(tmp_path, "pigeon", "pigeon_post:make", "def make(bootstrap): return ('pigeon', bootstrap.member)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     check("pigeon")
-    assert names() == ("efa", "mpi", "neuronlink", "pigeon")
+    assert names() == ("efa", "mpi", "neuronlink", "shared_memory", "pigeon")
     assert find("pigeon")(bootstrap()) == ("pigeon", 0)
     with pytest.raises(UnknownTransportError, match=f"{NOBODY_INSTALLED}, pigeon"):
         check("pidgin")

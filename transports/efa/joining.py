@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,6 +49,7 @@ class Joining:
         tls: Encrypts the connections.
         silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
+        spared: Which processes need not be joined, once the addresses are exchanged.
         report: Takes a line about strangers.
         door: Where the others knock.
         refused: Why connections were refused; told at the end.
@@ -67,6 +68,7 @@ class Joining:
     silence_s: float | None
     join_s: float
     report: Callable[[str], None]
+    spared: Callable[[], Collection[int]] = tuple
 
     def __post_init__(self) -> None:
         if not self.secret:
@@ -84,6 +86,7 @@ class Joining:
         self._failure: TransportError | None = None
         self.door = Door((), unix=False, pending=0, stays=False)
         self._others: dict[int, PeerAddress] = {}
+        self._wanted: frozenset[int] = frozenset()
 
     @property
     def rail_count(self) -> int:
@@ -133,12 +136,13 @@ class Joining:
         mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp)
         addresses = await exchange("efa", mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
-        self._check(others)
         self._others = others
+        self._wanted = frozenset(others).difference(self.spared())
+        self._check(others)
         with trio.move_on_after(self.join_s):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.door.serve, listeners, self._welcome)
-                for member in others:
+                for member in self._wanted:
                     if member > self.member:
                         for index in range(len(self._addresses)):
                             nursery.start_soon(self._dial_first, member, index)
@@ -158,12 +162,12 @@ class Joining:
                     f"process {member} has rails={len(address.tcp)}, process {self.member} has "
                     f"rails={len(self._addresses)}; start all with the same"
                 )
-        if self.members == 1:
+        if not self._wanted:
             self._complete.set()
 
     def _note_missing(self) -> None:
         there = Counter(member for member, _ in self._joined)
-        others = [member for member in range(self.members) if member != self.member]
+        others = sorted(self._wanted)
         absent = [str(member) for member in others if not there[member]]
         partly = [str(member) for member in others if 0 < there[member] < len(self._addresses)]
         if absent or partly:
@@ -181,7 +185,7 @@ class Joining:
 
     def _add(self, member: int, index: int, connection: Connection) -> None:
         self._joined[member, index] = connection
-        if len(self._joined) == (self.members - 1) * len(self._addresses):
+        if len(self._joined) == len(self._wanted) * len(self._addresses):
             self._complete.set()
 
     # -- the side that dials ------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, cast
 
@@ -60,6 +60,7 @@ class Efa(MatchedTransport):
         silence_s: A process is lost when it says nothing for so long, though asked.
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
             nothing here, and a connection is lost when its kernel no longer hears of the other one.
+        spared: Which processes need not be joined, asked when it is opened; both sides of a pair say the same.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
         note: Takes what a timeline should show, the moment at which it happens.
@@ -89,6 +90,7 @@ class Efa(MatchedTransport):
         tls: Tls | None = None,
         silence_s: float = 15.0,
         watched: bool = False,
+        spared: Callable[[], Collection[int]] = tuple,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
         note: Callable[[str], None] | None = None,
@@ -114,8 +116,10 @@ class Efa(MatchedTransport):
             tls=tls,
             silence_s=None if watched else silence_s,
             join_s=join_s,
+            spared=spared,
             report=say,
         )
+        self._spared = spared
         limits = LIMITS if self._joining.rail_count > 1 else SINGLE_RAIL_LIMITS
         self.links: dict[int, EfaLink] = self.make_links(
             lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, limits)
@@ -139,6 +143,9 @@ class Efa(MatchedTransport):
             raise TransportClosedError("an Efa is opened once; make another one")
         self._opened = True
         connections = await self._joining.join(self.exchange)
+        for member in self.links.keys() & set(self._spared()):
+            del self.links[member]
+        self.reach(self.links)
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
             link.departures.checksums = self._checks(connection)
@@ -240,4 +247,5 @@ def factory(bootstrap: Bootstrap) -> Efa:
         report=bootstrap.report,
         note=bootstrap.note,
         watched=bootstrap.watched,
+        spared=bootstrap.spared,
     )

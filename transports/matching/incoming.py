@@ -295,7 +295,7 @@ class Incoming:
     @property
     def _in_order(self) -> bool:
         """Whether chunks come one after the other."""
-        return self._limits.push_bytes > 0
+        return self._limits.push_bytes > 0 or self._limits.fetched
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
         """Let a receive have a message that follows unasked, all or part of which may be here."""

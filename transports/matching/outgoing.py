@@ -205,9 +205,10 @@ class Outgoing:
             self._given_up.remove(number)
             return
         send = self.sends.get(number)
-        if send is None or send.stage is not (Stage.FLOWING if send.nbytes else Stage.OFFERED):
+        flows = send is not None and send.nbytes and not self._limits.fetched
+        if send is None or send.stage is not (Stage.FLOWING if flows else Stage.OFFERED):
             raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
-        if send.nbytes and (send.next_offset < send.nbytes or not self._limits.confirmed):
+        if flows and (send.next_offset < send.nbytes or not self._limits.confirmed):
             raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
         del self.sends[number]
         send.end()

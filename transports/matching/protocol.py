@@ -54,6 +54,8 @@ class Limits:
         places: How many long messages may be under way to one process at once; None: any number.
         confirmed: A long message has been sent when the receiver has said that all of it is there. Otherwise the
             transport says when it has left, see `Outgoing.departed`.
+        fetched: The receiver takes long messages from the sender's memory, piece by piece: nobody accepts them, and
+            nothing is sent but the word that they were taken.
     """
 
     eager_bytes: int
@@ -64,3 +66,4 @@ class Limits:
     waiting: int = 1 << 20
     places: int | None = None
     confirmed: bool = True
+    fetched: bool = False

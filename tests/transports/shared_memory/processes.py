@@ -1,0 +1,54 @@
+"""Several processes of a host, as objects of one process, which really pass memory and read it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from transports import Endpoint, Transport
+from transports.shared_memory import SharedMemory
+from transports.testing import MakePair
+
+from ..efa.processes import SECRET, Lines, Table, opened
+
+__all__ = ["Host", "pairs"]
+
+
+class Host:
+    """Transports that can find each other.
+
+    Attributes:
+        transports: One for each process.
+        reports: The lines that each has reported.
+        tables: Where they find each other.
+    """
+
+    def __init__(self, placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> None:
+        self.tables = Table(len(placement))
+        self.reports = [Lines() for _ in placement]
+        self.transports = [
+            SharedMemory(
+                member=member,
+                placement=placement,
+                exchange=self.tables.of(member),
+                report=self.reports[member].append,
+                **{"secret": SECRET, **settings},  # type: ignore[arg-type]
+            )
+            for member in range(len(placement))
+        ]
+
+    def ends(self) -> list[Endpoint]:
+        """The endpoint of the first rank of each process."""
+        return [transport.endpoint(transport.ranks[0]) for transport in self.transports]
+
+
+def pairs(wrap: Callable[[Transport], Transport] = lambda inner: inner, **settings: object) -> MakePair:
+    """Make pairs of endpoints in two processes, for the contract suite."""
+
+    @asynccontextmanager
+    async def make_pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
+        transports = [wrap(each) for each in Host(((5, 0), (3,)), **settings).transports]
+        async with opened(transports):
+            yield transports[0].endpoint(0), transports[1].endpoint(3)
+
+    return make_pair

@@ -1,0 +1,28 @@
+"""SharedMemory keeps the contract of transports: where memory may be read, where it may not, and inside wrappers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from transports import Faulty, LinkSpeed, Paced, Recording, Transport
+from transports.shared_memory.packets import EAGER_BYTES
+from transports.testing import CHECKS, MakePair, Scale, run_check
+
+from .processes import pairs
+
+
+def wrapped(inner: Transport) -> Transport:
+    slow = LinkSpeed(latency_s=2.0**-12, bandwidth_bytes_per_s=2.0**31)
+    return Recording(Paced(Faulty(inner, seed=3, delay=0.5, delay_s=2.0**-10), links=lambda src, dst: slow))
+
+
+KINDS: dict[str, MakePair] = {"reading": pairs(), "slots": pairs(reads=False), "all wrappers": pairs(wrapped)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_between_processes(check: str, name: str) -> None:
+    trio.run(partial(run_check, check, KINDS[name], scale=Scale(eager_bytes=EAGER_BYTES)))

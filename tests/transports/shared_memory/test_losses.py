@@ -1,0 +1,128 @@
+"""A process that dies is noticed by who waits for it, who reads its memory, and whose memory it was reading."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import trio
+
+from transports import LinkLostError
+from transports.shared_memory import SharedMemory, joining
+from transports.shared_memory.segment import Segment
+
+from ..efa.processes import SECRET, Lines, run
+from .other import LONG_BYTES
+from .processes import Host
+
+OTHER = Path(__file__).with_name("other.py")
+
+
+@asynccontextmanager
+async def beside(what: str, lines: Lines) -> AsyncIterator[tuple[SharedMemory, subprocess.Popen[str]]]:
+    """Join a process that does as it is told."""
+    with subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
+        [sys.executable, OTHER, what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        async def exchange(name: str, mine: bytes) -> list[bytes]:
+            theirs = await trio.to_thread.run_sync(stdout.readline)
+            print(base64.b64encode(mine).decode(), file=stdin, flush=True)
+            return [mine, base64.b64decode(theirs)]
+
+        try:
+            transport = SharedMemory(
+                member=0, placement=((0,), (1,)), secret=SECRET, exchange=exchange, report=lines.append
+            )
+            async with transport.open():
+                yield transport, process
+        finally:
+            process.kill()
+
+
+def test_who_sleeps_notices() -> None:
+    async def main() -> None:
+        lines = Lines()
+        async with beside("ends", lines) as (transport, _):
+            end = transport.endpoint(0)
+            await end.send(1, 1, b"x")
+            with pytest.raises(LinkLostError, match=r": process 1 \(rank 1\) is lost: its process has ended$"):
+                await end.recv_into(1, 2, bytearray(1))
+        assert lines == ["process 1 (rank 1) is lost: its process has ended"]
+
+    run(main)
+
+
+def test_who_reads_its_memory_notices() -> None:
+    async def main() -> None:
+        pieces: list[int] = []
+        over = trio.Event()
+        async with beside("sends", Lines()) as (transport, process):
+
+            def take(offset: int, piece: memoryview) -> None:
+                pieces.append(offset)
+                process.kill()
+                process.wait()  # what it had in memory is gone
+
+            call = transport.endpoint(0).begin_recv(1, 1, None, LONG_BYTES, done=lambda call: over.set(), consume=take)
+            await over.wait()
+        assert isinstance(call.error, LinkLostError)
+        assert pieces == [0]
+
+    run(main)
+
+
+def test_whose_memory_it_was_reading_notices() -> None:
+    async def main() -> None:
+        async with beside("receives", Lines()) as (transport, _):
+            with pytest.raises(LinkLostError, match="its process has ended"):
+                await transport.endpoint(0).send(1, 1, bytes(LONG_BYTES))
+
+    run(main)
+
+
+async def _look(transport: SharedMemory) -> None:
+    async with transport.open():
+        assert transport.peers == ()
+        assert not transport.links
+
+
+async def _look_at_all(host: Host) -> None:
+    async with trio.open_nursery() as nursery:
+        for transport in host.transports:
+            nursery.start_soon(_look, transport)
+
+
+def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Segment, "of_another", Mock(side_effect=OSError("no")))
+
+    async def main() -> None:
+        host = Host()
+        await _look_at_all(host)
+        for lines, other in zip(host.reports, (1, 0), strict=True):
+            assert lines == [f"process {other} of this host is reached by sockets: its memory cannot be mapped: no"]
+
+    run(main)
+
+
+def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "host_identity", lambda: "")
+
+    async def main() -> None:
+        host = Host(everybody=True)
+        with pytest.raises(ExceptionGroup) as caught:
+            await _look_at_all(host)
+        assert "process 1 cannot be reached through the memory of this host; use sockets (efa)" in {
+            str(error) for error in caught.value.exceptions
+        }
+
+    run(main)

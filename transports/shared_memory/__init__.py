@@ -1,0 +1,15 @@
+"""SharedMemory: processes of one host that read each other's memory, as one transport."""
+
+# The map of this room, in the order in which to read it:
+#
+#   transport    SharedMemory itself, and how it is made
+#   joining      who is on this host, shaking hands, passing memory, and trying whether it can be read
+#   segment      memory that several processes map, and that goes with the last of them
+#   peer_memory  reading another process's memory where it lies
+#   link         another process: packets that say what is to be read, and reading it
+#   packets      the form of what is said
+#   slots        memory through which long messages go where processes may not read each other's
+
+from transports.shared_memory.transport import SharedMemory, factory
+
+__all__ = ["SharedMemory", "factory"]

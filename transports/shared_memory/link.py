@@ -1,0 +1,375 @@
+"""The link to another process of this host: packets say what is to be read, and this side reads it where it lies."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import trio
+
+from transports.bounce import BounceBuffers
+from transports.matched import Link
+from transports.matching import Lane, Limits, MessageKind, ProtocolError
+from transports.shared_memory.packets import EAGER_BYTES, PACKET_BYTES, Kind, pack, unpack
+from transports.shared_memory.peer_memory import address_of, read
+from transports.shared_memory.segment import Segment
+from transports.shared_memory.slots import SLOT_BYTES, Slots
+
+__all__ = ["MemoryLink", "Peer"]
+
+# Saying goodbye waits so long for the next sign of progress; the same as over sockets.
+_PATIENCE_S = 2.0
+# So many packets are acted upon before others may run: about 2 ms.
+_PACKETS_AT_ONCE = 256
+# Up to here a message is read right when it is met; beyond, by a task, which lets others run after every piece.
+_AT_ONCE_BYTES = 256 << 10
+_SETTLES_OFFER = (MessageKind.TAKEN, MessageKind.REFUSE, MessageKind.WITHDRAWN)
+_MIDDLE = 1 << 63  # priorities are sent as unsigned integers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What joining has found out of another process.
+
+    Attributes:
+        socket: Carries packets; its end is the other side's.
+        pid: The other process.
+        readable: Whether each of the two may read the other's memory.
+        segment: Memory of the other process's.
+        bell: Descriptor of what wakes the other process.
+        outbox: Slots for what leaves, where it may not be read.
+        inbox: Slots in which it comes then.
+    """
+
+    socket: socket.socket
+    pid: int
+    readable: bool
+    segment: Segment
+    bell: int
+    outbox: memoryview | None
+    inbox: memoryview | None
+
+
+def _limits(readable: bool) -> Limits:
+    return Limits(eager_bytes=EAGER_BYTES, chunk_bytes=SLOT_BYTES, fetched=readable)
+
+
+class MemoryLink(Link):
+    """Another process of this host.
+
+    Args:
+        member: Its index.
+        ranks: Its ranks.
+        local: The ranks of this process.
+        memory: For messages that are lent.
+        peer: What joining has found out.
+        report: Takes a line about its loss.
+
+    Attributes:
+        peer: As passed.
+        on_loss: Called once nothing more can be expected of it.
+        hear_told: Takes what it tells somebody else in this process.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        ranks: Sequence[int],
+        local: Sequence[int],
+        memory: BounceBuffers,
+        peer: Peer,
+        report: Callable[[str], None],
+    ) -> None:
+        super().__init__(member, ranks, local, _limits(peer.readable), memory)
+        self.peer = peer
+        self.on_loss: Callable[[], None] = lambda: None
+        self.hear_told: Callable[[Sequence[int]], None] = lambda fields: None
+        self._report = report
+        self._out, self._in = Slots(peer.outbox), Slots(peer.inbox)
+        self._own: deque[bytes] = deque()  # packets that are not the engine's
+        self._stuck: bytes | None = None  # the socket was full
+        self._addresses: dict[int, tuple[int, int]] = {}  # of offers, by number; and their urgency
+        self._fetching: list[tuple[int, int, int]] = []  # heap of (urgency, number, offset)
+        self._reading = self._settling = self._again = False
+        self._farewell = self._said_bye = self._dead = False
+        self._work = trio.Event()
+        self._blocked = trio.Event()
+        self._changed = trio.Event()
+        self._count = 0
+        self._packet = memoryview(bytearray(PACKET_BYTES + 1))
+
+    # -- what leaves --------------------------------------------------------------------------------------------------
+
+    def tell(self, *fields: int) -> None:
+        """Tell something to whoever hears it there."""
+        self._own.append(pack(Kind.TOLD, *fields))
+        self.settle()
+
+    def send_now(self, lane: Lane, view: memoryview) -> bool:
+        """Send a small message in a packet, if nothing waits."""
+        if self._stuck is not None or self._own or self._dead or self.engine.outgoing.due:
+            return False
+        number = self.engine.outgoing.eager(view)
+        if number is None:
+            return False
+        self._put(pack(MessageKind.EAGER, number, *lane) + view)
+        return True
+
+    def settle(self) -> None:
+        """Send what is due, as far as the socket takes it, and read what is small."""
+        self._again = True
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while self._again and not self._dead:
+                self._again = False
+                while self._stuck is None and not self._dead and (packet := self._next()) is not None:
+                    self._put(packet)
+        finally:
+            self._settling = False
+        self._changed.set()
+
+    def _next(self) -> bytes | None:
+        if self._own:
+            return self._own.popleft()
+        while (message := self.engine.outgoing.next_message()) is not None:
+            kind, fields, payload = message
+            if payload is not None:
+                return pack(kind, *fields) + payload
+            if kind is MessageKind.OFFER:
+                return self._offer(fields)
+            if kind is MessageKind.ACCEPT and self.peer.readable:
+                self._fetch(fields[0])
+                continue
+            if kind in _SETTLES_OFFER:
+                self._addresses.pop(fields[0], None)
+            return pack(kind, *fields)
+        return self._next_piece()
+
+    def _offer(self, fields: tuple[int, ...]) -> bytes:
+        send = self.engine.outgoing.sends[fields[0]]
+        address = address_of(send.view) if send.view else 0
+        urgency = min(max(send.priority, -_MIDDLE), _MIDDLE - 1) + _MIDDLE
+        return pack(MessageKind.OFFER, *fields, address, urgency)
+
+    def _next_piece(self) -> bytes | None:
+        """Copy a piece of an accepted message into a slot, where the other side may not read it where it lies."""
+        chunk = self.engine.outgoing.next_chunk() if self._out.free else None
+        if chunk is None:
+            return None
+        slot = self._out.fill(chunk.view)
+        return pack(MessageKind.CHUNK, chunk.send.number, chunk.offset, chunk.nbytes, slot)
+
+    def _put(self, packet: bytes) -> None:
+        try:
+            self.peer.socket.send(packet)
+            self._count += 1
+        except BlockingIOError:
+            self._stuck = packet
+            self._blocked.set()
+        except OSError:
+            self._again = False  # the reading task sees why, and what came before
+            self._stuck = packet
+
+    # -- what arrives -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Act on what has come."""
+        if not self._reading:
+            self._drain()
+
+    def _drain(self) -> bool:
+        """Act on the packets that are there; False if there may be more."""
+        self._reading = True
+        try:
+            for _ in range(_PACKETS_AT_ONCE):
+                if self._dead:
+                    return True
+                try:
+                    count = self.peer.socket.recv_into(self._packet)
+                except BlockingIOError:
+                    return True
+                if not count:
+                    self._ended("its process has ended")
+                    return True
+                self._count += 1
+                self._hear(*unpack(self._packet[:count]))
+        except ProtocolError as error:
+            self._ended(f"a bad packet: {error}", evident=True)
+            return True
+        except OSError as error:
+            self._ended(str(error.strerror))
+            return True
+        finally:
+            self._reading = False
+            self.settle()
+        return False
+
+    def _hear(self, kind: int, fields: tuple[int, ...], payload: memoryview) -> None:
+        if kind == Kind.BYE:
+            self._farewell = True
+            if self.engine.gone is None:
+                self.engine.end(f"{self.name} has left", keep_arrived=True)
+                self.on_loss()
+        elif kind == Kind.FREED:
+            self._out.freed(*fields)
+        elif self.engine.gone is not None:
+            pass
+        elif kind == MessageKind.EAGER:
+            self.engine.incoming.eager(fields, payload)
+        elif kind == MessageKind.OFFER:
+            self._addresses[fields[0]] = fields[5:]  # type: ignore[assignment]
+            self.engine.hear(kind, fields[:5])
+        elif kind == MessageKind.CHUNK:
+            self._copy(*fields)
+        elif kind == Kind.TOLD:
+            self.hear_told(fields)
+        else:
+            self.engine.hear(kind, fields)
+
+    def _copy(self, number: int, offset: int, nbytes: int, slot: int) -> None:
+        """Take a piece out of a slot."""
+        self.engine.incoming.place(number, offset, nbytes)[:] = self._in.view(slot, nbytes)
+        self._own.append(pack(Kind.FREED, slot))
+        self.engine.incoming.filled(number, offset, nbytes)
+
+    # -- reading where it lies ----------------------------------------------------------------------------------------
+
+    def _fetch(self, number: int) -> None:
+        """Read a message that has been met; if it is long, a task does."""
+        receive = self.engine.incoming.filling.get(number)
+        if receive is None or receive.nbytes <= _AT_ONCE_BYTES:
+            self._read_piece(number, 0)
+            return
+        heappush(self._fetching, (self._addresses[number][1], number, 0))
+        self._work.set()
+
+    def _read_piece(self, number: int, offset: int) -> bool:
+        """Read the next piece of a message; whether more are left."""
+        receive = self.engine.incoming.filling.get(number)
+        if receive is None:  # its sender has closed
+            self._addresses.pop(number, None)
+            return False
+        nbytes = min(SLOT_BYTES, receive.nbytes - offset)
+        try:
+            read(self.peer.pid, self._addresses[number][0] + offset, self.engine.incoming.place(number, offset, nbytes))
+        except OSError as error:
+            gone = error.errno == errno.ESRCH
+            self._ended("its process has ended" if gone else f"its memory cannot be read: {error.strerror}")
+            return False
+        self._count += 1
+        more = offset + nbytes < receive.nbytes
+        self.engine.incoming.filled(number, offset, nbytes)
+        return more
+
+    async def _read_pieces(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            while self._fetching and not self._dead:
+                urgency, number, offset = heappop(self._fetching)
+                if self._read_piece(number, offset):
+                    heappush(self._fetching, (urgency, number, offset + SLOT_BYTES))
+                self.settle()
+                await trio.lowlevel.checkpoint()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Read, and write what the socket did not take at once, until the other side has ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_pieces)
+            nursery.start_soon(self._write_on)
+            with suppress(trio.ClosedResourceError):
+                while not self._dead:
+                    if not self._drain():
+                        await trio.lowlevel.checkpoint()
+                    elif not self._dead:
+                        await trio.lowlevel.wait_readable(self.peer.socket)
+            nursery.cancel_scope.cancel()
+
+    async def _write_on(self) -> None:
+        with suppress(trio.ClosedResourceError):
+            while True:
+                await self._blocked.wait()
+                self._blocked = trio.Event()
+                while not self._dead and (packet := self._stuck) is not None:
+                    await trio.lowlevel.wait_writable(self.peer.socket)
+                    self._stuck = None
+                    self._put(packet)
+                    if self._stuck is not None and not self._blocked.is_set():
+                        return  # it is broken; the reading task sees that, too
+                    self.settle()
+
+    def _ended(self, reason: str, *, evident: bool = False) -> None:
+        if self._farewell or self._said_bye:
+            self._cut()
+        else:
+            self.lose(reason, evident=evident)
+
+    def lose(self, reason: str, *, evident: bool = False) -> None:
+        """Give the process up: every operation with its ranks fails."""
+        if self.engine.gone is None:
+            self._report(f"{self.name} is lost: {reason}")
+        self.give_up(reason, evident=evident)
+
+    def give_up(self, reason: str, *, evident: bool = False) -> None:
+        """Do so, without a word to the user: whoever knows it has told."""
+        if self.engine.gone is None:
+            self.engine.end(f"{self.name} is lost: {reason}", evident=evident)
+            self.on_loss()
+        self._cut()
+
+    def _cut(self) -> None:
+        if not self._dead:
+            self._dead = True
+            self._own.clear()
+            self._fetching.clear()
+            trio.lowlevel.notify_closing(self.peer.socket)
+            self.peer.socket.close()
+        self._changed.set()
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def give_up_waiting(self) -> None:
+        """Fail every operation that has not met its other end; this side closes."""
+        self.engine.close()
+        self.settle()
+
+    async def leave(self) -> None:
+        """Finish what both sides have begun, say goodbye, and wait until the other side has, too."""
+        await self._until(lambda: self.engine.gone is not None or (self.engine.quiet and self._idle))
+        self._said_bye = True
+        gone, self.engine.gone = self.engine.gone, self.engine.gone or "this side has closed"
+        if not self._dead:
+            self._own.append(pack(Kind.BYE))
+            self.settle()
+            await self._until(lambda: self._dead or (self._idle and self._half_closed()))
+            await self._until(lambda: self._dead)
+        self._cut()
+        self.engine.end(gone or "this side has closed")
+
+    @property
+    def _idle(self) -> bool:
+        return not self._own and self._stuck is None
+
+    def _half_closed(self) -> bool:
+        with suppress(OSError):
+            self.peer.socket.shutdown(socket.SHUT_WR)
+        return True
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for `done`, as long as something moves."""
+        seen = -1
+        while not done() and self._count != seen:
+            seen = self._count
+            with trio.move_on_after(_PATIENCE_S):
+                while not done():
+                    self._changed = trio.Event()
+                    await self._changed.wait()

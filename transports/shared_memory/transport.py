@@ -1,0 +1,182 @@
+"""SharedMemory: the transport between processes of one host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self, cast
+
+import trio
+from trio.lowlevel import cancel_shielded_checkpoint
+
+from transports.base import ArgumentError, TransportClosedError, TransportError
+from transports.factory import Bootstrap, Exchange
+from transports.matched import MatchedTransport
+from transports.shared_memory.joining import Joining
+from transports.shared_memory.link import MemoryLink
+
+__all__ = ["SharedMemory", "factory"]
+
+
+class SharedMemory(MatchedTransport):
+    """Joins the ranks of this process to those of other processes of this host, through memory.
+
+    Messages of up to `packets.EAGER_BYTES` travel in packets of a Unix socket, and wait at the receiver if it is late
+    (up to `Limits.budget_bytes` for each pair of processes). Of longer ones the sender says where they lie, and the
+    receiver reads them there, in one copy, once it wants them; where the system does not allow that, they go through
+    slots of memory that both map. A send of these returns when all has been taken. Memory has no names and cannot
+    outlive the processes that use it; a process that dies is noticed by the end of its socket.
+
+    Processes are on one host if they reach each other's Unix sockets, and belong to one user. `peers` are those of all
+    others before it is open, and of those that were found on this host from then on; whoever wants all of them says so.
+
+    Args:
+        member: Index of this process.
+        placement: The ranks of each process, by index.
+        secret: Proves membership to the other processes; at least one byte.
+        exchange: All-gather among the processes: called with a name and bytes, returns everybody's by index.
+        job: Name of the world; connections of others are refused.
+        epoch: Which of the job's successive worlds.
+        limit_bytes: How much memory this process may give to be shared; by default its part of half of this machine's.
+        reads: Whether to read others' memory where it lies, if the system allows it.
+        everybody: Whether to fail if there is a process that cannot be reached.
+        join_s: How long to wait for all processes when opening.
+        report: Takes a line about processes that are lost or cannot share memory.
+
+    Attributes:
+        exchange: As passed.
+        links: The ways to the other processes of this host, by index.
+
+    Raises:
+        ArgumentError: A placement without this process, or with ranks that are negative or named twice; no secret, or
+            less than no memory.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: int,
+        placement: Sequence[Sequence[int]],
+        secret: bytes,
+        exchange: Exchange,
+        job: str = "",
+        epoch: int = 0,
+        limit_bytes: int | None = None,
+        reads: bool = True,
+        everybody: bool = False,
+        join_s: float = 60.0,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(member, placement)
+        if not secret:
+            raise ArgumentError("the secret is empty; without one anybody is a member")
+        if limit_bytes is not None and limit_bytes < 0:
+            raise ArgumentError(f"limit_bytes is {limit_bytes}; name 0 bytes or more")
+        self.exchange = exchange
+        self.links: dict[int, MemoryLink] = {}
+        self._report = report or (lambda _: None)
+        self._everybody = everybody
+        self._joining = Joining(
+            member=member,
+            members=len(placement),
+            secret=secret,
+            job=job,
+            epoch=epoch,
+            limit_bytes=limit_bytes,
+            reads=reads,
+            join_s=join_s,
+        )
+        self._opened = False
+
+    def open(self) -> AbstractAsyncContextManager[Self]:
+        """Connect with the other processes of this host, and stay connected for the length of an ``async with``.
+
+        Raises:
+            TransportError: Somebody did not come, or cannot be reached though everybody must. At the ``async with``.
+        """
+        return self._stay_open()
+
+    @asynccontextmanager
+    async def _stay_open(self) -> AsyncIterator[Self]:
+        if self._opened:
+            raise TransportClosedError("a SharedMemory is opened once; make another one")
+        self._opened = True
+        peers = await self._joining.join(self.exchange)
+        for other, peer in sorted(peers.items()):
+            ranks = self.placement[other]
+            self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
+        self.reach(self.links)
+        try:
+            self._tell_refused()
+            self.state = None
+            async with trio.open_nursery() as nursery:
+                # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
+                background = trio.CancelScope(shield=True)
+                nursery.start_soon(self._run, background)
+                try:
+                    yield self
+                finally:
+                    await self.aclose()
+                    background.cancel()
+        finally:
+            for peer in peers.values():
+                os.close(peer.bell)
+            self._joining.close()
+
+    def _tell_refused(self) -> None:
+        for other, reason in sorted(self._joining.refused.items()):
+            self._report(f"process {other} of this host is reached by sockets: {reason}")
+        missing = [i for i in range(len(self.placement)) if i != self.member and i not in self.links]
+        if self._everybody and missing:
+            who = ", ".join(map(str, missing))
+            raise TransportError(f"process {who} cannot be reached through the memory of this host; use sockets (efa)")
+
+    async def _run(self, scope: trio.CancelScope) -> None:
+        with scope:
+            async with trio.open_nursery() as nursery:
+                for link in self.links.values():
+                    nursery.start_soon(link.run)
+                nursery.start_soon(trio.sleep_forever)
+
+    def lose(self, ranks: Sequence[int], reason: str) -> bool:
+        """Give up ranks of other processes, known to be gone."""
+        lost = [i for i, placed in enumerate(self.placement) if not set(ranks).isdisjoint(placed)]
+        for member in lost:
+            self._joining.lose(member, reason)
+            if member in self.links:
+                self.links[member].give_up(reason)
+        return not self.links.keys().isdisjoint(lost)
+
+    async def aclose(self) -> None:
+        """Fail what has not met its other end, finish the rest, say goodbye. Ends two seconds after nothing moves."""
+        opened = self.state is None
+        self.state = "has been closed"
+        if opened:
+            for link in self.links.values():
+                link.give_up_waiting()
+            # shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as nursery:
+                    for link in self.links.values():
+                        nursery.start_soon(link.leave)
+        await cancel_shielded_checkpoint()
+
+
+def factory(bootstrap: Bootstrap) -> SharedMemory:
+    """Make the transport of a process whose world lives on one host; ``shared_memory`` bounds its memory.
+
+    Raises:
+        ArgumentError: An option that cannot be meant.
+    """
+    return SharedMemory(
+        member=bootstrap.member,
+        placement=bootstrap.placement,
+        secret=bootstrap.secret,
+        exchange=bootstrap.exchange,
+        job=bootstrap.job,
+        epoch=bootstrap.epoch,
+        limit_bytes=cast("int | None", bootstrap.options.get("shared_memory")),
+        everybody=True,
+        report=bootstrap.report,
+    )
