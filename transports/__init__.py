@@ -4,6 +4,7 @@
 #
 #   base         the contract: Transport, Endpoint;  starting: messages that need no task
 #   failures     how they fail;  buffers: memory, as flat bytes
+#   common       the contract of memory in common: operations out of each other's memory
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks

@@ -19,6 +19,7 @@ from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError
 
 if TYPE_CHECKING:
+    from transports.common import Board
     from transports.starting import Starter
 
 #: Tags are unsigned 64-bit integers, so that they fit any wire format: ``0 <= tag < TAG_LIMIT``.
@@ -188,6 +189,17 @@ class Transport(ABC):
         them.
         """
         return False
+
+    def board(self, key: int, ranks: Sequence[int]) -> Board | None:
+        """Return what some ranks, in several processes of one host, have in common; None if they have nothing.
+
+        This default has none, nor have wrappers that emulate or damage a wire.
+
+        Args:
+            key: Names the group's board on every rank alike, below 2**64.
+            ranks: Of the group, in its order.
+        """
+        return None
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether some ranks live on different hosts, so that a wire joins them which a processor outruns.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import trio
 
@@ -12,6 +12,9 @@ from transports.base import Endpoint, Statistics, Transport, check_choices, desc
 from transports.buffers import Buffer, Delivery
 from transports.failures import ArgumentError, TransportError
 from transports.starting import Starter
+
+if TYPE_CHECKING:
+    from transports.common import Board
 
 
 class Router(Transport):
@@ -43,6 +46,13 @@ class Router(Transport):
         if not set(ranks) <= set(self.ranks):
             return False
         return all(self._part(ranks[0], rank).shares_memory(ranks) for rank in ranks)
+
+    def board(self, key: int, ranks: Sequence[int]) -> Board | None:
+        """Return the board of the first part that has one for all of the ranks."""
+        for part in self.parts:
+            if (found := part.board(key, ranks)) is not None:
+                return found
+        return None
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether any of the parts joins some of the ranks across hosts."""

@@ -71,10 +71,12 @@ class Lane(Protocol):
     Attributes:
         name: Also in the timeline.
         priority: Added to that of each operation.
+        window: How many operations it works on at once.
     """
 
     name: str
     priority: int
+    window: int
 
     @property
     def idle(self) -> bool:

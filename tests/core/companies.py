@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import msgpack
@@ -15,6 +16,7 @@ from overlap.remote.control_plane import ControlPlane
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa
+from transports.shared_memory import SharedMemory
 
 T = TypeVar("T")
 
@@ -120,12 +122,27 @@ async def in_memory(companies: list[Company], placement: Sequence[range]) -> Asy
 async def by_sockets(
     companies: list[Company], placement: Sequence[range], **options: Any
 ) -> AsyncIterator[list[Transport]]:
-    """Join the processes as real ones are: by memory inside, by sockets between."""
+    """Join the processes as real ones on several hosts are: by memory inside, by sockets between."""
+    async with _routed(companies, placement, partial(Efa, **options)) as routers:
+        yield routers
+
+
+@asynccontextmanager
+async def by_shared_memory(
+    companies: list[Company], placement: Sequence[range], **options: Any
+) -> AsyncIterator[list[Transport]]:
+    """Join the processes as real ones on one host are."""
+    async with _routed(companies, placement, partial(SharedMemory, **options)) as routers:
+        yield routers
+
+
+@asynccontextmanager
+async def _routed(
+    companies: list[Company], placement: Sequence[range], make: Callable[..., Transport]
+) -> AsyncIterator[list[Transport]]:
     routers = []
     for company, ranks in zip(companies, placement, strict=True):
-        between = Efa(
-            member=company.member, placement=placement, secret=b"of this test", exchange=company.exchange, **options
-        )
+        between = make(member=company.member, placement=placement, secret=b"of this test", exchange=company.exchange)
         routers.append(Router([NeuronLink(list(ranks)), between]))
     over = trio.Event()
 

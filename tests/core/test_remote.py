@@ -16,7 +16,7 @@ from overlap.remote.control_plane import ControlPlane
 
 from . import companies
 from .cases import KINDS, Case, cases, differs
-from .companies import LAYOUTS, Company, Wires, by_sockets, in_memory, run_far
+from .companies import LAYOUTS, Company, Wires, by_shared_memory, by_sockets, in_memory, run_far
 from .test_collectives import check_world, issue_all
 
 MATRIX = [(kind, layout) for kind in KINDS for layout in LAYOUTS]
@@ -24,6 +24,8 @@ MATRIX = [(kind, layout) for kind in KINDS for layout in LAYOUTS]
 WIRES: dict[str, Wires] = {
     "memory": in_memory,
     "Unix sockets": by_sockets,
+    "shared memory": by_shared_memory,
+    "slots": partial(by_shared_memory, reads=False),
     "TCP, 4 rails": partial(by_sockets, unix=False, rails=4),
     "TCP, staged": partial(by_sockets, unix=False, peer_direct=False),
 }

@@ -72,22 +72,26 @@ WAYS = (
 DIES_WHILE_WIRING = """
 import os, signal
 import overlap
-from transports.efa import joining
+from transports.{} import joining
 
-def die(self, others):
+def die(self, *others):
     os.kill(os.getpid(), signal.SIGKILL)  # it has told its address, and calls nobody
 
 if os.environ["OVERLAP_NODE_RANK"] == "0":
-    joining.Joining._check = die
+    joining.Joining.{} = die
 async def main(rank):
     raise AssertionError("the wires are not open")
 overlap.run(main)
 """
 
 
-def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DIES_WHILE_WIRING)
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+@pytest.mark.parametrize(("transport", "method"), [("efa", "_check"), ("shared_memory", "_come_together")])
+def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
+    tmp_path: Path, transport: str, method: str
+) -> None:
+    (tmp_path / "train.py").write_text(DIES_WHILE_WIRING.format(transport, method))
+    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--transport", transport]
+    command += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     launchers = [
         subprocess.Popen(
             [*command, "--node-rank", node, "train.py"], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True

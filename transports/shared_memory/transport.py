@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Self, cast
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.base import ArgumentError, TransportClosedError, TransportError
+from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.matched import MatchedTransport
+from transports.shared_memory.board import Boards
+from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.link import MemoryLink
+from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 
 __all__ = ["SharedMemory", "factory"]
 
@@ -77,6 +82,7 @@ class SharedMemory(MatchedTransport):
         self.links: dict[int, MemoryLink] = {}
         self._report = report or (lambda _: None)
         self._everybody = everybody
+        self._member_of = {rank: member for member, placed in enumerate(placement) for rank in placed}
         self._joining = Joining(
             member=member,
             members=len(placement),
@@ -88,6 +94,17 @@ class SharedMemory(MatchedTransport):
             join_s=join_s,
         )
         self._opened = False
+        self._boards: Boards | None = None
+
+    def board(self, key: int, ranks: Sequence[int]) -> Board | None:
+        """Return what some ranks have in common, if each lives here or in a process that shares memory with this."""
+        members = [self._member_of.get(rank, -1) for rank in ranks]
+        boards = self._boards
+        if boards is None or not all(member == self.member or member in self.links for member in members):
+            return None
+        segments = {i: link.peer.segment for i, link in self.links.items()}
+        pids = {i: link.peer.pid for i, link in self.links.items() if link.peer.readable}
+        return boards.make(key, ranks, members, segments, pids, self.links)
 
     def open(self) -> AbstractAsyncContextManager[Self]:
         """Connect with the other processes of this host, and stay connected for the length of an ``async with``.
@@ -107,6 +124,7 @@ class SharedMemory(MatchedTransport):
             ranks = self.placement[other]
             self.links[other] = MemoryLink(other, ranks, self.ranks, self.memory, peer, self._report)
         self.reach(self.links)
+        self._make_boards()
         try:
             self._tell_refused()
             self.state = None
@@ -124,6 +142,35 @@ class SharedMemory(MatchedTransport):
                 os.close(peer.bell)
             self._joining.close()
 
+    def _make_boards(self) -> None:
+        segment = self._joining.segment
+        if segment is None:
+            return
+        first = SLOTS * SLOT_BYTES * len(self._joining.neighbours)
+        self._boards = boards = Boards(segment, Heap(first, segment.nbytes), self._ring)
+        for other, link in self.links.items():
+            link.hear_told = boards.hear
+            link.on_loss = partial(self._lost, other)
+
+    def _lost(self, member: int) -> None:
+        if self._boards is not None:
+            self._boards.lose(member, str(self.links[member].engine.gone))
+
+    def _ring(self, member: int) -> None:
+        """Wake a process."""
+        link = self.links.get(member)
+        with suppress(BlockingIOError):  # it has been rung more often than anybody can count
+            os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
+
+    async def _listen(self, boards: Boards) -> None:
+        """Look whenever this process is woken."""
+        bell = self._joining.bell
+        while True:
+            await trio.lowlevel.wait_readable(bell)
+            with suppress(BlockingIOError):
+                os.eventfd_read(bell)
+            boards.look()
+
     def _tell_refused(self) -> None:
         for other, reason in sorted(self._joining.refused.items()):
             self._report(f"process {other} of this host is reached by sockets: {reason}")
@@ -137,6 +184,8 @@ class SharedMemory(MatchedTransport):
             async with trio.open_nursery() as nursery:
                 for link in self.links.values():
                     nursery.start_soon(link.run)
+                if self._boards is not None:
+                    nursery.start_soon(self._listen, self._boards)
                 nursery.start_soon(trio.sleep_forever)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import trio
 
-from transports import Starter, Transport, TransportError
+from transports import Starter, Transport
 
 from ...collectives.call import Call
 from ...collectives.generators.rank_order import ONLY_FOR_ORDER
@@ -20,12 +20,12 @@ from ...collectives.schedule import Buffer
 from ...collectives.uneven import UnevenSchedule, block_starts
 from ...diagnostics import first
 from ..communicator import Communicator
-from ..future import Failure
 from ..match import Match
 from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
 from .compiler import Compiled, Compiler
 from .laid_out import lay_out
+from .settling import settle
 from .thin_buffers import ThinBuffers, runs_touched
 from .wire_driven import WireDrivenExecution
 from .workers import Workers
@@ -141,30 +141,18 @@ class ProgramRunner:
             failure = first(group)
         finally:
             operation.stopped()
-        self._settle(communicator, match, operation, failure)
+        settle(communicator, match, operation, failure)
 
     async def _end_soon(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         try:
             await trio.lowlevel.checkpoint()
         finally:
             operation.stopped()
-        self._settle(communicator, match, operation, None)
+        settle(communicator, match, operation, None)
 
     def _end(self, communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
         operation.stopped()
-        self._settle(communicator, match, operation, error)
-
-    def _settle(
-        self, communicator: Communicator, match: Match, operation: Operation, error: BaseException | None
-    ) -> None:
-        if isinstance(error, TransportError):
-            error.operation = f"{operation.label} ({operation.call_site})"
-        if error is not None and not operation.done:
-            communicator.fail_one(match, operation, Failure(error))
-        elif not operation.done:
-            met_ns = max(end.started_ns for end in match.arrived if end is not None)
-            operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
-        communicator.ended(match, operation)
+        settle(communicator, match, operation, error)
 
 
 def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:

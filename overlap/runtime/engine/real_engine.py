@@ -12,6 +12,7 @@ import trio
 from trio.lowlevel import TrioToken
 
 from transports import Transport
+from transports.common import PAYLOAD_BYTES
 
 from ...collectives.call import Call
 from ..communicator import BaseEngine, Communicator
@@ -24,6 +25,7 @@ from .workers import INLINE_BYTES, Workers
 if TYPE_CHECKING:
     from topology import Cluster
 
+    from .host_memory import HostMemory, Meeting
     from .program_runner import ProgramRunner
 
 __all__ = ["RealEngine"]
@@ -59,13 +61,41 @@ class RealEngine(BaseEngine):
         if communicator.direct:
             self._run_direct(communicator, match, operation)
             return
-        operation.lock()
-        self.start(communicator, match)
+        if operation.out is not None or operation.source is None or operation.source.nbytes > PAYLOAD_BYTES:
+            operation.lock()
+            self.start(communicator, match)
+            return
+        self.start(communicator, match)  # what is small is copied at once, and may be over at once
+        if not operation.done:
+            operation.lock()
 
     def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of the ranks that are here, once anybody has said what travels."""
-        if match.pattern is not None and match.pattern.settled:
+        if match.pattern is None or not match.pattern.settled:
+            return
+        meeting = None if match.pattern.counts else self._meeting(communicator, match)
+        if meeting is None:
             self._programs.start(communicator, match)
+        else:
+            meeting.start(match)
+
+    def _meeting(self, communicator: Communicator, match: Match) -> Meeting | None:
+        """Return where the ranks of several processes meet, if they have memory in common and nobody insists."""
+        if self._algorithm not in (None, "direct") or match.first is None:
+            return None
+        return self._host_memory.meeting(communicator, match.first)
+
+    @cached_property
+    def _host_memory(self) -> HostMemory:
+        from .host_memory import HostMemory  # which one process never needs
+
+        return HostMemory(
+            self._transport,
+            self._workers,
+            self._token,
+            self._quiet,
+            lambda communicator, match: self._programs.start(communicator, match),
+        )
 
     async def aclose(self) -> None:
         """Wait for the reductions at hand and end the worker threads."""

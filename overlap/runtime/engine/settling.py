@@ -1,0 +1,27 @@
+"""How one rank's end of an operation that spans processes is settled, whatever moved its bytes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from transports import TransportError
+
+from ...collectives.call import Call
+from ..communicator import Communicator
+from ..future import Failure
+from ..match import Match
+from ..operation import Operation
+
+__all__ = ["settle"]
+
+
+def settle(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
+    """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""
+    if isinstance(error, TransportError):
+        error.operation = f"{operation.label} ({operation.call_site})"
+    if error is not None and not operation.done:
+        communicator.fail_one(match, operation, Failure(error))
+    elif not operation.done:
+        met_ns = max(end.started_ns for end in match.arrived if end is not None)
+        operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
+    communicator.ended(match, operation)

@@ -1,0 +1,119 @@
+"""The contract of memory in common: how ranks in processes of one host carry out an operation out of each other's.
+
+A transport whose ranks can do so has a `Board` for every group of them. An operation has a number, and a tag that only
+those ranks share which mean the same; each rank *posts* how far it has come and where its bytes lie, and looks whether
+the others have come as far. Who comes last wakes the others. Nothing waits here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+__all__ = ["OPERATIONS", "PAYLOAD_BYTES", "PHASES", "Board", "Place"]
+
+#: So many operations may be under way at once: a rank that posts one knows that all others have ended what came so many
+#: before.
+OPERATIONS = 64
+#: What a post can bring along.
+PAYLOAD_BYTES = 4032
+#: Tags leave so many values free, for how far a rank has come; 0 is never posted.
+PHASES = 256
+
+
+class Place:
+    """Memory of a board that is lent to an operation of this process.
+
+    Attributes:
+        where: What the others need to find it.
+        view: Its bytes.
+    """
+
+    __slots__ = ("view", "where")
+
+    def __init__(self, where: int, view: memoryview) -> None:
+        self.where, self.view = where, view
+
+
+class Board(ABC):
+    """What the ranks of one group have in common. Positions are those of the group.
+
+    Attributes:
+        ready: Whether all ranks have opened it; before, nothing can be posted.
+        usable: Whether there is room for it everywhere; known, and alike everywhere, once it is ready.
+        reads: Whether every rank can read every other's private memory; known likewise.
+        lost: Why nothing more can be expected of one of the ranks; None: of all of them.
+    """
+
+    ready: bool
+    usable: bool
+    reads: bool
+    lost: str | None
+
+    @abstractmethod
+    def open(self, position: int, when_ready: Callable[[], None]) -> None:
+        """Take part, as a rank of this process; calls back once all do, unless they do already."""
+
+    @abstractmethod
+    def post(
+        self, position: int, number: int, tag: int, phase: int, *, where: int = 0, mode: int = 0, payload: object = None
+    ) -> None:
+        """Say how far a rank of this process has come.
+
+        Args:
+            position: Of the rank.
+            number: Of the operation.
+            tag: Of the operation; its last byte is 0.
+            phase: How far.
+            where: Anything, for the others.
+            mode: Anything else.
+            payload: Bytes for the others, up to `PAYLOAD_BYTES`; they stay from one phase to the next.
+        """
+
+    @abstractmethod
+    def reached(self, number: int, tag: int, phase: int) -> bool:
+        """Whether every rank has come so far with what has this number and tag."""
+
+    @abstractmethod
+    def passed(self, number: int, tag: int, phase: int) -> bool:
+        """Whether every rank has come so far, or on to later operations; all must have posted it once."""
+
+    @abstractmethod
+    def posted(self, position: int, number: int) -> tuple[int, int]:
+        """Return what a rank has posted as `where` and `mode`."""
+
+    @abstractmethod
+    def payload(self, position: int, number: int, nbytes: int) -> memoryview:
+        """Return what a rank has brought along."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Let all other processes of the group look."""
+
+    @abstractmethod
+    def watch(self, look: Callable[[], None]) -> None:
+        """Call back whenever somebody rings, or a rank is lost."""
+
+    @abstractmethod
+    def unwatch(self, look: Callable[[], None]) -> None:
+        """Do so no more."""
+
+    @abstractmethod
+    def lend(self, nbytes: int) -> Place | None:
+        """Return memory of this process that all ranks can map; None: there is no more."""
+
+    @abstractmethod
+    def take_back(self, place: Place) -> None:
+        """Use it for others: nobody reads it any more."""
+
+    @abstractmethod
+    def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
+        """Return memory that a rank was lent."""
+
+    @abstractmethod
+    def read(self, position: int, address: int, into: memoryview) -> None:
+        """Read the private memory of a rank. In any thread; others run meanwhile.
+
+        Raises:
+            LinkLostError: It is gone.
+        """
