@@ -59,7 +59,7 @@ class Contest:
         return name if self.layout.nodes == 1 else f"{name}/{self.layout.nodes}_{'tcp' if self.layout.tcp else 'unix'}"
 
 
-_ONE, _TWO, _TWO_TCP = NodeLayout(), NodeLayout(nodes=2), NodeLayout(nodes=2, tcp=True)
+_ONE, _TWO, _TWO_TCP = NodeLayout(), NodeLayout(nodes=2, transport="efa"), NodeLayout(nodes=2, tcp=True)
 
 CONTESTS = (
     Contest(ranks=2, layout=_ONE, aims={MIB: {"gloo": 5.0, "mpi": 1.0}, 64 * MIB: {"gloo": 5.0, "mpi": 3.0}}),

@@ -67,7 +67,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure each operation on 2 and 4 processes, over Unix sockets and TCP; a sweep's figures come at its end."""
     for tcp in (False, True):
         for processes in PROCESSES:
-            layout, rows = NodeLayout(nodes=processes, tcp=tcp), []
+            layout, rows = NodeLayout(nodes=processes, tcp=tcp, transport="efa"), []
             place = f"{processes} processes, {'TCP' if tcp else 'Unix'}"
             yield f"{place}: gloo/ours  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
             for name in OPERATIONS:

@@ -46,6 +46,11 @@ def parsed(*argv):
         (
             ("--nnodes", "2"),
             NodeLayout(nodes=2),
+            "ranks on 2 nodes (processes of this machine) joined by shared memory",
+        ),
+        (
+            ("--nnodes", "2", "--transport", "efa"),
+            NodeLayout(nodes=2, transport="efa"),
             "ranks on 2 nodes (processes of this machine) joined by Unix sockets",
         ),
         (
@@ -83,7 +88,10 @@ def test_layouts(argv, expected, text):
 
 def test_both_are_without_and_with_peer_direct_on_two_nodes_unless_told():
     both = ("--peer-direct", "both")
-    assert layouts(parsed(*both)) == (NodeLayout(nodes=2, peer_direct=False), NodeLayout(nodes=2))
+    assert layouts(parsed(*both)) == (
+        NodeLayout(nodes=2, peer_direct=False, transport="efa"),
+        NodeLayout(nodes=2, transport="efa"),
+    )
     assert [layout.nodes for layout in layouts(parsed(*both, "--nnodes", "4"))] == [4, 4]
 
 

@@ -32,7 +32,7 @@ _EPILOG = """\
 examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
-  overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, joined by Unix sockets
+  overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, which share memory
   overlap bench --peer-direct both --tcp
   overlap bench allr --checksums both -b 8 -f 64   what checking all that arrives costs
   overlap bench all_gather --json result.json
@@ -68,7 +68,10 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
     add("--checksums", choices=("on", "off", "both"), help="sockets check all that arrives; default on over TCP")
     add(
-        "--transport", type=transport, metavar="NAME", help="what joins the nodes: sockets (efa), mpi, or one installed"
+        "--transport",
+        type=transport,
+        metavar="NAME",
+        help="what joins the nodes: shared memory (default), sockets (efa), mpi, or one installed",
     )
     add("--json", metavar="FILE", help="write the figures there; - is stdout, instead of the table")
 

@@ -20,7 +20,7 @@ class NodeLayout:
         rails: Connections between two nodes, or the names of interfaces; None: the transport's choice.
         peer_direct: Whether sockets read and write the arrays themselves.
         checksums: Whether what sockets carry is checked on arrival; None: the transport's choice.
-        transport: "auto", "efa" or "mpi".
+        transport: "auto", "shared_memory", "efa" or "mpi".
     """
 
     nodes: int = 1
@@ -45,9 +45,17 @@ class NodeLayout:
             return "ranks in one process"
         return f"ranks on {self.nodes} nodes (processes of this machine) joined by {self._wires()}"
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether nothing is asked for that only sockets have."""
+        plain = not self.tcp and self.rails in (None, "1") and self.peer_direct and self.checksums is None
+        return self.transport == "shared_memory" or (self.transport == "auto" and plain)
+
     def _wires(self) -> str:
         if self.transport == "mpi":
             return "MPI"
+        if self.shares_memory:
+            return "shared memory"
         wires = "TCP" if self.tcp else "Unix sockets"
         if self.rails is not None:
             wires += f" over {self.rails}" + (" connections" if self.rails.isdecimal() else "")

@@ -90,7 +90,7 @@ def layouts(args: argparse.Namespace) -> tuple[NodeLayout, ...]:
             rails=args.rails,
             peer_direct=direct is not False,
             checksums=checksums,
-            transport=args.transport or "auto",
+            transport=args.transport or ("efa" if both else "auto"),  # what is compared only sockets have
         )
         for direct in _SIDES[args.peer_direct]
         for checksums in _SIDES[args.checksums]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import cast
+from typing import cast, overload
 
 import numpy as np
 from trio.lowlevel import TrioToken
@@ -123,7 +123,7 @@ class _Run:
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
-        "_board", "_call", "_cancelled", "_given", "_left", "_match", "_meeting", "_number", "_operation", "_over",
+        "_board", "_call", "_cancelled", "_given", "_in_place", "_match", "_meeting", "_number", "_operation", "_over",
         "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched", "_working",
     )  # fmt: skip
 
@@ -141,7 +141,7 @@ class _Run:
         self._place: Place | None = None
         self._working = self._watched = self._over = self._cancelled = False
         self._steps: list[tuple[Sequence[Pull], bool, int, bool]] = []
-        self._left = 0
+        self._in_place = False
 
     # -- arriving -----------------------------------------------------------------------------------------------------
 
@@ -174,11 +174,13 @@ class _Run:
         operation.fit(call)
         source, target = operation.source, operation.target
         self._target = None if target is None else target.reshape(-1)
+        self._in_place = source is not None and target is not None and np.may_share_memory(source, target)
         if source is None or not source.size or not gives(call, self._position):
             self._source = None if source is None else source.reshape(-1)
             self._arrive(0, _NOWHERE)
             return
-        if target is not None and call.kind is not Collective.ALL_REDUCE and np.may_share_memory(source, target):
+        if self._in_place and call.kind is not Collective.ALL_REDUCE:
+            self._in_place = False
             source = operation.context.arrays.copy(source)
         self._source = source = source.reshape(-1)
         if source.nbytes <= PAYLOAD_BYTES:
@@ -321,9 +323,17 @@ class _Run:
         if len(pull.sources) == 1 or reducer is None:
             self._copy(pull.sources[0], part)
             return
-        sources = [self._read(who, start, part, index) for index, (who, start) in enumerate(pull.sources)]
         mine = self._position
-        if mine > 1 and np.may_share_memory(part, sources[mine]):  # `fold` would write to it before it is read
+        # One of the first two may as well be read to where their sum belongs, which saves a quarter of the time (64 MiB
+        # on 2 processes).
+        there = (0 if mine else 1) if reducer.plain and not self._in_place else -1
+        sources = _Sources(
+            [
+                partial(self._read, who, start, part, _bytes_of(part) if index == there else min(index, 1))
+                for index, (who, start) in enumerate(pull.sources)
+            ]
+        )
+        if self._in_place and mine > 1:  # `fold` would write to it before it is read
             total = np.empty_like(part)
             reducer.fold(sources, total)
             part[...] = total
@@ -342,8 +352,8 @@ class _Run:
         held = self._read(who, start, part, 0, collecting=self._phase == _SLICED)
         np.copyto(part, held)
 
-    def _read(self, who: int, start: int, like: Array, index: int, *, collecting: bool = False) -> Array:
-        """Return a piece of what a rank gives."""
+    def _read(self, who: int, start: int, like: Array, room: memoryview | int, *, collecting: bool = False) -> Array:
+        """Return a piece of what a rank gives; what has to be read is read to a room, or to one with a number."""
         if who == self._position and not collecting:
             assert self._source is not None, "what is taken is given"
             return self._source[start : start + like.size]
@@ -353,7 +363,8 @@ class _Run:
             return _typed(self._board.mapped(who, where + offset, nbytes), like.dtype)
         if mode == _ON_BOARD:
             return _typed(self._board.payload(who, self._number, offset + nbytes)[offset:], like.dtype)
-        room = _room(index, nbytes)
+        if isinstance(room, int):
+            room = _room(room, nbytes)
         self._board.read(who, where + offset, room)
         return _typed(room, like.dtype)
 
@@ -384,6 +395,23 @@ class _Run:
             self._board.unwatch(self.look)
         if self._place is not None:
             self._meeting.keep(self._number, self._tag, self._place)
+
+
+class _Sources(Sequence[Array]):
+    """What ranks give, read when its turn comes: what was read a moment ago is still in the cache."""
+
+    def __init__(self, reads: Sequence[Callable[[], Array]]) -> None:
+        self._reads = reads
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Sources: ...
+    def __getitem__(self, index: int | slice) -> Array | _Sources:
+        return self._reads[index]() if isinstance(index, int) else _Sources(self._reads[index])
 
 
 def _all(work: Sequence[Callable[[], None]]) -> None:
