@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-from transports.base import LinkLostError
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
+from transports.failures import LinkLostError
 from transports.shared_memory.heap import Heap
 from transports.shared_memory.peer_memory import read
 from transports.shared_memory.segment import Segment

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import msgpack
 import trio
 
-from transports.base import LinkLostError, TransportError
 from transports.efa.address import host_identity
 from transports.efa.door import Door
 from transports.factory import Exchange
+from transports.failures import LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.shared_memory.link import Peer
 from transports.shared_memory.peer_memory import address_of, allow, read

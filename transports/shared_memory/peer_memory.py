@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transports.base import Buffer
+from transports.buffers import Buffer
 
 __all__ = ["address_of", "allow", "read"]
 

@@ -11,9 +11,9 @@ from typing import Self, cast
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.base import ArgumentError, TransportClosedError, TransportError
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
+from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matched import MatchedTransport
 from transports.shared_memory.board import Boards
 from transports.shared_memory.heap import Heap

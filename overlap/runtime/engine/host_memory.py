@@ -25,7 +25,6 @@ from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..communicator import Communicator
-from ..future import Failure
 from ..match import Match
 from ..operation import Operation
 from .pulls import Pull, collected, gives, pulls, reduced
@@ -164,7 +163,7 @@ class _Run:
         try:
             self._give()
         except Exception as error:
-            self._end(Failure(error))
+            self._end(error)
             return
         self._go_on()
 
@@ -217,7 +216,7 @@ class _Run:
         while not (self._working or self._over):
             if not board.reached(self._number, self._tag, self._phase):
                 if board.lost is not None:
-                    self._end(Failure(LinkLostError(board.lost)))
+                    self._end(LinkLostError(board.lost))
                 elif not self._watched:
                     self._watched = True
                     board.watch(self.look)
@@ -261,7 +260,7 @@ class _Run:
             try:
                 self._meeting.host.quiet.run(_all, work)
             except Exception as error:
-                self._end(Failure(error))
+                self._end(error)
                 return
             self._stepped()
             return
@@ -276,7 +275,7 @@ class _Run:
         if self._cancelled:
             self.cancel()
         elif error is not None:
-            self._end(Failure(error))
+            self._end(error)
         else:
             self._stepped()
             self._go_on()
@@ -376,10 +375,10 @@ class _Run:
         self._operation.running, self._operation.scope = False, None
         self._meeting.host.fall_back(self._meeting.communicator, self._match)
 
-    def _end(self, failure: Failure | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         self._close()
         self._operation.stopped()
-        settle(self._meeting.communicator, self._match, self._operation, failure)
+        settle(self._meeting.communicator, self._match, self._operation, error)
 
     def cancel(self) -> None:
         """End, once nothing of this rank's is touched any more."""

@@ -9,8 +9,8 @@ import sys
 
 import trio
 
-from transports.base import Call
 from transports.shared_memory import SharedMemory
+from transports.starting import Call
 
 #: Several pieces of reading.
 LONG_BYTES = 8 << 20
