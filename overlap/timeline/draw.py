@@ -62,6 +62,7 @@ class TimelineView:
 
     Attributes:
         verdict: What it comes to.
+        length_ns: The longest rank's time.
 
     Raises:
         UsageError: If the timeline is empty, or nobody recorded that step, or a rank is not in it.
@@ -88,10 +89,18 @@ class TimelineView:
             if one.rank is not None:
                 self._waits.setdefault(one.victim, []).append((one.start_ns, one.end_ns, one.rank))
         self._streams = _streams(timeline, self._covers)
+        self.length_ns = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
         self._title = _title(timeline, step, len(self._covers))
 
     def lines(
-        self, *, width: int = 80, height: int | None = None, ascii: bool = False, color: bool = False
+        self,
+        *,
+        width: int = 80,
+        height: int | None = None,
+        ascii: bool = False,
+        color: bool = False,
+        length_ns: int = 0,
+        label: int = 0,
     ) -> list[list[Piece]]:
         """Return the picture as lines of (text, style in rich's notation). Needs no terminal and no rich.
 
@@ -100,6 +109,8 @@ class TimelineView:
             height: Rows of the screen, which bound the number of rows shown; None allows 8.
             ascii: As for the view; either one suffices.
             color: Whether to set styles; without, all kinds still differ by glyph.
+            length_ns: The axis is at least that long, so that pictures of several runs have one scale,
+            label: if their labels, too, have at least so many characters.
         """
         columns = max(self._width or width, MIN_WIDTH)
         said = wrap(str(self.verdict), columns, break_on_hyphens=False)
@@ -109,8 +120,9 @@ class TimelineView:
         free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(said) - len(folds)
         streams = two_lanes and lanes + len(folds) <= free
         covers = [self._covers[one.drawn] for one in folds]
-        window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
-        wide = max(len(one.label) for one in folds)
+        start_ns = min(cover.window[0] for cover in covers)
+        window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
+        wide = max(label, *(len(one.label) for one in folds))
         heads = [(f"{one.label:>{wide}}", cover) for one, cover in zip(folds, covers, strict=True)]
         edges = wide + 3 + (len(_names(self._streams, covers, streams)) if two_lanes else 0)
         look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)

@@ -11,16 +11,13 @@ what is told, even if it was on to something else by the time that it was waited
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
+from .activity import Activity, Piece
 from .excess import Excess
-from .intervals import Interval, Merged, merge, subtract
-from .meetings import Key, Last, key_of, last_ranks
+from .meetings import Last
 from .metrics import Coverage, coverage
 from .spans import Span, Timeline
 
@@ -76,16 +73,6 @@ class Reason:
     call_site: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What a rank did from one instant to another."""
-
-    start_ns: int
-    end_ns: int
-    doing: Literal["compute", "program", "wire", "waiting"]
-    span: Span
-
-
 def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Cause]:
     """Return the causes of all exposed communication, those that cost most first.
 
@@ -118,8 +105,8 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     if not covers:
         return []
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
-    search = _Search(timeline, window)
-    found = [reason for cover in covers for reason in search.exposed(cover)]
+    activity = Activity(timeline, window)
+    found = [reason for cover in covers for reason in _exposed(activity, cover)]
     return _with_excess(found, Excess(timeline.spans, window))
 
 
@@ -140,162 +127,49 @@ def _with_excess(found: Sequence[Reason], excess: Excess) -> list[Reason]:
     ]
 
 
-class _Search:
-    """What every rank did at every instant of a window, as far as somebody asks."""
-
-    def __init__(self, timeline: Timeline, window: Interval) -> None:
-        self._last: Mapping[Key, Last] = last_ranks(timeline.spans)
-        self._spans: dict[int, list[Span]] = {}
-        for span in timeline.spans:
-            if span.kind in ("compute", "comm", "program") and span.end_ns > window[0] and span.start_ns < window[1]:
-                self._spans.setdefault(span.rank, []).append(span)
-        self._pieces: dict[int, tuple[list[int], list[_Piece]]] = {}
-
-    def exposed(self, cover: Coverage) -> Iterator[Reason]:
-        """Yield the reasons for what is exposed on a rank."""
-        for piece in _oldest(self._spans.get(cover.rank, ()), cover.exposed):
-            if piece.doing == "wire":
-                yield _reason(cover.rank, None, "wire", piece)
-            else:
-                yield from self._behind(cover.rank, piece, frozenset([cover.rank]))
-
-    def _behind(self, victim: int, piece: _Piece, passed: frozenset[int]) -> Iterator[Reason]:
-        """Yield what is behind a wait."""
-        last = self._last_of(piece.span)
-        if last is None or last.rank in passed:
-            yield _reason(victim, None, "unknown", piece)
-            return
-        at_ns = piece.start_ns
-        for under in [*self._doing(last.rank, piece.start_ns, piece.end_ns), None]:
-            free_ns = piece.end_ns if under is None else under.start_ns
-            if at_ns < free_ns:
-                yield Reason(victim, at_ns, free_ns, last.rank, "program", piece.span.name, last.call_site)
-            if under is not None:
-                at_ns = under.end_ns
-                yield from self._under(victim, piece, under, last, passed | {last.rank})
-
-    def _under(self, victim: int, piece: _Piece, under: _Piece, last: Last, passed: frozenset[int]) -> Iterator[Reason]:
-        """Yield what the last rank did meanwhile."""
-        if under.doing == "program":
-            yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", "", under.span.name)
-        elif under.doing != "waiting":
-            yield _reason(victim, last.rank, under.doing, under)
-        elif (further := self._last_of(under.span)) and further.rank not in passed and len(passed) < FOLLOWED:
-            yield from self._behind(victim, under, passed)
-        else:  # whatever it waits for, that waits for it
-            name, site = piece.span.name, last.call_site
-            yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", name, site)
-
-    def _last_of(self, span: Span) -> Last | None:
-        key = key_of(span)
-        return None if key is None else self._last.get(key)
-
-    def _doing(self, rank: int, start_ns: int, end_ns: int) -> Iterator[_Piece]:
-        """Yield what a rank did from one instant to another; nothing where only its program can have run."""
-        if rank not in self._pieces:
-            pieces = _activity(self._spans.get(rank, ()))
-            self._pieces[rank] = [piece.end_ns for piece in pieces], pieces
-        ends, pieces = self._pieces[rank]
-        for index in range(bisect_right(ends, start_ns), len(pieces)):
-            piece = pieces[index]
-            if piece.start_ns >= end_ns:
-                return
-            yield _Piece(max(piece.start_ns, start_ns), min(piece.end_ns, end_ns), piece.doing, piece.span)
+def _exposed(activity: Activity, cover: Coverage) -> Iterator[Reason]:
+    """Yield the reasons for what is exposed on a rank."""
+    for piece in activity.oldest(cover.rank, cover.exposed):
+        if piece.doing == "wire":
+            yield _reason(cover.rank, None, "wire", piece)
+        else:
+            yield from _behind(activity, cover.rank, piece, frozenset([cover.rank]))
 
 
-def _reason(victim: int, rank: int | None, doing: Doing, piece: _Piece) -> Reason:
+def _behind(activity: Activity, victim: int, piece: Piece, passed: frozenset[int]) -> Iterator[Reason]:
+    """Yield what is behind a wait."""
+    last = activity.last_of(piece.span)
+    if last is None or last.rank in passed:
+        yield _reason(victim, None, "unknown", piece)
+        return
+    at_ns = piece.start_ns
+    for under in [*activity.between(last.rank, piece.start_ns, piece.end_ns), None]:
+        free_ns = piece.end_ns if under is None else under.start_ns
+        if at_ns < free_ns:
+            yield Reason(victim, at_ns, free_ns, last.rank, "program", piece.span.name, last.call_site)
+        if under is not None:
+            at_ns = under.end_ns
+            yield from _under(activity, victim, piece, under, last, passed | {last.rank})
+
+
+def _under(
+    activity: Activity, victim: int, piece: Piece, under: Piece, last: Last, passed: frozenset[int]
+) -> Iterator[Reason]:
+    """Yield what the last rank did meanwhile."""
+    if under.doing == "program":
+        yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", "", under.span.name)
+    elif under.doing != "waiting":
+        yield _reason(victim, last.rank, under.doing, under)
+    elif (further := activity.last_of(under.span)) and further.rank not in passed and len(passed) < FOLLOWED:
+        yield from _behind(activity, victim, under, passed)
+    else:  # whatever it waits for, that waits for it
+        name, site = piece.span.name, last.call_site
+        yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", name, site)
+
+
+def _reason(victim: int, rank: int | None, doing: Doing, piece: Piece) -> Reason:
     return Reason(victim, piece.start_ns, piece.end_ns, rank, doing, piece.span.name, _site(piece.span))
 
 
 def _site(span: Span) -> str:
     return span.info.call_site if span.info else span.call_site
-
-
-def _activity(spans: Sequence[Span]) -> list[_Piece]:
-    """Return what a rank did, without overlaps, in order: it computes before it moves bytes before it waits."""
-    compute = list(_disjoint([span for span in spans if span.kind == "compute"], "compute"))
-    program = list(_disjoint([span for span in spans if span.kind == "program"], "program"))
-    taken = merge((piece.start_ns, piece.end_ns) for piece in compute)
-    comm_in = _outside(taken, spans)
-    moved = list(_oldest(spans, comm_in))
-    known = merge((piece.start_ns, piece.end_ns) for piece in [*compute, *moved])
-    rest = [cut for piece in program for cut in _cut(piece, known)]
-    return sorted([*compute, *moved, *rest], key=lambda piece: piece.start_ns)
-
-
-def _outside(taken: Merged, spans: Sequence[Span]) -> Merged:
-    return subtract(merge((span.start_ns, span.end_ns) for span in spans if span.kind == "comm"), taken)
-
-
-def _cut(piece: _Piece, known: Merged) -> Iterator[_Piece]:
-    for start_ns, end_ns in subtract([(piece.start_ns, piece.end_ns)], known):
-        yield _Piece(start_ns, end_ns, piece.doing, piece.span)
-
-
-def _disjoint(spans: Sequence[Span], doing: Literal["compute", "program"]) -> Iterator[_Piece]:
-    """Yield spans in order, each from where those before it have ended."""
-    at_ns: int | None = None
-    for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
-        start_ns = span.start_ns if at_ns is None else max(span.start_ns, at_ns)
-        if start_ns < span.end_ns:
-            yield _Piece(start_ns, span.end_ns, doing, span)
-            at_ns = span.end_ns
-
-
-def _oldest(spans: Sequence[Span], inside: Merged) -> Iterator[_Piece]:
-    """Yield, for every instant inside, the oldest operation that moves bytes, or else the oldest that waits."""
-    before: _Piece | None = None
-    for piece in _elementary(spans, inside):
-        if before and (before.end_ns, before.doing) == (piece.start_ns, piece.doing) and before.span is piece.span:
-            before = _Piece(before.start_ns, piece.end_ns, piece.doing, piece.span)
-            continue
-        if before:
-            yield before
-        before = piece
-    if before:
-        yield before
-
-
-def _elementary(spans: Sequence[Span], inside: Merged) -> Iterator[_Piece]:
-    comm = [span for span in spans if span.kind == "comm" and span.start_ns < span.end_ns]
-    edges_ns = {at for span in comm for at in (span.start_ns, _met_ns(span), span.end_ns)}
-    instants = sorted(edges_ns.union(*inside))
-    comm.sort(key=lambda span: span.start_ns)
-    moving: list[tuple[int, int, int]] = []  # heaps of (issued, number, end)
-    waiting: list[tuple[int, int, int]] = []
-    meets: list[tuple[int, int]] = []  # when those that wait begin to move
-    taken = 0
-    edges = iter([*inside, (0, 0)])
-    low, high = next(edges)
-    for at_ns, next_ns in pairwise(instants):
-        while taken < len(comm) and comm[taken].start_ns <= at_ns:
-            span = comm[taken]
-            heappush(waiting, (_issued_ns(span), taken, _met_ns(span)))
-            heappush(meets, (_met_ns(span), taken))
-            taken += 1
-        while meets and meets[0][0] <= at_ns:
-            _, number = heappop(meets)
-            heappush(moving, (_issued_ns(comm[number]), number, comm[number].end_ns))
-        while high and high <= at_ns:
-            low, high = next(edges)
-        if not (low <= at_ns and next_ns <= high):
-            continue
-        if (moves := _first(moving, at_ns)) is not None:
-            yield _Piece(at_ns, next_ns, "wire", comm[moves])
-        elif (waits := _first(waiting, at_ns)) is not None:
-            yield _Piece(at_ns, next_ns, "waiting", comm[waits])
-
-
-def _first(heap: list[tuple[int, int, int]], at_ns: int) -> int | None:
-    while heap and heap[0][2] <= at_ns:
-        heappop(heap)
-    return heap[0][1] if heap else None
-
-
-def _met_ns(span: Span) -> int:
-    """When bytes began to move; in time that went back, at least inside the span."""
-    return span.start_ns if span.info is None else min(max(span.info.met_ns, span.start_ns), span.end_ns)
-
-
-def _issued_ns(span: Span) -> int:
-    return span.start_ns if span.info is None else span.info.issued_ns

@@ -2,49 +2,12 @@
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from overlap.timeline import CollectiveInfo, Span, Timeline, breakdowns, causes
+from overlap.timeline import Span, breakdowns, causes
 from overlap.timeline.excess import Excess
 from overlap.timeline.metrics import coverage
 from overlap.timeline.reasons import FOLLOWED, reasons
-from overlap.timeline.spans import span_order
-
-LIMIT_NS = 30
-RANKS = 3
-instants = st.integers(0, LIMIT_NS)
-
-
-def compute(rank, start, end, name="work", site="train.py:1"):
-    return Span(rank=rank, kind="compute", lane="compute", name=name, start_ns=start, end_ns=end, call_site=site)
-
-
-def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9"):
-    info = CollectiveInfo(
-        op=op, algorithm="ring", group="world", seq=seq, nbytes=8, dtype="float32",
-        issued_ns=start if issued is None else issued, met_ns=met, priority=0, call_site=site, start_ns=start,
-        end_ns=end, ranks=ranks,
-    )  # fmt: skip
-    return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
-
-
-def timeline_of(*spans):
-    return Timeline(spans=sorted(spans, key=span_order), world_size=RANKS)
-
-
-@st.composite
-def traces(draw):
-    spans = [compute(0, 0, 1)]
-    for rank in range(RANKS):
-        for start, end in draw(st.lists(st.tuples(instants, instants).map(sorted), max_size=3)):
-            spans.append(compute(rank, start, end))
-    for seq in range(draw(st.integers(0, 4))):
-        starts = draw(st.lists(instants, min_size=RANKS, max_size=RANKS))
-        met = max(starts)
-        for rank, start in enumerate(starts):
-            end = met + draw(st.integers(0, 8))
-            spans.append(comm(rank, start, met, end, seq=seq, issued=draw(st.integers(0, start))))
-    return timeline_of(*spans)
+from tests.timeline.made import comm, compute, timeline_of, traces
 
 
 def at(spans, now):

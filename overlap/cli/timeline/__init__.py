@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from ..errors import UsageError
-from ..timeline.lateness import arrivals
-from ..timeline.merge import merged, merged_header
-from ..timeline.metrics import Breakdown, breakdowns, median_step
-from ..timeline.parts import Part, pack_part
-from ..timeline.ranklist import listed, unlisted
-from ..timeline.spans import Span, Timeline
-from ..timeline.tracefile import read_trace, write_merged
-from ..timeline.verdict import verdict_of
-from .failure import EXIT_FAILED
-from .outputs import kept, written
-from .program import output_path
+from ...errors import UsageError
+from ...timeline.limits import parse_limit
+from ...timeline.merge import merged, merged_header
+from ...timeline.metrics import median_step
+from ...timeline.parts import Part, pack_part
+from ...timeline.ranklist import listed, unlisted
+from ...timeline.spans import Timeline
+from ...timeline.tracefile import read_trace, write_merged
+from ...timeline.verdict import Verdict, verdict_of
+from ..failure import EXIT_FAILED
+from ..outputs import kept
+from ..program import output_path
+from .report import report
 
-if TYPE_CHECKING:
-    from ..timeline.draw import TimelineView
-
-SCHEMA_VERSION = 2
-"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
+MIN_WIDTH = 40
 
 _DESCRIPTION = """\
 Show who computed, who communicated, what was hidden and what was exposed.
@@ -47,6 +44,8 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
+  overlap timeline run.trace.json --ops --stragglers --critical-path
+  overlap timeline new.json --against old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
 
@@ -66,6 +65,13 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with # = ~ ! . only")
+    parser.add_argument("--ops", action="store_true", help="what each operation costs, by place in the program")
+    parser.add_argument("--stragglers", action="store_true", help="who comes late, or moves bytes slowly")
+    parser.add_argument("--critical-path", action="store_true", help="what made the step as long as it is")
+    parser.add_argument("--against", metavar="B", help="compare with another trace: its picture, and the differences")
+    parser.add_argument(
+        "--fail-if", action="append", metavar="TEST", help="exit with 1 if so: 'exposed > 5%%', 'step > 40ms'"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write the drawing as a self-contained HTML file")
 
@@ -79,13 +85,43 @@ def main(args: argparse.Namespace) -> int:
     args.html, args.output = output_path(args.html, option="--html"), output_path(args.output, option="--output")
     if args.output is not None:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
+    if args.width is not None and args.width < MIN_WIDTH:
+        raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
+    limits = [parse_limit(text) for text in args.fail_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
+    kept_all = True
     if args.json:
-        print(json.dumps(report(timeline, step, ranks), indent=2, sort_keys=True))
-        return 0
-    return 0 if _draw(args, timeline, step, ranks) else EXIT_FAILED
+        verdict = verdict_of(timeline, step=step, ranks=ranks)
+        print(json.dumps(report(timeline, step, ranks, verdict), indent=2, sort_keys=True))
+    else:
+        verdict, kept_all = _shown(args, timeline, step, ranks)
+    failed = [limit for limit in limits if limit.holds(verdict)]
+    for limit in failed:
+        print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
+    return EXIT_FAILED if failed or not kept_all else 0
+
+
+def _shown(
+    args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None
+) -> tuple[Verdict, bool]:
+    """Print what is asked for; return the verdict, and whether all files that were asked for are written."""
+    from . import show
+
+    console = show.console(args)
+    if args.step is None and step is not None:
+        steps = len(timeline.steps())
+        console.print(f"showing step {step}, the median of {steps} by wall time (--step N|all)", soft_wrap=True)
+    view = show.view(args, timeline, step, ranks)
+    if args.against is not None:
+        other = read_trace(args.against)
+        show.beside(console, view, show.view(args, other, _step(args.step, other), ranks))
+    elif args.ops or args.stragglers or args.critical_path:
+        show.tables(console, args, timeline, step, ranks, view.verdict)
+    else:
+        show.picture(console, view, timeline, ranks)
+    return view.verdict, args.html is None or show.write_html(view, args.html, console.width)
 
 
 def _merge(files: Sequence[str], path: str) -> bool:
@@ -99,78 +135,6 @@ def _merge(files: Sequence[str], path: str) -> bool:
 def _part(file: str, spool: BinaryIO) -> Part:
     spool.write(pack_part(read_trace(file)))
     return Part(spool)
-
-
-def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> dict[str, object]:
-    """Return the figures that `--json` prints: integers of nanoseconds, ratios from 0 to 1 or null."""
-    verdict = verdict_of(timeline, step=step, ranks=ranks)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "clock": timeline.clock,
-        "dropped": timeline.dropped,
-        "meta": timeline.meta,
-        "step": step,
-        "steps": timeline.steps(),
-        "world_size": timeline.world_size,
-        "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
-        "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in _wires(timeline, ranks)],
-        "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
-        "verdict": str(verdict),
-        "causes": [asdict(cause) for cause in verdict.causes],
-    }
-
-
-def _wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
-    """Return what has happened to connections: rails that were lost, and those that came back."""
-    return [span for span in timeline.spans if span.kind == "wires" and (ranks is None or span.rank in ranks)]
-
-
-def _figures(row: Breakdown) -> dict[str, int | float | None]:
-    return {
-        "rank": row.rank,
-        "wall_ns": row.wall_ns,
-        "compute_ns": row.compute_ns,
-        "comm_ns": row.comm_ns,
-        "compute_only_ns": row.compute_only_ns,
-        "overlapped_ns": row.overlapped_ns,
-        "exposed_ns": row.exposed_ns,
-        "waiting_ns": row.waiting_ns,
-        "wire_ns": row.wire_ns,
-        "transfer_ns": row.transfer_ns,
-        "queued_ns": row.queued_ns,
-        "idle_ns": row.idle_ns,
-        "overlap_ratio": row.overlap_ratio,
-        "ideal_wall_ns": row.ideal_wall_ns,
-        "possible_gain_ns": row.possible_gain_ns,
-    }
-
-
-def _draw(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> bool:
-    """Draw; return False if the HTML file could not be written."""
-    from ..timeline.draw import TimelineView
-    from .console import Console
-
-    if args.width is not None and args.width < 40:
-        raise UsageError(f"--width: {args.width} is too narrow; at least 40 columns are needed")
-    view = TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all)
-    console = Console(width=args.width, highlight=False)
-    if args.step is None and step is not None:
-        console.print(f"showing step {step}, the median of {len(timeline.steps())} by wall time (--step N|all)")
-    for span in _wires(timeline, ranks):
-        at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
-        console.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", markup=False, soft_wrap=True)
-    console.print(view)
-    return args.html is None or _write_html(view, args.html, console.width)
-
-
-def _write_html(view: TimelineView, path: str, width: int) -> bool:
-    import io
-
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), record=True, width=width, color_system="truecolor", no_color=False)
-    console.print(view)
-    return written(console.export_html(), path, option="--html")
 
 
 def _step(text: str | None, timeline: Timeline) -> int | None:

@@ -1,0 +1,61 @@
+"""The figures of a timeline as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ...timeline.lateness import arrivals
+from ...timeline.metrics import Breakdown, breakdowns
+from ...timeline.operations import operations
+from ...timeline.spans import Span, Timeline
+from ...timeline.verdict import Verdict
+
+__all__ = ["report", "wires"]
+
+SCHEMA_VERSION = 2
+"""Version of what `--json` prints; it rises when a field changes its meaning or goes."""
+
+
+def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, verdict: Verdict) -> dict[str, object]:
+    """Return the figures that `--json` prints: integers of nanoseconds, ratios from 0 to 1 or null."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "clock": timeline.clock,
+        "dropped": timeline.dropped,
+        "meta": timeline.meta,
+        "step": step,
+        "steps": timeline.steps(),
+        "world_size": timeline.world_size,
+        "ranks": [_figures(row) for row in breakdowns(timeline, step=step, ranks=ranks)],
+        "wires": [{"rank": span.rank, "at_ns": span.start_ns, "what": span.name} for span in wires(timeline, ranks)],
+        "arrivals": [asdict(one) for one in arrivals(timeline, step=step)],
+        "operations": [asdict(one) for one in operations(timeline, step=step, ranks=ranks)],
+        "verdict": str(verdict),
+        "causes": [asdict(cause) for cause in verdict.causes],
+    }
+
+
+def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
+    """Return what has happened to connections: rails that were lost, and those that came back."""
+    return [span for span in timeline.spans if span.kind == "wires" and (ranks is None or span.rank in ranks)]
+
+
+def _figures(row: Breakdown) -> dict[str, int | float | None]:
+    return {
+        "rank": row.rank,
+        "wall_ns": row.wall_ns,
+        "compute_ns": row.compute_ns,
+        "comm_ns": row.comm_ns,
+        "compute_only_ns": row.compute_only_ns,
+        "overlapped_ns": row.overlapped_ns,
+        "exposed_ns": row.exposed_ns,
+        "waiting_ns": row.waiting_ns,
+        "wire_ns": row.wire_ns,
+        "transfer_ns": row.transfer_ns,
+        "queued_ns": row.queued_ns,
+        "idle_ns": row.idle_ns,
+        "overlap_ratio": row.overlap_ratio,
+        "ideal_wall_ns": row.ideal_wall_ns,
+        "possible_gain_ns": row.possible_gain_ns,
+    }

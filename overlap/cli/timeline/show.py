@@ -1,0 +1,95 @@
+"""A timeline on a console: the picture, two of them beside each other, or tables; and as a page."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Sequence
+
+import rich.console
+from rich.text import Text
+
+from ...timeline.comparison import compared, comparison_table
+from ...timeline.critical_path import critical_path, critical_path_table
+from ...timeline.draw import TimelineView
+from ...timeline.operations import operations, operations_table
+from ...timeline.spans import Timeline
+from ...timeline.stragglers import stragglers, stragglers_table
+from ...timeline.verdict import Verdict
+from ..console import Console
+from ..outputs import written
+from .report import wires
+
+__all__ = ["beside", "console", "picture", "tables", "view", "write_html"]
+
+
+def console(args: argparse.Namespace) -> Console:
+    """Return the console of the command."""
+    return Console(width=args.width, highlight=False, markup=False, emoji=False)
+
+
+def view(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> TimelineView:
+    """Return the picture that is asked for."""
+    return TimelineView(timeline, step=step, ranks=ranks, ascii=args.ascii, all=args.all)
+
+
+def picture(on: Console, shown: TimelineView, timeline: Timeline, ranks: Sequence[int] | None) -> None:
+    """Print the picture, and before it what has happened to connections."""
+    for span in wires(timeline, ranks):
+        at_s = (span.start_ns - timeline.spans[0].start_ns) / 1e9
+        on.print(f"wires at {at_s:.3f} s, rank {span.rank}: {span.name}", soft_wrap=True)
+    on.print(shown)
+
+
+def tables(
+    on: Console,
+    args: argparse.Namespace,
+    timeline: Timeline,
+    step: int | None,
+    ranks: Sequence[int] | None,
+    of: Verdict,
+) -> None:
+    """Print the tables that are asked for, and the verdict."""
+    lines: list[str] = []
+    if args.ops:
+        rows = operations(timeline, step=step, ranks=ranks)
+        lines += [*operations_table(rows, ranks=of.ranks, width=on.width), ""]
+    if args.stragglers:
+        lines += [*stragglers_table(stragglers(timeline, of, step=step), width=on.width), ""]
+    if args.critical_path:
+        path = critical_path(timeline, step=step, ranks=ranks)
+        lines += [*critical_path_table(path, width=on.width), ""]
+    for line in lines:
+        on.print(line, soft_wrap=True)
+    on.print(str(of))
+
+
+def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
+    """Print two pictures with one scale, the table of differences, and what it comes to."""
+    length_ns = max(shown.length_ns, other.length_ns)
+    look = {
+        "ascii": on.options.ascii_only or on.is_dumb_terminal,
+        "color": on.color_system is not None and not on.no_color,
+    }
+    height = (on.height - _TABLE_LINES) // 2 + _LINES_SAVED if on.is_terminal else None
+    for title, one in (("this:", shown), ("against:", other)):
+        lines = one.lines(width=on.width, height=height, length_ns=length_ns, **look)
+        on.print(title)
+        end = lines.index([])
+        for line in lines[: end if one is other else end - 1]:
+            on.print(Text.assemble(*line, no_wrap=True, overflow="crop"))
+    print_lines = ["", *comparison_table(shown.verdict, other.verdict, width=on.width), ""]
+    for text in print_lines:
+        on.print(text, soft_wrap=True)
+    on.print(compared(shown.verdict, other.verdict))
+
+
+_TABLE_LINES = 12  # of differences, with what it comes to
+_LINES_SAVED = 6  # of a picture whose table and verdict are left out
+
+
+def write_html(shown: TimelineView, path: str, width: int) -> bool:
+    """Write the picture as a page that stands alone; return False if that could not be."""
+    page = rich.console.Console(file=io.StringIO(), record=True, width=width, color_system="truecolor", no_color=False)
+    page.print(shown)
+    return written(page.export_html(), path, option="--html")

@@ -1,0 +1,41 @@
+"""Timelines made by hand, and at random."""
+
+from hypothesis import strategies as st
+
+from overlap.timeline import CollectiveInfo, Span, Timeline
+from overlap.timeline.spans import span_order
+
+LIMIT_NS = 30
+RANKS = 3
+
+
+def compute(rank, start, end, name="work", site="train.py:1"):
+    return Span(rank=rank, kind="compute", lane="compute", name=name, start_ns=start, end_ns=end, call_site=site)
+
+
+def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9"):
+    info = CollectiveInfo(
+        op=op, algorithm="ring", group="world", seq=seq, nbytes=8, dtype="float32",
+        issued_ns=start if issued is None else issued, met_ns=met, priority=0, call_site=site, start_ns=start,
+        end_ns=end, ranks=ranks,
+    )  # fmt: skip
+    return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
+
+
+def timeline_of(*spans):
+    return Timeline(spans=sorted(spans, key=span_order), world_size=RANKS)
+
+
+@st.composite
+def traces(draw):
+    random = draw(st.randoms(use_true_random=False))
+    spans = [compute(0, 0, 1)]
+    for rank in range(RANKS):
+        for _ in range(random.randint(0, 3)):
+            spans.append(compute(rank, *sorted(random.randint(0, LIMIT_NS) for _ in range(2))))
+    for seq in range(random.randint(0, 4)):
+        starts = [random.randint(0, LIMIT_NS) for _ in range(RANKS)]
+        for rank, start in enumerate(starts):
+            end = max(starts) + random.randint(0, 8)
+            spans.append(comm(rank, start, max(starts), end, seq=seq, issued=random.randint(0, start)))
+    return timeline_of(*spans)

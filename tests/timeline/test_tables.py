@@ -1,0 +1,165 @@
+"""Tables on request: operations, stragglers, the critical path; and comparisons of two runs."""
+
+import argparse
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+
+from overlap.cli.timeline import fill, main
+from overlap.errors import UsageError
+from overlap.timeline import verdict_of, write_trace
+from overlap.timeline.columns import columns
+from overlap.timeline.comparison import compared, comparison_table
+from overlap.timeline.critical_path import critical_path, critical_path_table
+from overlap.timeline.limits import parse_limit
+from overlap.timeline.operations import operations, operations_table
+from overlap.timeline.stragglers import stragglers, stragglers_table
+from tests.timeline.made import comm, compute, timeline_of, traces
+
+
+def one_late():
+    """Rank 1 computes 15 us longer; both computed 5 us before."""
+    return timeline_of(
+        compute(0, 0, 5_000), compute(1, 0, 5_000), compute(1, 5_000, 20_000, "tokenise", "train.py:31"),
+        comm(0, 6_000, 22_000, 30_000, issued=5_500), comm(1, 22_000, 22_000, 31_000),
+    )  # fmt: skip
+
+
+def test_operations_are_added_up_by_place():
+    (row,) = operations(one_late())
+    assert (row.op, row.call_site, row.algorithm, row.count, row.nbytes) == ("all_reduce", "train.py:9", "ring", 2, 16)
+    assert (row.queued_ns, row.waiting_ns, row.transfer_ns, row.exposed_ns) == (500, 16_000, 17_000, 33_000)
+    assert row.algbw_bytes_per_s == pytest.approx(16 / 17e-6)
+    assert row.busbw_bytes_per_s == pytest.approx(16 / 17e-6 * 4 / 3)
+    assert operations_table([row], ranks=2, width=80) == [
+        "operation   called at   exposed/us  wait  transfer  calls  size  busGB/s  queued",
+        "all_reduce  train.py:9        16.5   8.0       8.5      1   8 B  0.00125     0.2",
+    ]
+    assert operations_table([], ranks=2, width=80) == ["there was no communication"]
+
+
+def test_stragglers_are_told_by_how_late_and_how_slow_they_are():
+    timeline = one_late()
+    assert stragglers_table(stragglers(timeline, verdict_of(timeline)), width=80) == [
+        "rank  came last  waited for/us  slow/us  it was at",
+        "   1     1 of 1           16.0      1.0  compute 'tokenise' at train.py:31",
+        "and 1 others, for whom ranks waited less, or not at all",
+    ]
+    alone = timeline_of(compute(0, 0, 5))
+    assert stragglers_table(stragglers(alone, verdict_of(alone)), width=80) == [
+        "nobody was waited for, and nobody was slow"
+    ]
+
+
+def test_the_critical_path_goes_through_the_late_rank():
+    path = critical_path(one_late())
+    assert [(link.rank, str(link), link.start_ns, link.end_ns) for link in path] == [
+        (1, "compute 'work' at train.py:1", 0, 5_000),
+        (1, "compute 'tokenise' at train.py:31", 5_000, 20_000),
+        (1, "program", 20_000, 22_000),
+        (1, "all_reduce at train.py:9", 22_000, 31_000),
+    ]
+    assert critical_path_table(path, width=80) == [
+        "on the critical path               rank    us  share  times",
+        "compute 'tokenise' at train.py:31     1  15.0    48%      1",
+        "all_reduce at train.py:9              1   9.0    29%      1",
+        "compute 'work' at train.py:1          1   5.0    16%      1",
+        "program                               1   2.0     6%      1",
+    ]
+    assert critical_path_table(path, width=80, rows_at_most=2)[-1] == "and 2 more, 7.0 us"
+
+
+@given(traces())
+def test_the_links_of_a_critical_path_follow_each_other(timeline):
+    path = critical_path(timeline)
+    first_ns, last_ns = min(s.start_ns for s in timeline.spans), max(s.end_ns for s in timeline.spans)
+    assert (path[0].start_ns, path[-1].end_ns) == (first_ns, last_ns)
+    assert all(one.end_ns == other.start_ns for one, other in pairwise(path))
+    assert all(link.duration_ns > 0 for link in path)
+
+
+def test_narrow_tables_shorten_words_and_then_leave_figures_out():
+    rows = [["a long name of something", "1", "22"]]
+    assert columns(["what", "n", "m"], rows, width=80, words=[0])[1] == "a long name of something  1  22"
+    assert (
+        columns(["what", "n", "m"], rows, width=24, words=[0])[1]
+        == ".. of something  1    22".replace("    ", "  ")[:24]
+    )
+    assert columns(["what", "n", "m"], rows, width=18, words=[0])[1] == "..of something  1"
+
+
+def test_two_runs_are_compared():
+    one, other = verdict_of(one_late()), verdict_of(timeline_of(compute(0, 0, 20_000), compute(1, 0, 20_000)))
+    assert comparison_table(one, other, width=80) == [
+        "mean of a rank/us    this  against  difference",
+        "step                 31.0     20.0       +11.0  +55.0%",
+        "compute              12.5     20.0        -7.5  -37.5%",
+        "exposed              16.5      0.0       +16.5     n/a",
+        "  waiting for ranks   8.0      0.0        +8.0     n/a",
+        "  on the wire         8.5      0.0        +8.5     n/a",
+        "idle                  2.0      0.0        +2.0     n/a",
+        "bytes moved for       8.5      0.0        +8.5     n/a",
+    ]
+    assert compared(one, other) == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
+    assert compared(other, one) == "-11.0 us (-35.5%) against 31.0 us, mostly on the wire: -8.5 us"
+    assert compared(one, one) == "both take 31.0 us"
+
+
+@pytest.mark.parametrize(
+    ("text", "holds", "told"),
+    [
+        ("exposed > 5%", True, "exposed is 53.2%, above 5%"),
+        ("exposed>60%", False, "exposed is 53.2%, above 60%"),
+        ("waiting < 9us", True, "waiting is 8 us, below 9 us"),
+        ("step > 30 us", True, "step is 31 us, above 30 us"),
+        ("hidden < 10%", True, "hidden is 0%, below 10%"),
+    ],
+)
+def test_limits(text, holds, told):
+    verdict, limit = verdict_of(one_late()), parse_limit(text)
+    assert (limit.holds(verdict), limit.told(verdict)) == (holds, told)
+
+
+def test_of_what_there_is_not_no_limit_holds():
+    verdict, limit = verdict_of(timeline_of(compute(0, 0, 5))), parse_limit("hidden < 10%")
+    assert (limit.holds(verdict), limit.told(verdict)) == (False, "hidden: there is none")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "speed > 5%",
+            "--fail-if: 'speed > 5%' is no condition; write one of step, hidden, compute, exposed, waiting, wire, "
+            "idle, then < or >, then a number with %, ns, us, ms or s: 'exposed > 5%'",
+        ),
+        ("step > 5%", "--fail-if: 'step > 5%': step is a time, not %"),
+        ("hidden < 5ms", "--fail-if: 'hidden < 5ms': hidden is a share, not ms"),
+    ],
+)
+def test_what_is_no_limit(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_limit(text)
+    assert str(caught.value) == message
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    late, even = tmp_path / "late.json", tmp_path / "even.json"
+    write_trace(one_late(), late)
+    write_trace(timeline_of(compute(0, 0, 20_000), compute(1, 0, 20_000)), even)
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    assert main(parser.parse_args([str(late), "--ops", "--stragglers", "--critical-path"])) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "rank", "on", "whole"]
+    assert main(parser.parse_args([str(late), "--against", str(even), "--fail-if", "exposed > 5%"])) == 1
+    shown, told = capsys.readouterr()
+    lines = shown.splitlines()
+    assert lines[-1] == "+11.0 us (+55.0%) against 20.0 us, mostly on the wire: +8.5 us"
+    assert told == "--fail-if: exposed is 53.2%, above 5%\n"
+    rulers = [line for line in lines if "╵0 us" in line]
+    assert (len(rulers), len(set(rulers))) == (2, 1)  # the same scale
+    assert max(map(len, lines)) <= 80
+    assert main(parser.parse_args([str(late), "--json", "--fail-if", "exposed > 5%"])) == 1
