@@ -54,8 +54,9 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
     did before. Arguments and errors are those of `metrics.coverage`. Cost: one look at each link.
     """
     covers = coverage(timeline, step=step, ranks=ranks)
-    last = max(covers, key=lambda cover: (cover.window[1], -cover.rank))
-    activity = Activity(timeline, (min(cover.window[0] for cover in covers), last.window[1]))
+    window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
+    activity = Activity(timeline, window)
+    last = max(covers, key=lambda cover: (cover.window[1], _busy_until(activity, cover.rank), -cover.rank))
     path: list[Link] = []
     rank, at_ns, first_ns = last.rank, last.window[1], last.window[0]
     passed: set[int] = set()
@@ -78,6 +79,11 @@ def critical_path(timeline: Timeline, *, step: int | None = None, ranks: Iterabl
         if piece.doing == "wire" and further is not None and info is not None and start_ns <= info.met_ns:
             rank = further.rank
     return path[::-1]
+
+
+def _busy_until(activity: Activity, rank: int) -> int:
+    _, pieces = activity.of(rank)
+    return pieces[-1].end_ns if pieces else 0
 
 
 def _before(activity: Activity, rank: int, at_ns: int) -> Piece | None:

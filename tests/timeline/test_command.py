@@ -54,7 +54,7 @@ def test_rank_lists(command, text, ranks):
 
 def test_json_has_a_version_and_exact_figures(command, training):
     told = json.loads(command("--json"))
-    assert {name: told[name] for name in told if name not in ("ranks", "arrivals", "causes")} == {
+    assert {name: told[name] for name in told if name not in ("ranks", "arrivals", "causes", "operations")} == {
         "schema_version": 2,
         "clock": "real",
         "dropped": 0,
@@ -83,6 +83,7 @@ def test_json_has_a_version_and_exact_figures(command, training):
         "possible_gain_ns": 3_500_000,
     }
     assert told["arrivals"][2] == {"rank": 2, "collectives": 4, "last": 4, "caused_wait_ns": 8_000_000}
+    assert [(row["op"], row["count"], row["nbytes"]) for row in told["operations"]] == [("all_reduce", 12, 12 * 4096)]
     assert told["causes"][0] == {
         "victim": 0,
         "rank": None,

@@ -82,10 +82,7 @@ def test_the_links_of_a_critical_path_follow_each_other(timeline):
 def test_narrow_tables_shorten_words_and_then_leave_figures_out():
     rows = [["a long name of something", "1", "22"]]
     assert columns(["what", "n", "m"], rows, width=80, words=[0])[1] == "a long name of something  1  22"
-    assert (
-        columns(["what", "n", "m"], rows, width=24, words=[0])[1]
-        == ".. of something  1    22".replace("    ", "  ")[:24]
-    )
+    assert columns(["what", "n", "m"], rows, width=24, words=[0])[1] == "..me of something  1  22"
     assert columns(["what", "n", "m"], rows, width=18, words=[0])[1] == "..of something  1"
 
 

@@ -73,7 +73,7 @@ def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
     }
     height = (on.height - _TABLE_LINES) // 2 + _LINES_SAVED if on.is_terminal else None
     for title, one in (("this:", shown), ("against:", other)):
-        lines = one.lines(width=on.width, height=height, length_ns=length_ns, **look)
+        lines = one.lines(width=on.width, height=height, length_ns=length_ns, label=_LABEL, **look)
         on.print(title)
         end = lines.index([])
         for line in lines[: end if one is other else end - 1]:
@@ -85,6 +85,7 @@ def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
 
 
 _TABLE_LINES = 12  # of differences, with what it comes to
+_LABEL = len("100 like 100")
 _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 
