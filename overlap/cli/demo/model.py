@@ -41,103 +41,97 @@ def parameter_count(widths: Sequence[int]) -> int:
 
 
 class Block:
-    """Dense layers whose parameters are one contiguous array, and so are their gradients: one bucket to all-reduce.
+    """Dense layers whose parameters are one flat array, and so are their gradients.
 
     Each layer is followed by a rectifier, except the last one of the last block.
 
-    Attributes:
-        parameters: float32, shape (count,): weights and biases, layer by layer.
+    Args:
+        widths: Of what comes in, and of what each layer makes of it.
+        last: Whether it is the last block.
     """
 
-    def __init__(self, widths: Sequence[int], random: np.random.Generator, *, last: bool) -> None:
+    def __init__(self, widths: Sequence[int], *, last: bool) -> None:
         self._widths = widths
         self._linear = len(widths) - 2 if last else None  # the layer without a rectifier
-        self.parameters = np.zeros(parameter_count(widths), np.float32)
-        self._layers = self._views(self.parameters)
-        for weights, _ in self._layers:  # He et al. 2015: keeps the variance through rectifiers
-            weights[...] = random.standard_normal(weights.shape) * np.sqrt(2 / len(weights))
-        self._mean, self._square = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
-        self._updates = 0
-        self._shape: tuple[int, ...] = ()
-        self._seen: list[Floats] = []  # the input of each layer, and the output of the last one
 
-    def _views(self, bucket: Floats) -> list[tuple[Floats, Floats]]:
-        """Return each layer's weights, shape (inputs, outputs), and its biases, as views of a bucket."""
+    def weights(self, random: np.random.Generator) -> Floats:
+        """Return parameters to begin with: float32, shape (count,), weights and biases, layer by layer."""
+        parameters = np.zeros(parameter_count(self._widths), np.float32)
+        for weights, _ in self._views(parameters):  # He et al. 2015: keeps the variance through rectifiers
+            weights[...] = random.standard_normal(weights.shape) * np.sqrt(2 / len(weights))
+        return parameters
+
+    def _views(self, flat: Floats) -> list[tuple[Floats, Floats]]:
+        """Return each layer's weights, shape (inputs, outputs), and its biases, as views of a flat array."""
         views, start = [], 0
         for wide, out in pairwise(self._widths):
             middle, end = start + wide * out, start + (wide + 1) * out
-            views.append((bucket[start:middle].reshape(wide, out), bucket[middle:end]))
+            views.append((flat[start:middle].reshape(wide, out), flat[middle:end]))
             start = end
         return views
 
-    def forward(self, x: Floats) -> Floats:
-        """Return the output for inputs of any shape whose size is a multiple of the first width; shape (rows, out)."""
-        self._shape = x.shape
-        self._seen = [x.reshape(-1, self._widths[0])]
-        for index, (weights, biases) in enumerate(self._layers):
-            y = self._seen[-1] @ weights
+    def forward(self, parameters: Floats, x: Floats) -> tuple[Floats, list[Floats]]:
+        """Return the output, shape (rows, out), and what backward needs.
+
+        Args:
+            parameters: Flat.
+            x: Of any shape whose size is a multiple of the first width.
+        """
+        seen = [x.reshape(-1, self._widths[0])]
+        for index, (weights, biases) in enumerate(self._views(parameters)):
+            y = seen[-1] @ weights
             y += biases
             if index != self._linear:
                 np.maximum(y, 0, out=y)
-            self._seen.append(y)
-        return self._seen[-1]
+            seen.append(y)
+        return seen[-1], seen
 
-    def backward(self, dy: Floats) -> tuple[Floats, Floats]:
-        """Return the gradient of the input and of the parameters, given that of the output of the latest `forward`."""
-        bucket = np.empty_like(self.parameters)
-        gradients = self._views(bucket)
-        dy = dy.reshape(self._seen[-1].shape)
-        for index in reversed(range(len(self._layers))):
-            x, y = self._seen[index], self._seen.pop()  # no longer needed: eight ranks' activations fill a laptop
+    def backward(self, parameters: Floats, seen: list[Floats], dy: Floats) -> tuple[Floats, Floats]:
+        """Return the gradient of the input, flat, and of the parameters, given that of the output."""
+        flat = np.empty_like(parameters)
+        layers, gradients = self._views(parameters), self._views(flat)
+        dy = dy.reshape(seen[-1].shape)
+        for index in reversed(range(len(layers))):
             if index != self._linear:
-                dy = dy * (y > 0)
-            np.matmul(x.T, dy, out=gradients[index][0])
+                dy = dy * (seen[index + 1] > 0)
+            np.matmul(seen[index].T, dy, out=gradients[index][0])
             np.sum(dy, axis=0, out=gradients[index][1])
-            dy = dy @ self._layers[index][0].T
-        return dy.reshape(self._shape), bucket
-
-    def update(self, gradient: Floats) -> None:
-        """Take one step of Adam (Kingma and Ba 2015), with rate 0.004 and decay 0.9 and 0.99: few steps must do."""
-        self._updates += 1
-        self._mean += np.float32(0.1) * (gradient - self._mean)
-        self._square += np.float32(0.01) * (gradient * gradient - self._square)
-        scale = np.sqrt(self._square / np.float32(1 - 0.99**self._updates))
-        scale += np.float32(1e-8)
-        self.parameters -= self._mean * np.float32(0.004 / (1 - 0.9**self._updates)) / scale
+            dy = dy @ layers[index][0].T
+        return dy, flat
 
 
 class Classifier:
-    """Blocks in a row, and the cross-entropy of what they say.
+    """Blocks in a row.
 
     Attributes:
-        blocks: In the order of the forward pass.
-        loss: Mean cross-entropy of the latest `forward`, in nats.
+        blocks: By name, in the order of the forward pass.
+        weights: Theirs, by name.
     """
 
     def __init__(self, widths: Sequence[Sequence[int]] = WIDTHS, *, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
-        self.blocks = [Block(block, random, last=block is widths[-1]) for block in widths]
-        self.loss = float("nan")
+        self.blocks = {f"block {i}": Block(block, last=block is widths[-1]) for i, block in enumerate(widths)}
+        self.weights = {name: block.weights(random) for name, block in self.blocks.items()}
 
     def logits(self, images: Floats) -> Floats:
         """Return what the blocks say of images, given as `windows`; shape (n, 10), largest for the likeliest class."""
         x = images
-        for block in self.blocks:
-            x = block.forward(x)
+        for name, block in self.blocks.items():
+            x, _ = block.forward(self.weights[name], x)
         return x
-
-    def forward(self, images: Floats, labels: Labels) -> Floats:
-        """Run the forward pass and return the gradient of the loss by the logits, shape (n, 10)."""
-        scores = self.logits(images)
-        rows = np.arange(len(labels))
-        scores -= scores.max(axis=1, keepdims=True)
-        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        self.loss = float(-scores[rows, labels].mean())
-        gradient = np.exp(scores)
-        gradient[rows, labels] -= 1
-        gradient /= len(labels)
-        return gradient
 
     def digest(self) -> str:
         """Return the SHA-256 of every bit of every parameter."""
-        return hashlib.sha256(b"".join(block.parameters.tobytes() for block in self.blocks)).hexdigest()
+        return hashlib.sha256(b"".join(each.tobytes() for each in self.weights.values())).hexdigest()
+
+
+def cross_entropy(scores: Floats, labels: Labels) -> tuple[Floats, float]:
+    """Return the gradient of the scores, and the loss: the mean cross-entropy, in nats."""
+    rows = np.arange(len(labels))
+    said = scores - scores.max(axis=1, keepdims=True)
+    said -= np.log(np.exp(said).sum(axis=1, keepdims=True))
+    loss = float(-said[rows, labels].mean())
+    gradient = np.exp(said)
+    gradient[rows, labels] -= 1
+    gradient /= len(labels)
+    return gradient, loss

@@ -16,7 +16,7 @@ from ...parallel import schedules
 
 __all__ = ["STRATEGIES", "Strategy"]
 
-LAYERS, HIDDEN, TOKENS = 8, 4096, 512
+LAYERS, HIDDEN, TOKENS = 8, 4096, 2048
 """Of the model: square matrices, as wide as those of a transformer with 7 billion weights; and tokens of a batch."""
 
 TENSOR_TOKENS = 8192  # all of them pass on every rank; with few, adding up the gradients of two parts takes longest

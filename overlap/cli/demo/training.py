@@ -1,15 +1,15 @@
-"""The two training loops of the demo, which differ in when they wait, and the run that compares them."""
+"""The two training loops of the demo, which differ in when gradients leave, and the run that compares them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from transports import LinkSpeed, Paced
 
 from ... import Future, Rank, run
 from ...data import digits
+from ...parallel import Adam, DataParallel
 from ...timeline import Timeline, breakdowns, read_trace
 from ..children import hear, start
-from .model import WIDTHS, Classifier, Floats, Labels, parameter_count, windows
+from .model import WIDTHS, Classifier, Floats, Labels, cross_entropy, parameter_count, windows
 
 ALGORITHM = "binomial"
 """A tree up and a tree down: 14 messages for 8 ranks, where a ring needs 112. Real CC-cores have hardware for messages;
@@ -28,6 +29,9 @@ for longer than a ring, which costs nothing."""
 
 LATENCY_S = 20e-6
 """Of a message between neighbouring hosts."""
+
+OPTIMIZER = Adam(0.004, betas=(0.9, 0.99))
+"""A high rate, and a short memory: few steps must do."""
 
 COMM_PER_COMPUTE = 0.45
 """How long communication takes in a step, as part of compute, if the speed of the links is ours to choose: a little
@@ -100,32 +104,48 @@ class Comparison:
         return len({digest for pair in self.digests for digest in pair}) == 1
 
 
-async def step_without(rank: Rank, model: Classifier, images: Floats, labels: Labels) -> None:
+def _issued(
+    rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels
+) -> tuple[Future[object], Iterator[tuple[str, Future[object]]]]:
+    """Issue the forward pass; return the loss, and backward: gradients by name, each issued when it is asked for."""
+    x: object = images
+    seen: dict[str, Future[object]] = {}
+    for name, block in net.blocks.items():
+        out = rank.compute(block.forward, model[name], x, name="forward")
+        x, seen[name] = out[0], out[1]
+    told = rank.compute(cross_entropy, x, labels, name="loss")
+
+    def backward() -> Iterator[tuple[str, Future[object]]]:
+        grad = told[0]
+        for name, block in reversed(net.blocks.items()):
+            back = rank.compute(block.backward, model[name], seen.pop(name), grad, name="backward")
+            grad = back[0]
+            yield name, back[1]
+
+    return told[1], backward()
+
+
+async def step_without(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which communication starts when the backward pass is over, all buckets at once."""
-    grad: Future[object] = rank.compute(model.forward, images, labels)
-    backs = []
-    for block in reversed(model.blocks):
-        back = rank.compute(block.backward, grad, name="backward")
-        grad = back[0]
-        backs.append((block, back))
-    await back
-    pending = [(block, rank.all_reduce((await back)[1], op="mean")) for block, back in backs]
-    for block, reduced in pending:
-        update = rank.compute(block.update, await reduced)
-    await update
+    loss, backward = _issued(rank, net, model, images, labels)
+    gradients = dict(backward)
+    for name in gradients:
+        await gradients[name]
+    for name, gradient in gradients.items():
+        model.reduce(name, gradient)
+    model.step()
+    await model.finish()
+    return cast("float", await loss)
 
 
-async def step_with(rank: Rank, model: Classifier, images: Floats, labels: Labels) -> None:
+async def step_with(rank: Rank, net: Classifier, model: DataParallel, images: Floats, labels: Labels) -> float:
     """Take one step in which each bucket starts to travel when it exists, under the rest of the backward pass."""
-    grad: Future[object] = rank.compute(model.forward, images, labels)
-    pending = []
-    for block in reversed(model.blocks):
-        back = rank.compute(block.backward, grad, name="backward")
-        grad = back[0]
-        pending.append((block, rank.all_reduce(back[1], op="mean")))
-    for block, reduced in pending:
-        update = rank.compute(block.update, await reduced)
-    await update
+    loss, backward = _issued(rank, net, model, images, labels)
+    for name, gradient in backward:
+        model.reduce(name, gradient)
+    model.step()
+    await model.finish()
+    return cast("float", await loss)
 
 
 async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress: Progress) -> list[Classifier]:
@@ -134,15 +154,20 @@ async def train(rank: Rank, task: Task, images: Floats, labels: Labels, progress
     They take turns step by step, so that whatever else the machine does meets both alike.
     """
     mine = slice(rank.rank, None, rank.world_size)
-    models = [Classifier(task.widths) for _ in range(2)]
+    nets = [Classifier(task.widths) for _ in range(2)]
+    models = [
+        DataParallel(rank, net.weights, optimizer=OPTIMIZER, bucket_bytes=1, rebuild_buckets=False) for net in nets
+    ]
     for index in range(task.steps):
-        for turn, (model, step) in enumerate(zip(models, (step_without, step_with), strict=True)):
+        for turn, (net, model, step) in enumerate(zip(nets, models, (step_without, step_with), strict=True)):
             await rank.barrier()
             with rank.step(index + turn * task.steps):
-                await step(rank, model, images[mine], labels[mine])
+                loss = await step(rank, net, model, images[mine], labels[mine])
             if rank.rank == 0:
-                progress(model.loss)
-    return models
+                progress(loss)
+    for net, model in zip(nets, models, strict=True):
+        net.weights = cast("dict[str, Floats]", await model.finish())
+    return nets
 
 
 def compare(task: Task, progress: Progress) -> Comparison:
