@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -284,20 +283,37 @@ def test_results_stay_exact_over_links_that_lose_packets(joined, rails):
 
 
 @pytest.mark.slow
-def test_results_stay_exact_over_a_link_that_stalls_for_seconds(joined):
-    """Less than it takes to give a connection up."""
+@pytest.mark.parametrize(("rails", "how", "for_s"), [(1, "slow", 2), (1, "down", 3), (2, "down", 3)])
+def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how, for_s):
+    """Less than it takes to give a connection up: what was lost is sent again, and the links are used again."""
+    over, stalled = threading.Event(), []
+
+    def set_links(host, *, well):
+        for link in (f"rail{each}" for each in range(rails)):
+            if how == "down":
+                command = [*host.enter, "ip", "link", "set", link, "up" if well else "down"]
+                subprocess.run(command, check=True, timeout=60)
+            else:
+                rate = f"{10**9}bit" if well else "8kbit"
+                tc(host, "change", "dev", link, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+
+    def stall(host):
+        while received_bytes(host) < 32 << 20 and not over.wait(0.01):
+            pass
+        set_links(host, well=False)
+        stalled.append(not over.wait(for_s))
+        set_links(host, well=True)
+
     with joined as pair:
-
-        def stall():
-            for rate in ("8kbit", f"{10**9}bit"):
-                tc(pair[0], "change", "dev", "rail0", "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
-                time.sleep(2)
-
-        stalling = threading.Timer(3, stall)
+        stalling = threading.Thread(target=stall, args=[pair[0]])
         stalling.start()
-        rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=150, warmup=0), rails=1)
-        stalling.join()
+        try:
+            rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=150, warmup=0), rails=rails)
+        finally:
+            over.set()
+            stalling.join()
     assert [row.wrong for row in rows] == [0]
+    assert stalled == [True]
 
 
 def case(nbytes):
@@ -311,3 +327,9 @@ def sent_again(host):
         line.split() for line in Path(f"/proc/{host.pid}/net/snmp").read_text().splitlines() if line.startswith("Tcp:")
     )
     return int(values[names.index("RetransSegs")])
+
+
+def received_bytes(host):
+    """Return how much has come there over all links."""
+    lines = Path(f"/proc/{host.pid}/net/dev").read_text().splitlines()
+    return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("rail"))
