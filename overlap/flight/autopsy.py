@@ -6,17 +6,19 @@ and that beats whatever others only noticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..timeline.ranklist import listed
 from .reading import Flight, Operation, RankRecord
 from .waiting import absent, odd_ones, oldest
 
-__all__ = ["World", "last_signs", "newest_world", "table", "verdict"]
+__all__ = ["World", "last_signs", "newest_world", "table", "together", "verdict"]
 
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
+# Processes begin their records when all have met, within milliseconds; clocks of machines that nobody sets differ more.
+_TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,29 @@ class World:
 
 def newest_world(flights: Sequence[Flight], runs: Callable[[Flight], bool]) -> tuple[World, int]:
     """Return the world that began last, and how many others the records are of."""
-    worlds: dict[tuple[str, int, int], list[Flight]] = {}
-    for flight in flights:
-        worlds.setdefault((flight.job, flight.attempt, flight.world), []).append(flight)
-    newest = max(worlds.values(), key=lambda found: max(flight.started_ns for flight in found))
-    return World(sorted(newest, key=lambda flight: flight.process), runs), len(worlds) - 1
+    left, worlds = sorted(flights, key=lambda flight: flight.started_ns), []
+    while left:
+        worlds.append(together(left[-1], left))
+        taken = set(map(id, worlds[-1]))
+        left = [flight for flight in left if id(flight) not in taken]
+    return World(worlds[0], runs), len(worlds) - 1
+
+
+def together(own: Flight, flights: Iterable[Flight]) -> list[Flight]:
+    """Return the records of the world that one is of, by process: the nearest, as others may have had the same name."""
+    nearest = {own.process: own}
+    for flight in sorted(flights, key=lambda flight: _apart_ns(flight, own)):
+        if _shape(flight) == _shape(own) and _apart_ns(flight, own) < _TOGETHER_NS[flight.host == own.host]:
+            nearest.setdefault(flight.process, flight)
+    return [nearest[process] for process in sorted(nearest)]
+
+
+def _shape(flight: Flight) -> tuple[object, ...]:
+    return flight.job, flight.attempt, flight.world, flight.processes, flight.world_size
+
+
+def _apart_ns(flight: Flight, own: Flight) -> int:
+    return abs(flight.started_ns - own.started_ns)
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------------
@@ -126,7 +146,10 @@ def _vanished(world: World) -> tuple[str, int | None] | None:
     if not silent:
         return None
     if len(silent) == len(world.flights) > 1:
-        told = f"{len(silent)} processes ended together without a word: by their launcher, the machine or the scheduler"
+        pids = ", ".join(f"node {flight.process}: pid {flight.pid}" for flight in silent[:_MOST_SIGNS])
+        more = ", ..." if len(silent) > _MOST_SIGNS else ""
+        who = f"{len(silent)} processes ({pids}{more})"
+        told = f"{who} ended together without a word: by their launcher, the machine or the scheduler"
         odd, circle = odd_ones(world.ranks)
         return told, None if circle or len(odd) != 1 else odd[0]
     flight = min(silent, key=lambda flight: max((record.last_ns for record in flight.ranks), default=0))

@@ -8,14 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UsageError
-from .autopsy import World, last_signs
+from .autopsy import World, last_signs, together
 from .folder import ENDING, default_folder
 from .reading import Flight, read_flight
 
 __all__ = ["last_signs_of"]
-
-# Processes begin their records when all have met, within milliseconds.
-_TOGETHER_NS = 5 * 10**9
 
 
 def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
@@ -29,21 +26,8 @@ def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
     own = max(_readable(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
     if own is None:
         return []
-    return last_signs(World(_world_of(own, where), lambda _: False), pid)
-
-
-def _world_of(own: Flight, folder: Path) -> list[Flight]:
-    """Return the records of a world, of each process the nearest: those of another run of that name may lie there."""
     name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]  # the same of all processes of a world
-    nearest = {own.process: own}
-    for flight in sorted(_readable(folder, f"{name}-*{ENDING}"), key=lambda flight: _apart_ns(flight, own)):
-        if _apart_ns(flight, own) < _TOGETHER_NS and flight.world_size == own.world_size:
-            nearest.setdefault(flight.process, flight)
-    return [nearest[process] for process in sorted(nearest)]
-
-
-def _apart_ns(flight: Flight, own: Flight) -> int:
-    return abs(flight.started_ns - own.started_ns)
+    return last_signs(World(together(own, _readable(where, f"{name}-*{ENDING}")), lambda _: False), pid)
 
 
 def _readable(folder: Path, pattern: str) -> Iterator[Flight]:

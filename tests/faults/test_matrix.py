@@ -75,6 +75,7 @@ SIGKILL  moving      memory         -9   $
 raise    compute     mpi            1    RAISED
 raise    moving      mpi            1  + RAISED; unfinished there: GRADIENT
 exit     collective  mpi            3    EXITED
+SIGKILL  moving      mpi            9    $
 """
 
 # what is sent to the launcher, at which moment, the exit code, what stderr must say

@@ -139,7 +139,8 @@ def test_processes_that_all_vanish_have_no_culprit_of_their_own():
         flight(1, record(2, operation(since=3)), record(3, operation(since=5))),
     )
     assert told == [
-        "who:        2 processes ended together without a word: by their launcher, the machine or the scheduler",
+        "who:        2 processes (node 0: pid 4710, node 1: pid 4711) ended together without a word: by their "
+        "launcher, the machine or the scheduler",
         "where:      0 of 4 ranks had finished their programs, 4 operations were unfinished",
         "waited for: longest in all_reduce #41 on group 'world' (train.py:33), rank 0 for 2.0 s",
     ]
@@ -209,3 +210,13 @@ def test_the_world_that_began_last_is_judged():
     first, second = flight(0, record(0), started_ns=5), flight(0, record(0), attempt=1, started_ns=6)
     world, others = newest_world([second, first], lambda flight: False)
     assert (world.flights, others) == ([second], 1)
+
+
+def test_runs_of_one_name_are_not_mixed():
+    """As those of a job without a name, of which one after the other failed."""
+    runs = [[flight(process, record(process), started_ns=at * S + process) for process in (0, 1)] for at in (0, 60, 62)]
+    for each in runs[2]:
+        object.__setattr__(each, "world_size", 2)
+    elsewhere = flight(2, record(2), host="far", started_ns=100 * S)  # whose clock differs
+    world, others = newest_world([*runs[1], runs[0][1], elsewhere, *runs[2], runs[0][0]], lambda flight: False)
+    assert (world.flights, others) == ([*runs[1], elsewhere], 2)
