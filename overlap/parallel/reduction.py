@@ -125,6 +125,7 @@ class Reduction:
             priority=self._priority,
             stream=self._wiring.stream,
             name=f"bucket {self.plan.index}",
+            call_site=self.place,
         )
 
     @property

@@ -122,6 +122,7 @@ class SharedBucket:
             priority=self._priority,
             stream=self._scatters,
             name=f"scatter bucket {self.plan.index}",
+            call_site=self.place,
         )
 
     def update(self, step: int, factors: Sequence[Future[object]] = ()) -> None:
@@ -169,6 +170,7 @@ class SharedBucket:
             priority=self._priority,
             stream=self._gathers,
             name=f"gather bucket {self.plan.index}",
+            call_site=self.place,
         )
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:

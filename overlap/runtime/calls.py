@@ -44,8 +44,8 @@ class Calls(Rooted, Messages):
     * `timeout_s`: within how many seconds of the call it must have ended. Else it fails with a `DeadlineError` here and
       a `PeerFailedError` on the other ranks, and so does all that follows it in its group on its stream, for nobody
       knows what the others have; a message only ends those of its source, destination and tag. The world lives on.
-    * `call_site`: on whose behalf it is issued, for errors and the timeline: a frame, or "file.py:41". By default the
-      line of the call; for adapters, whose callers are to be named.
+    * `call_site`: on whose behalf it is issued, for errors and the timeline: a frame, "file.py:41", or the `place`
+      of another future. By default the line of the call; for adapters, whose callers are to be named.
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
     * `CollectiveMismatchError` is raised at the await, on every rank, when ranks disagree. `PeerFailedError` and
       `RankLeftError` are raised at the await when another rank cannot take part.

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ..collectives.call import Call, Pairs
@@ -18,7 +19,7 @@ from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
 from .future import Failure, Future, call_when_done, resolve
-from .outstanding import CallSite, place_named
+from .outstanding import CallSite, place_told
 from .request import Request
 
 T_co = TypeVar("T_co", covariant=True)
@@ -160,7 +161,7 @@ class CollectiveFuture(Request[T_co]):
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, name or kind.text
-        self.place = place_named(caller) if type(caller) is str else (caller.f_code, caller.f_lasti)  # type: ignore[union-attr]
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self.deadline_s: float | None = None  # within which it must end
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving

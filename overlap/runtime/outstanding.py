@@ -19,10 +19,10 @@ from .future import Failure, Future
 
 T_co = TypeVar("T_co", covariant=True)
 
-CallSite: TypeAlias = FrameType | str
-"""Where something is issued: a frame, or "file.py:41"."""
+CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
+"""Where something is issued: a frame, "file.py:41", or the `place` of another handle."""
 
-__all__ = ["CallSite", "Issued", "Outstanding", "place_named", "seconds_since"]
+__all__ = ["CallSite", "Issued", "Outstanding", "place_told", "seconds_since"]
 
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
@@ -151,14 +151,20 @@ class Outstanding:
         return next((failure for failure in self._unseen if not failure.seen), None)
 
 
-@lru_cache(maxsize=1024)
-def place_named(text: str) -> tuple[CodeType, int]:
-    """Return a place, as code and instruction, that reads as "file:line".
+def place_told(site: CallSite) -> tuple[CodeType, int]:
+    """Return a place, as code and instruction, of what is no frame.
 
     Raises:
-        UsageError: If the text is not of that form.
+        UsageError: If it is a text that does not read as "file:line", or something else.
     """
-    file, _, line = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if isinstance(site, tuple) and len(site) == 2 and isinstance(site[0], CodeType):
+        return site
+    return _place_named(site if isinstance(site, str) else repr(site))
+
+
+@lru_cache(maxsize=1024)
+def _place_named(text: str) -> tuple[CodeType, int]:
+    file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
         raise UsageError(f'call_site: expected a frame or "file:line", got {text!r}')
     return compile("", file, "exec").replace(co_firstlineno=int(line), co_linetable=b""), 0

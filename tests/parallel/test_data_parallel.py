@@ -1,12 +1,14 @@
 """Data parallel against one rank that trains on the whole batch, and what it says of wrong use."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import overlap
 from overlap import parallel
+from overlap.requested import overriding
 
 from ..core.worlds import TIMEOUT_S, failing
 from .programs import alone, backward, forward, loss_gradient, samples, train, weights
@@ -436,3 +438,13 @@ def test_a_gradient_written_where_it_is_packed_travels_alone_as_well():
     for step in range(3):
         expected -= 0.1 * (step + 0.5)
     assert run(main) == [expected.tolist()] * 2
+
+
+@pytest.mark.parametrize("strategy", [parallel.DataParallel, parallel.Sharded])
+def test_what_a_bucket_sends_stands_at_the_line_that_handed_its_last_gradient_over(strategy):
+    seen = []
+    with overriding(watcher=seen.append):
+        run(train, 2, lambda rank: strategy(rank, weights(), optimizer=SGD))
+    sent = [span.info.call_site for span in seen[0].spans if span.name.startswith(("bucket", "scatter")) and span.info]
+    lines = Path(train.__code__.co_filename).read_text(encoding="utf-8").splitlines()
+    assert {lines[int(site.rpartition(":")[2]) - 1].strip() for site in sent} == {"model.reduce(name, back[1])"}
