@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "run a program's ranks, with settings and a trace from the command line",
     "simulate": "run a program on a modelled cluster in virtual time, once or over a sweep of settings",
     "timeline": "draw a trace file: what was hidden, what was exposed",
+    "advise": "try on a trace what can be changed, and list what would make its steps shorter",
     "autopsy": "say who ended a run, where it was, and what it waited for",
     "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     "topology": "draw a machine, its legal groups and rings",

@@ -16,9 +16,12 @@ from ...timeline.merge import merged, merged_header
 from ...timeline.metrics import median_step
 from ...timeline.parts import Part, pack_part
 from ...timeline.ranklist import listed, unlisted
+from ...timeline.replay.changes import parse_change
+from ...timeline.replay.prediction import Prediction, predict
 from ...timeline.spans import Timeline
 from ...timeline.tracefile import read_trace, write_merged
 from ...timeline.verdict import Verdict, verdict_of
+from ..advise import described
 from ..failure import EXIT_FAILED
 from ..outputs import kept
 from ..program import output_path
@@ -33,7 +36,8 @@ Every rank has a compute lane and lanes for its communication streams on one tim
 hidden and costs nothing; on its own it is exposed. Then bytes are on the wire, which overlap can hide; or none move
 yet, because a rank comes late, and what that rank does then is what to look at:
 
-    wall = compute only + overlapped + exposed + idle;    exposed = waiting for a rank + on the wire
+    wall = compute only + overlapped + exposed + idle
+    exposed = waiting for a rank + on the wire
 
 The last line is the verdict: what the step takes, and the means of its ranks.
 """
@@ -45,6 +49,7 @@ examples:
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
   overlap timeline run.trace.json --ops --stragglers --critical-path
+  overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
   overlap timeline new.json --against old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
   overlap timeline run-process0.json run-process1.json -o run.json
                                                  make one file of those of several processes
@@ -68,6 +73,13 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", action="store_true", help="what each operation costs, by place in the program")
     parser.add_argument("--stragglers", action="store_true", help="who comes late, or moves bytes slowly")
     parser.add_argument("--critical-path", action="store_true", help="what made the step as long as it is")
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        metavar="CHANGE",
+        help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
+        "\"compute 'x'=0.5x\", bucket_bytes=4MiB, ranks=64, stragglers=none, awaits=late; several hold together",
+    )
     parser.add_argument("--against", metavar="B", help="compare with another trace: its picture, and the differences")
     parser.add_argument(
         "--fail-if", action="append", metavar="TEST", help="exit with 1 if so: 'exposed > 5%%', 'step > 40ms'"
@@ -88,11 +100,14 @@ def main(args: argparse.Namespace) -> int:
     if args.width is not None and args.width < MIN_WIDTH:
         raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
     limits = [parse_limit(text) for text in args.fail_if or ()]
+    changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True
-    if args.json:
+    if changes:
+        verdict = _predicted(args, predict(timeline, changes, step=step))
+    elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
         print(json.dumps(report(timeline, step, ranks, verdict), indent=2, sort_keys=True))
     else:
@@ -101,6 +116,17 @@ def main(args: argparse.Namespace) -> int:
     for limit in failed:
         print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
+
+
+def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:
+    """Print a prediction, and return what it comes to."""
+    from . import show
+
+    if args.json:
+        print(json.dumps(described(found), indent=2, sort_keys=True))
+    else:
+        show.prediction(show.console(args), found)
+    return found.predicted
 
 
 def _shown(

@@ -13,6 +13,7 @@ from ...timeline.comparison import compared, comparison_table
 from ...timeline.critical_path import critical_path, critical_path_table
 from ...timeline.draw import TimelineView
 from ...timeline.operations import operations, operations_table
+from ...timeline.replay.prediction import Prediction, prediction_table
 from ...timeline.spans import Timeline
 from ...timeline.stragglers import stragglers, stragglers_table
 from ...timeline.verdict import Verdict
@@ -20,7 +21,7 @@ from ..console import Console
 from ..outputs import written
 from .report import wires
 
-__all__ = ["beside", "console", "picture", "tables", "view", "write_html"]
+__all__ = ["beside", "console", "picture", "prediction", "tables", "view", "write_html"]
 
 
 def console(args: argparse.Namespace) -> Console:
@@ -62,6 +63,14 @@ def tables(
     for line in lines:
         on.print(line, soft_wrap=True)
     on.print(str(of))
+
+
+def prediction(on: Console, found: Prediction) -> None:
+    """Print what a replay predicts, beside what was measured."""
+    for change in found.changes:
+        on.print(f"{change.text}: {change.what}")
+    for line in ["", *prediction_table(found, width=on.width), "", f"predicted: {found.predicted}", str(found)]:
+        on.print(line)
 
 
 def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:

@@ -1,0 +1,51 @@
+"""What a replay runs: pieces of work, and what each waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..spans import Span
+
+__all__ = ["Graph", "Node", "NodeKind"]
+
+NodeKind = Literal["program", "compute", "arrival", "transfer", "end"]
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A piece of work that begins when all it waits for is over.
+
+    Attributes:
+        kind: An instant of a program; a compute; an operation that becomes active on a rank; one that moves its bytes,
+            on all ranks at once; its end on a rank.
+        work_ns: How long it takes; of a transfer, if no other shares a rank with it.
+        after: What it waits for, and how long it takes to begin then.
+        ranks: On which it runs.
+        spans: Of the timeline; of a transfer those of all ranks.
+        likely: Of `after`, those that nothing shows but that most programs have.
+    """
+
+    kind: NodeKind
+    work_ns: float
+    ranks: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    after: list[tuple[Node, float]] = field(default_factory=list)
+    likely: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Graph:
+    """All pieces of a run.
+
+    Attributes:
+        nodes: In any order.
+        steps: The instants at which the program of a rank begins and ends a step, with its span.
+        start_ns: When the run began.
+        latency_share: What part of a transfer is taken for latency where all are of one size, so that nobody can tell.
+    """
+
+    nodes: list[Node]
+    steps: list[tuple[Node, Node, Span]]
+    start_ns: int
+    latency_share: float = 0.0

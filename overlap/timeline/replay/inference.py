@@ -1,0 +1,206 @@
+"""Reads off a timeline what each piece of it waited for.
+
+A trace shows when things happened, not why. What begins at the instant at which something else on its rank has ended,
+or a little later, has waited for that. What never began before something had ended, in any step, is likely to wait for
+it although it did not have to this time; a replay can do with those or without them, and the truth lies between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from ..meetings import Key, key_of
+from ..spans import Span, Timeline
+from .graph import Graph, Node
+
+__all__ = ["graph_of"]
+
+_LOOKED_AT = 64
+"""Computes after an operation among which the first is looked for that may need its result."""
+
+_Ends: TypeAlias = "tuple[list[int], list[Node]]"
+
+
+def graph_of(timeline: Timeline) -> Graph:
+    """Return what a replay of the timeline runs. Cost: a sort, and a look at some neighbours of each span."""
+    ranks = timeline.by_rank()
+    transfers = _transfers(timeline.spans)
+    nodes: list[Node] = list(dict.fromkeys(transfers.values()))
+    steps: list[tuple[Node, Node, Span]] = []
+    start_ns = min((_issued_ns(span) for span in timeline.spans), default=0)
+    for rank, spans in ranks.items():
+        _Rank(rank, spans, transfers, start_ns).infer(nodes, steps)
+    return Graph(nodes=nodes, steps=steps, start_ns=start_ns)
+
+
+def _transfers(spans: Iterable[Span]) -> dict[int, Node]:
+    """Return the transfer that each span of communication, by its identity, is part of."""
+    met: dict[Key, list[Span]] = {}
+    for number, span in enumerate(span for span in spans if span.kind == "comm"):
+        key = key_of(span)
+        met.setdefault(("alone", number) if key is None else key, []).append(span)
+    found: dict[int, Node] = {}
+    groups = list(met.values())
+    for members, work_ns in zip(groups, _work_ns(groups), strict=True):
+        node = Node("transfer", work_ns, tuple(sorted({span.rank for span in members})), tuple(members))
+        for span in members:
+            found[id(span)] = node
+    return found
+
+
+def _work_ns(groups: Sequence[Sequence[Span]]) -> list[float]:
+    """Return what each transfer takes alone, where those on the same rank at the same time slow each other down."""
+    active: dict[int, set[int]] = {}
+    edges = []
+    for number, members in enumerate(groups):
+        begin_ns, end_ns = max(map(_met_ns, members)), max(span.end_ns for span in members)
+        edges += [(end_ns, 0, number), (begin_ns, 1, number)] if begin_ns < end_ns else []
+    work, since, running = [0.0] * len(groups), 0, set[int]()
+    for at_ns, begins, number in sorted(edges):
+        for each in running:
+            shared = max(len(active[span.rank]) for span in groups[each])
+            work[each] += (at_ns - since) / shared
+        since = at_ns
+        (running.add if begins else running.discard)(number)
+        for span in groups[number]:
+            on = active.setdefault(span.rank, set())
+            (on.add if begins else on.discard)(number)
+    return work
+
+
+class _Rank:
+    """The spans of one rank, as nodes."""
+
+    def __init__(self, rank: int, spans: Sequence[Span], transfers: dict[int, Node], start_ns: int) -> None:
+        self.rank, self.start_ns = rank, start_ns
+        self.computes = {id(s): Node("compute", s.duration_ns, (rank,), (s,)) for s in spans if s.kind == "compute"}
+        self.comm = [span for span in spans if span.kind == "comm"]
+        self.arrivals = {id(span): Node("arrival", 0, (rank,), (span,)) for span in self.comm}
+        self.ends = {id(span): Node("end", 0, (rank,), (span,)) for span in self.comm}
+        self.spans, self.transfers = spans, transfers
+        over = [(span.end_ns, self.computes[id(span)]) for span in spans if span.kind == "compute"]
+        over += [(span.end_ns, self.ends[id(span)]) for span in self.comm]
+        over.sort(key=lambda each: each[0])
+        self.over: _Ends = [at for at, _ in over], [node for _, node in over]
+
+    def infer(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> None:
+        """Add the nodes of this rank, each with what it waits for."""
+        issued = self._program(nodes, steps)
+        self._compute(issued)
+        self._communicate(issued)
+        self._likely(steps)
+        nodes += [*self.computes.values(), *self.arrivals.values(), *self.ends.values()]
+
+    def _last_over(self, after_ns: int, until_ns: int, *, but: Node | None = None) -> tuple[Node, int] | None:
+        """Return what ended last between two instants, the first one excluded, and when."""
+        times, nodes = self.over
+        for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
+            if nodes[index] is not but and not (but and nodes[index].spans == but.spans):
+                return nodes[index], times[index]
+        return None
+
+    def _program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
+        """Chain the instants of the program: it goes on after its own work, or when what it awaits is over."""
+        events: list[tuple[int, int, Span]] = []
+        for span in self.spans:
+            if span.kind == "step":
+                events += [(span.start_ns, 0, span), (span.end_ns, 2, span)]
+            elif id(span) in self.computes or id(span) in self.arrivals:
+                events.append((_issued_ns(span), 1, span))
+        events.sort(key=lambda event: (event[0], -1 if event[2].step is None else event[2].step, event[1]))
+        issued: dict[int, Node] = {}
+        begun: dict[int, Node] = {}
+        before: Node | None = None
+        before_ns = self.start_ns
+        for at_ns, kind, span in events:
+            node = Node("program", 0, (self.rank,))
+            woken = self._last_over(before_ns, at_ns)
+            if before is not None:
+                node.after.append((before, 0 if woken else at_ns - before_ns))
+            elif not woken:
+                node.work_ns = at_ns - self.start_ns
+            if woken:
+                node.after.append((woken[0], at_ns - woken[1]))
+            nodes.append(node)
+            before, before_ns = node, at_ns
+            if kind == 1:
+                issued[id(span)] = node
+            elif kind == 0:
+                begun[id(span)] = node
+            else:
+                steps.append((begun[id(span)], node, span))
+        return issued
+
+    def _compute(self, issued: dict[int, Node]) -> None:
+        lanes: dict[str, tuple[Node, int]] = {}
+        for span in sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.start_ns, s.end_ns)):
+            node, issued_ns = self.computes[id(span)], _issued_ns(span)
+            before = lanes.get(span.lane)
+            ready_ns = issued_ns if before is None else max(issued_ns, before[1])
+            self._begin(node, issued[id(span)], before, ready_ns, span.start_ns)
+            lanes[span.lane] = node, span.end_ns
+
+    def _communicate(self, issued: dict[int, Node]) -> None:
+        for span in self.comm:
+            arrival, end, transfer = self.arrivals[id(span)], self.ends[id(span)], self.transfers[id(span)]
+            self._begin(arrival, issued[id(span)], None, _issued_ns(span), span.start_ns)
+            last_ns = max(other.end_ns for other in transfer.spans)
+            transfer.after.append((arrival, 0))
+            end.after.append((transfer, span.end_ns - last_ns))
+
+    def _begin(self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int) -> None:
+        """Let a node begin when it was issued, what is before it is over, and what it seems to have waited for."""
+        woken = self._last_over(ready_ns, start_ns, but=node) if start_ns > ready_ns else None
+        node.after.append((issue, 0))
+        if before is not None:
+            node.after.append((before[0], 0))
+        if woken is not None:
+            node.after.append((woken[0], start_ns - woken[1]))
+        elif start_ns > ready_ns:
+            node.work_ns += 0
+            node.after = [(each, start_ns - ready_ns) for each, _ in node.after]
+
+    def _likely(self, steps: list[tuple[Node, Node, Span]]) -> None:
+        """Add what never showed because it was always over in time."""
+        mine = [(end, span) for _, end, span in steps if span.rank == self.rank]
+        by_step: dict[int | None, list[Span]] = {}
+        for span in self.comm:
+            by_step.setdefault(span.step, []).append(span)
+        in_time = all(s.end_ns <= step.end_ns for _, step in mine for s in by_step.get(step.step, ()))
+        for end, step in mine if in_time else ():
+            end.likely += [self.ends[id(span)] for span in by_step.get(step.step, ())]
+        if in_time:
+            return
+        for span, later in self._first_users():
+            self.computes[id(later)].likely.append(self.ends[id(span)])
+
+    def _first_users(self) -> list[tuple[Span, Span]]:
+        """Return, for each operation, the first compute issued after it that in no step began before its end."""
+        computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (_issued_ns(s), s.start_ns))
+        times = [_issued_ns(span) for span in computes]
+        follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}
+        numbers: dict[tuple[str, str, int | None], int] = {}
+        for span in self.comm:
+            site = span.info.call_site if span.info else ""
+            number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
+            first = bisect_left(times, _issued_ns(span))
+            follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
+        found = []
+        for same in follow.values():
+            for place in range(min(len(later) for _, later in same)):
+                if all(later[place].start_ns >= span.end_ns for span, later in same):
+                    found += [(span, later[place]) for span, later in same]
+                    break
+        return found
+
+
+def _issued_ns(span: Span) -> int:
+    if span.info is not None:
+        return min(span.info.issued_ns, span.start_ns)
+    return span.start_ns if span.issued_ns is None else min(span.issued_ns, span.start_ns)
+
+
+def _met_ns(span: Span) -> int:
+    return span.start_ns if span.info is None else min(max(span.info.met_ns, span.start_ns), span.end_ns)

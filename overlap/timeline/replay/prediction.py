@@ -1,0 +1,109 @@
+"""Measured and predicted beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..axis import figure, figure_unit
+from ..columns import columns
+from ..metrics import median_step
+from ..spans import Timeline
+from ..verdict import Verdict, verdict_of
+from .changes import Change, applied
+from .inference import graph_of
+from .simulation import run_graph
+
+__all__ = ["Prediction", "predict", "prediction_table"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What would come of a change.
+
+    Attributes:
+        changes: What is different.
+        measured: The verdict of the run.
+        replayed: That of its replay without the changes: how good the replay is.
+        predicted: That of the replay with them, in which what is likely to be waited for is waited for.
+        least_ns: The shortest step, whether only that is waited for which was seen to be waited for, or also what is
+            likely to be; and whether what transfers of one size take depends on the size or not.
+        most_ns: The longest; both allow for as much as the replay is off.
+        timeline: Of the replay with the changes.
+    """
+
+    changes: tuple[Change, ...]
+    measured: Verdict
+    replayed: Verdict
+    predicted: Verdict
+    least_ns: int
+    most_ns: int
+    timeline: Timeline
+
+    @property
+    def gain_ns(self) -> int:
+        """How much shorter the step gets."""
+        return self.replayed.wall_ns - self.predicted.wall_ns
+
+    @property
+    def gain_share(self) -> float:
+        """The same as part of the step."""
+        return self.gain_ns / self.replayed.wall_ns if self.replayed.wall_ns else 0.0
+
+    def __str__(self) -> str:
+        unit, unit_ns = figure_unit(self.measured.wall_ns)
+        texts = [figure(ns, unit_ns) for ns in (self.measured.wall_ns, self.predicted.wall_ns)]
+        span = [figure(ns, unit_ns) for ns in (self.least_ns, self.most_ns)]
+        between = f" (from {span[0]} to {span[1]})" if span[0] != span[1] else ""
+        return (
+            f"with {', '.join(change.text for change in self.changes)} a step would take {texts[1]} {unit}{between} "
+            f"instead of {texts[0]} {unit}: {-self.gain_share:+.1%}"
+        )
+
+
+def predict(timeline: Timeline, changes: Sequence[Change], *, step: int | None = None) -> Prediction:
+    """Replay a run with changes.
+
+    Args:
+        timeline: What was measured.
+        changes: What is to be different.
+        step: The step to look at; None for the whole run, or its median step if it has steps.
+
+    Raises:
+        UsageError: If the timeline is empty, or a change finds nothing to change.
+    """
+    at = median_step(timeline) if step is None else step
+    measured = verdict_of(timeline, step=at)
+    replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=at)
+    careful = _changed(timeline, changes, likely=True)
+    predicted = verdict_of(careful, step=at)
+    off_ns = abs(replayed.wall_ns - measured.wall_ns)
+    others = (_changed(timeline, changes, likely=likely, share=share) for likely, share in ((False, 0.0), (True, 1.0)))
+    walls = predicted.wall_ns, *(verdict_of(other, step=at).wall_ns for other in others)
+    return Prediction(
+        changes=tuple(changes),
+        measured=measured,
+        replayed=replayed,
+        predicted=predicted,
+        least_ns=min(walls) - off_ns,
+        most_ns=max(walls) + off_ns,
+        timeline=careful,
+    )
+
+
+def _changed(timeline: Timeline, changes: Sequence[Change], *, likely: bool, share: float = 0.0) -> Timeline:
+    graph = graph_of(timeline)
+    graph.latency_share = share
+    applied(graph, changes)
+    return run_graph(graph, timeline, likely=likely)
+
+
+def prediction_table(one: Prediction, *, width: int) -> list[str]:
+    """Write the step and the means of the ranks, as measured, replayed and predicted."""
+    unit, unit_ns = figure_unit(one.measured.wall_ns)
+    verdicts = (one.measured, one.replayed, one.predicted)
+    rows = [("step", *(figure(verdict.wall_ns, unit_ns) for verdict in verdicts))]
+    for text, name in (("compute", "compute_ns"), ("waiting for ranks", "waiting_ns"), ("on the wire", "wire_ns")):
+        rows.append((text, *(figure(getattr(v, name) / max(v.ranks, 1), unit_ns) for v in verdicts)))
+    heads = (f"mean of a rank/{unit}", "measured", "replayed", "predicted")
+    return columns(heads, rows, width=width, words=[0])

@@ -1,0 +1,182 @@
+"""What-ifs: a run replayed as it was is that run, and with a change it is what the change really brings."""
+
+import argparse
+import json
+
+import pytest
+
+from overlap.cli import advise as advise_command
+from overlap.cli.timeline import fill, main
+from overlap.errors import UsageError
+from overlap.timeline import median_step, verdict_of, write_trace
+from overlap.timeline.replay.advice import advice_text, advise
+from overlap.timeline.replay.changes import parse_change
+from overlap.timeline.replay.inference import graph_of
+from overlap.timeline.replay.prediction import predict
+from overlap.timeline.replay.simulation import run_graph
+from tests.timeline.made import comm, compute, timeline_of
+from tests.timeline.programs import bucketed, data_parallel, pipeline, run
+
+slow = pytest.mark.slow
+
+
+def times(timeline):
+    return sorted((s.rank, s.kind, s.lane, s.name, s.start_ns, s.end_ns) for s in timeline.spans)
+
+
+@pytest.mark.parametrize("likely", [False, True])
+@pytest.mark.parametrize("program", [data_parallel(late_s=2e-3), pytest.param(bucketed(4), marks=slow), pipeline()])
+def test_unchanged_it_is_the_run_to_the_nanosecond(program, likely):
+    timeline = run(program)
+    assert times(run_graph(graph_of(timeline), timeline, likely=likely)) == times(timeline)
+
+
+def test_a_made_up_timeline_replays_too(training):
+    timeline = training(3)
+    replayed = run_graph(graph_of(timeline), timeline, likely=False)
+    assert times(replayed) == times(timeline)
+    assert [s.info.issued_ns for s in replayed.spans if s.info] == [s.info.issued_ns for s in timeline.spans if s.info]
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        ("compute 'backward'=0.5x", data_parallel(), data_parallel(backward_s=5e-4)),
+        ("stragglers=none", data_parallel(late_s=2e-3), data_parallel()),
+        ("bytes=0.5x", data_parallel(mib=64), data_parallel(mib=32)),
+        ("awaits=late", data_parallel(mib=32, awaits="each"), data_parallel(mib=32)),
+        ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
+        ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
+        pytest.param("compute=2x", data_parallel(), data_parallel(forward_s=4e-3, backward_s=2e-3), marks=slow),
+        pytest.param("bucket_bytes=64MiB", bucketed(4), bucketed(16), marks=slow),
+        pytest.param("bucket_bytes=4MiB", bucketed(4), bucketed(1), marks=slow),
+        pytest.param("bytes=4x", pipeline(), pipeline(mib=8), marks=slow),
+    ],
+)
+def test_a_prediction_is_within_five_percent_of_what_the_change_brings(change, before, after):
+    found = predict(run(before), [parse_change(change)])
+    really = run(after)
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+    assert found.replayed.wall_ns == found.measured.wall_ns
+    assert found.least_ns <= found.predicted.wall_ns <= found.most_ns
+
+
+def test_of_transfers_of_one_size_the_range_says_that_nobody_knows():
+    found = predict(run(data_parallel(mib=32)), [parse_change("bytes=2x")])
+    really = verdict_of(run(data_parallel(mib=64)), step=1).wall_ns
+    assert found.least_ns < really < found.predicted.wall_ns == found.most_ns
+
+
+def two_ranks():
+    """Rank 1 computes 20 us more; two all-reduces of 8 bytes on both."""
+    return timeline_of(
+        compute(0, 0, 10_000), compute(1, 0, 10_000), compute(1, 10_000, 30_000, "tokenise"),
+        comm(0, 10_000, 30_000, 40_000, ranks=(0, 1)), comm(1, 30_000, 30_000, 40_000, ranks=(0, 1)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "step_ns"),
+    [
+        ("compute 'tokenise'=0.5x", 30_000),
+        ('compute "tokenise"=0x', 20_000),
+        ("compute=0.5x", 25_000),
+        ("bandwidth=2x", 35_000),
+        ("bytes=3x", 60_000),
+        ("latency=5x", 40_000),
+        ("stragglers=none", 30_000),
+        ("ranks=4", 45_000),
+    ],
+)
+def test_changes_do_what_they_say(change, step_ns):
+    assert predict(two_ranks(), [parse_change(change)]).predicted.wall_ns == step_ns
+
+
+def test_changes_hold_together():
+    found = predict(two_ranks(), [parse_change("compute=0.5x"), parse_change("bandwidth=2x")])
+    assert found.predicted.wall_ns == 20_000
+    assert str(found) == (
+        "with compute=0.5x, bandwidth=2x a step would take 20.0 us (from 20.0 to 25.0) instead of 40.0 us: -50.0%"
+    )
+
+
+KNOWN = (
+    "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
+    "bucket_bytes=4MiB, ranks=64, stragglers=none, or awaits=late"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed=2x", f"--what-if: 'speed=2x' {KNOWN}"),
+        ("bandwidth", f"--what-if: 'bandwidth' {KNOWN}"),
+        ("awaits=early", f"--what-if: 'awaits=early' {KNOWN}"),
+        ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
+        ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
+        ("ranks=one", "--what-if: 'ranks=one': 'one' is not a number of ranks from 2 on"),
+        ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
+        (
+            "bucket_bytes=x",
+            "--what-if: bucket_bytes: 'x' is not a size; write a number and one of B, K, M, G, KiB, MiB, GiB, kB, "
+            "MB, GB",
+        ),
+        (
+            "compute 'x'=2x",
+            "--what-if: \"compute 'x'=2x\": no compute is called 'x'; there are 'tokenise', 'work'",
+        ),
+    ],
+)
+def test_a_change_that_names_nothing_is_one_line(text, message):
+    with pytest.raises(UsageError) as caught:
+        predict(two_ranks(), [parse_change(text)])
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB"])
+def test_without_communication_there_is_none_to_change(change):
+    with pytest.raises(UsageError, match=r"there (is no communication|are no all-reduces) that"):
+        predict(timeline_of(compute(0, 0, 10)), [parse_change(change)])
+
+
+def test_advice_is_largest_gain_first_and_true():
+    found = advise(run(data_parallel(mib=64, late_s=2e-3, awaits="each")))
+    gains = [one.gain_ns for one in found]
+    assert gains == sorted(gains, reverse=True)
+    assert {one.changes[0].text for one in found} >= {"stragglers=none", "awaits=late", "bytes=0.5x"}
+    told = advice_text(found, width=80)
+    assert max(map(len, told)) <= 80
+    assert advise(timeline_of(compute(0, 0, 10, "it's"))) == []
+    assert advice_text([], width=80) == ["nothing that was tried would make the step shorter by half a percent"]
+
+
+def test_the_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = str(tmp_path / "run.json")
+    write_trace(two_ranks(), file)
+    parser = argparse.ArgumentParser()
+    fill(parser)
+    assert main(parser.parse_args([file, "--what-if", "bandwidth=2x", "--fail-if", "step < 36us"])) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:6] == [
+        "bandwidth=2x: wires carry 2 times as much",
+        "",
+        "mean of a rank/us  measured  replayed  predicted",
+        "step                   40.0      40.0       35.0",
+        "compute                20.0      20.0       20.0",
+        "waiting for ranks      10.0      10.0       10.0",
+    ]
+    assert lines[-2:] == [
+        "with bandwidth=2x a step would take 35.0 us (from 35.0 to 40.0) instead of 40.0 ",
+        "us: -12.5%",
+    ]
+    assert main(parser.parse_args([file, "--what-if", "bandwidth=2x", "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["predicted_ns"] == 35_000
+    parser = argparse.ArgumentParser()
+    advise_command.fill(parser)
+    assert advise_command.main(parser.parse_args([file])) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("the step takes 40.0 us; it would take\n1. 30.0 us (-25.0%)  ")
+    assert advise_command.main(parser.parse_args([file, "--json"])) == 0
+    assert json.loads(capsys.readouterr().out)["advice"][0]["predicted_ns"] == 30_000
