@@ -44,7 +44,7 @@ def test_a_made_up_timeline_replays_too(training):
         ("compute 'backward'=0.5x", data_parallel(), data_parallel(backward_s=5e-4)),
         ("stragglers=none", data_parallel(late_s=2e-3), data_parallel()),
         ("bytes=0.5x", data_parallel(mib=64), data_parallel(mib=32)),
-        ("awaits=late", data_parallel(mib=32, awaits="each"), data_parallel(mib=32)),
+        ("awaits=late", data_parallel(mib=16, awaits="each"), data_parallel(mib=16)),
         ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
         ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
         pytest.param("compute=2x", data_parallel(), data_parallel(forward_s=4e-3, backward_s=2e-3), marks=slow),
@@ -141,7 +141,7 @@ def test_without_communication_there_is_none_to_change(change):
 
 
 def test_advice_is_largest_gain_first_and_true():
-    found = advise(run(data_parallel(mib=64, late_s=2e-3, awaits="each")))
+    found = advise(run(data_parallel(mib=16, late_s=2e-3, awaits="each")))
     gains = [one.gain_ns for one in found]
     assert gains == sorted(gains, reverse=True)
     assert {one.changes[0].text for one in found} >= {"stragglers=none", "awaits=late", "bytes=0.5x"}

@@ -10,6 +10,9 @@ from .wires import Fit, fits, kind_of, nbytes_of
 
 __all__ = ["rebucket"]
 
+WINDOW = 8
+"""Buckets of a stream that move at the same time, as streams do by default; the next one waits for the oldest."""
+
 
 def rebucket(graph: Graph, nbytes: int, text: str) -> None:
     """Cut the all-reduces of each step, group and stream into buckets of `nbytes`, in the order in which they began.
@@ -44,6 +47,8 @@ def _began_ns(node: Node) -> tuple[int, int]:
 def _cut(nodes: Sequence[Node], nbytes: int, fit: Fit, graph: Graph) -> list[Node]:
     total = sum(map(nbytes_of, nodes))
     buckets = [Node("transfer", fit.work_ns(min(nbytes, total - at)), nodes[0].ranks) for at in range(0, total, nbytes)]
+    for bucket, before in zip(buckets[WINDOW:], buckets, strict=False):
+        bucket.after.append((before, 0))
     last: dict[Node, Node] = {}
     at = 0
     for node in nodes:

@@ -27,7 +27,7 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
             spans.append(_moved(node.spans[0], begun[node], over[node]))
         elif node.kind == "end" and node in over:
             transfer = node.after[0][0]
-            arrival = next(each for each, _ in transfer.after if each.spans == node.spans)
+            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.spans == node.spans)
             spans.append(_carried(node.spans[0], over[arrival], begun[transfer], over[node]))
     for first, last, span in graph.steps:
         if first in over and last in over:
