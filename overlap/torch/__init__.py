@@ -19,6 +19,8 @@ the entry points of what is installed need no import.
 #   work           the handle that torch waits for
 #   monitored      the barrier that says who did not come
 #   errors         our errors as torch's
+#   model          modules whose gradients leave in buckets:
+#   data_parallel  DataParallel: every rank has all weights;  sharded: Sharded: ZeRO
 
 try:
     import torch as _torch  # noqa: F401
@@ -27,10 +29,12 @@ except ImportError as error:
         'overlap.torch needs PyTorch 2.7 or later; install it with: pip install "overlap[torch]"'
     ) from error
 
-from .backend import register
+from .backend import register, world
+from .data_parallel import DataParallel
 from .process_group import ProcessGroup
+from .sharded import Sharded
 from .work import Work
 
-__all__ = ["ProcessGroup", "Work", "register"]
+__all__ = ["DataParallel", "ProcessGroup", "Sharded", "Work", "register", "world"]
 
 register()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
-from overlap import connect
+from overlap import Connection, connect
 from overlap.torch import ProcessGroup
 
-__all__ = ["Ranks", "ranks"]
+__all__ = ["Ranks", "connected", "do", "ranks"]
 
 
 class Ranks:
@@ -24,42 +25,44 @@ class Ranks:
 
     def do(self, function: Callable[[ProcessGroup], Any]) -> list[Any]:
         """Return what `function(group)` returns, or the error that it raises, for each rank."""
-        found: list[Any] = [None] * len(self.groups)
-
-        def one(index: int) -> None:
-            try:
-                found[index] = function(self.groups[index])
-            except Exception as error:
-                found[index] = error
-
-        threads = [threading.Thread(target=one, args=(index,)) for index in range(len(self.groups))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return found
+        return do([partial(function, group) for group in self.groups])
 
 
-@contextmanager
-def ranks(size: int = 2, timeout_s: float = 30) -> Iterator[Ranks]:
-    """Connect ranks, and let them leave together."""
-    store, worlds = dist.HashStore(), [None] * size
+def do(functions: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Call each function in a thread of its own; return what they return, or the errors that they raise."""
+    found: list[Any] = [None] * len(functions)
 
-    def join(rank: int) -> None:
-        worlds[rank] = connect(rank, size, store=store)
+    def one(index: int) -> None:
+        try:
+            found[index] = functions[index]()
+        except Exception as error:
+            found[index] = error
 
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(functions))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    limit = timedelta(seconds=timeout_s)
-    made = [ProcessGroup(store, world.rank.world, limit, leave=world.close, abort=_never) for world in worlds]
+    return found
+
+
+@contextmanager
+def connected(size: int, store: Any) -> Iterator[list[Connection]]:
+    """Connect ranks, and let them leave together."""
+    worlds = do([partial(connect, rank, size, store=store) for rank in range(size)])
     try:
-        yield Ranks(made)
+        yield worlds
     finally:
-        Ranks(made).do(ProcessGroup.shutdown)
+        do([world.close for world in worlds])
+
+
+@contextmanager
+def ranks(size: int = 2, timeout_s: float = 30) -> Iterator[Ranks]:
+    """Let process groups stand on connections."""
+    store, limit = dist.HashStore(), timedelta(seconds=timeout_s)
+    with connected(size, store) as worlds:
+        yield Ranks([ProcessGroup(store, each.rank.world, limit, leave=_never, abort=_never) for each in worlds])
 
 
 def _never() -> None:
-    raise AssertionError("nobody aborts these")
+    raise AssertionError("nobody leaves or aborts these")

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 Result = list[torch.Tensor]
 
 
-def _model(seed: int = 0, width: int = 16) -> nn.Sequential:
+def _model(seed: int = 0, width: int = 24) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
 

@@ -1,0 +1,244 @@
+"""What models on our ranks have in common: gradients leave in buckets while backward goes on, and forward waits late.
+
+A hook of each parameter sees its gradient come; when a bucket is full, it leaves. `step` waits for nothing: a hook of
+each module waits, right before its forward, for the weights that it needs.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from ..parallel.buckets import BucketPlan, plan_by_size
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .backend import world
+from .tensors import view_of
+
+__all__ = ["Bucket", "Model", "OptimizerMaker", "Unused", "as_of_now"]
+
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Unused = Literal["error", "zeros"]
+
+
+class Bucket:
+    """Parameters whose gradients travel together.
+
+    Attributes:
+        plan: Which, and where their gradients lie in it.
+        parameters: They, in the order of the plan.
+        came: Names of those whose gradients have come in this step.
+        priority: Lower for what forward needs earlier.
+        due: Whether a step has been made whose update has not.
+    """
+
+    def __init__(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> None:
+        self.plan, self.parameters, self.priority = plan, parameters, priority
+        self.came: set[str] = set()
+        self.due = False
+
+    @property
+    def full(self) -> bool:
+        """Whether all gradients of this step are there."""
+        return len(self.came) == len(self.parameters)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of a flat tensor that are its parameters' or their gradients', in their shapes."""
+        return [
+            flat[slot.start : slot.stop].view(parameter.shape)
+            for slot, parameter in zip(self.plan.slots, self.parameters, strict=True)
+        ]
+
+
+B = TypeVar("B", bound=Bucket)
+
+
+class Model(nn.Module, Generic[B]):  # type: ignore[misc]
+    """A module whose parameters are trained on several ranks; called as the module itself.
+
+    Attributes:
+        module: It.
+        rank: That it runs on.
+        group: Ranks that train it together.
+        optimizer: Of what this rank updates; learning-rate schedules are given this.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self, module: nn.Module, *, rank: Rank | None, group: Group | None, bucket_bytes: int | None, unused: Unused
+    ) -> None:
+        super().__init__()
+        if unused not in ("error", "zeros"):
+            raise UsageError(f"unused: expected 'error' or 'zeros', got {unused!r}")
+        self.module, self.rank = module, _rank(rank)
+        self.group = group or self.rank.world
+        self._unused, self._syncs = unused, True
+        self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self._names:
+            raise UsageError("module: it has no parameter that requires a gradient")
+        self._first_weights()
+        self._stream = self.rank.stream(f"gradients of {self.group.name}", window=16)
+        self._buckets = self._plan(bucket_bytes)
+        self._home = {name: bucket for bucket in self._buckets for name in bucket.plan.names}
+        self._called: set[nn.Module] | None = set()
+        for name, parameter in self._names.items():
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._gradient(name))
+        for each in module.modules():
+            each.register_forward_pre_hook(lambda each, _: self._before(each))
+        self._needs = {each: self._own(each) for each in module.modules()}
+
+    # -- what the two kinds do their own way -----------------------------------------------------------------------
+
+    @abstractmethod
+    def _bucket(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int) -> B: ...
+
+    @abstractmethod
+    def _send(self, bucket: B) -> None:
+        """Let the gradients of a full bucket leave."""
+
+    @abstractmethod
+    def _ready(self, bucket: B) -> None:
+        """Wait until the weights of a bucket are those of the last step."""
+
+    def _end_step(self) -> None:
+        """Do what follows the last gradient of a step."""
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module; each part waits for the weights that it needs."""
+        return self.module(*args, **kwargs)
+
+    def step(self) -> None:
+        """Let all weights make a step, once their gradients are there. Never waits.
+
+        Raises:
+            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
+        """
+        for bucket in self._buckets:
+            if not bucket.full:
+                self._fill(bucket)
+        self._end_step()
+        for bucket in self._buckets:
+            bucket.came.clear()
+            bucket.due = True
+        self._settle_homes()
+
+    def finish(self) -> nn.Module:
+        """Wait until all weights are those of the last step; return the module."""
+        for bucket in self._buckets:
+            self._ready(bucket)
+        return self.module
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of backwards inside on this rank; the next one outside sends their sum."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights, as the module does, when they are those of the last step."""
+        return self.finish().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Take weights, as the module does."""
+        return self.finish().load_state_dict(*args, **kwargs)
+
+    # -- below -------------------------------------------------------------------------------------------------------
+
+    def _first_weights(self) -> None:
+        """Give all ranks the weights and buffers of the group's first."""
+        held = [tensor.data for tensor in [*self._names.values(), *self.module.buffers()]]
+        flat = [tensor.contiguous() for tensor in held]
+        sent = [self.group.broadcast(view, out=view, name="first weights") for view in map(view_of, flat)]
+        for future, tensor, source in zip(sent, held, flat, strict=True):
+            future.result()
+            if source is not tensor:
+                tensor.copy_(source)
+
+    def _plan(self, bucket_bytes: int | None) -> list[B]:
+        kinds = {name: (tuple(p.shape), view_of(p).dtype) for name, p in self._names.items()}
+        places = {name: place for place, name in enumerate(kinds)}
+        return [
+            self._bucket(plan, [self._names[name] for name in plan.names], min(places[name] for name in plan.names))
+            for plan in plan_by_size(kinds, reversed(list(kinds)), bucket_bytes)
+        ]
+
+    def _own(self, module: nn.Module) -> list[B]:
+        own = {id(parameter) for parameter in module.parameters(recurse=False)}
+        return list({id(b): b for name, b in self._home.items() if id(self._names[name]) in own}.values())
+
+    def _before(self, module: nn.Module) -> None:
+        if self._called is not None:
+            self._called.add(module)
+        for bucket in self._needs[module]:
+            self._ready(bucket)
+
+    def _settle_homes(self) -> None:
+        """After the first step, let modules that are called wait for what others own that are not.
+
+        Such as nn.MultiheadAttention, which uses the weights of its projection without calling it.
+        """
+        if self._called is None:
+            return
+        called, self._called = self._called, None
+        parents = {child: parent for parent in self.module.modules() for child in parent.children()}
+        for each in self.module.modules():
+            above = each
+            while above not in called and above in parents:
+                above = parents[above]
+            if above is not each:
+                self._needs[above] = list({id(b): b for b in self._needs[above] + self._own(each)}.values())
+
+    def _gradient(self, name: str) -> None:
+        bucket = self._home[name]
+        if bucket.due:
+            raise UsageError(
+                f"{name}: it was used before its update, by a module that neither owns it nor is called above its "
+                "owner; call model.finish() before such a forward"
+            )
+        if self._syncs:
+            bucket.came.add(name)
+            if bucket.full:
+                self._send(bucket)
+
+    def _fill(self, bucket: B) -> None:
+        missing = [name for name in bucket.plan.names if name not in bucket.came]
+        if self._unused == "error":
+            raise UsageError(f"step: {', '.join(missing)} had no gradient; pass unused='zeros' if that is meant")
+        for name in missing:
+            if self._names[name].grad is None:
+                self._names[name].grad = torch.zeros_like(self._names[name])
+        bucket.came.update(missing)
+        self._send(bucket)
+
+
+def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return an optimizer with the same state and parameters, and the settings that this one has now.
+
+    An update may be made after a learning-rate schedule has gone on: it must not use what is meant for the next step.
+    """
+    frozen = copy.copy(optimizer)
+    frozen.param_groups = [dict(group) for group in optimizer.param_groups]
+    optimizer._opt_called = True  # schedules want to see that a step was made
+    return frozen
+
+
+def _rank(rank: Rank | None) -> Rank:
+    joined = world()
+    if rank is None and joined is None:
+        raise UsageError(
+            "rank: there is no world; call init_process_group('overlap'), or pass overlap.connect(...).rank"
+        )
+    return rank or joined.rank  # type: ignore[union-attr]
