@@ -16,7 +16,7 @@ __all__ = ["OPERATIONS", "PAYLOAD_BYTES", "PHASES", "Board", "Place"]
 #: before.
 OPERATIONS = 64
 #: What a post can bring along.
-PAYLOAD_BYTES = 4032
+PAYLOAD_BYTES = 4096
 #: Tags leave so many values free, for how far a rank has come; 0 is never posted.
 PHASES = 256
 
@@ -56,7 +56,15 @@ class Board(ABC):
 
     @abstractmethod
     def post(
-        self, position: int, number: int, tag: int, phase: int, *, where: int = 0, mode: int = 0, payload: object = None
+        self,
+        position: int,
+        number: int,
+        tag: int,
+        phase: int,
+        *,
+        where: int = 0,
+        mode: int = 0,
+        payload: memoryview | None = None,
     ) -> None:
         """Say how far a rank of this process has come.
 
@@ -88,7 +96,7 @@ class Board(ABC):
 
     @abstractmethod
     def ring(self) -> None:
-        """Let all other processes of the group look."""
+        """Let all other processes of the group look, if they sleep."""
 
     @abstractmethod
     def watch(self, look: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
 """Boards: rows of shared memory in which the ranks of a group say how far they have come, and where their bytes lie.
 
 A row belongs to one rank and one operation; only its rank writes it. Rows are used again after `OPERATIONS` operations.
-The first word says the operation's tag and the phase; it is written last, and read first.
+The first word says the operation's tag and the phase; it is written last, and read first. A row is a cache line, so
+that what is small enough comes with it; larger payloads lie behind all rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
 from transports.failures import LinkLostError
@@ -17,17 +18,25 @@ from transports.shared_memory.heap import Heap
 from transports.shared_memory.peer_memory import read
 from transports.shared_memory.segment import Segment
 
-__all__ = ["BOARD_BYTES", "Boards"]
+__all__ = ["BOARD_BYTES", "Boards", "fence"]
 
-_ROW_BYTES = PAYLOAD_BYTES + 64
-_ROW_WORDS = _ROW_BYTES // 8
+_ROW_BYTES, _ROW_WORDS = 64, 8
+_HEAD_BYTES = 24  # the word, `where` and `mode`; the rest of a row is for a payload that fits
+_NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
+_FAR = OPERATIONS * _ROW_BYTES
 #: What one rank needs for one group.
-BOARD_BYTES = OPERATIONS * _ROW_BYTES
+BOARD_BYTES = _FAR + OPERATIONS * PAYLOAD_BYTES
 _ROOM, _READS = 1, 2  # what a rank tells besides where its rows are
 _TOLD_BITS = 2
 
 # A processor may read the others' words before its own is written; taking and releasing a lock forbids that.
 _FENCE = threading.Lock()
+
+
+def fence() -> None:
+    """Let what was written be seen before anything more is read."""
+    with _FENCE:
+        pass
 
 
 class Neighbour(Protocol):
@@ -43,12 +52,17 @@ class Boards:
     Args:
         segment: Its memory.
         heap: What of that can be lent.
-        ring: Wakes a process, by index.
+        ring: Wakes a process, by index, if it sleeps.
+
+    Attributes:
+        watching: Who waits for others.
+        on_watch: Called when somebody begins to wait and nobody did.
     """
 
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
         self.watching: dict[Callable[[], None], None] = {}
+        self.on_watch: Callable[[], None] = lambda: None
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
 
@@ -162,14 +176,22 @@ class _SharedBoard(Board):
     # -- posting ------------------------------------------------------------------------------------------------------
 
     def post(
-        self, position: int, number: int, tag: int, phase: int, *, where: int = 0, mode: int = 0, payload: object = None
+        self,
+        position: int,
+        number: int,
+        tag: int,
+        phase: int,
+        *,
+        where: int = 0,
+        mode: int = 0,
+        payload: memoryview | None = None,
     ) -> None:
         slot = number % OPERATIONS
         words, first = self._words[position], slot * _ROW_WORDS
         if payload is not None:
-            view = cast(memoryview, payload)
-            start = slot * _ROW_BYTES + 64
-            self._rows[position][start : start + view.nbytes] = view
+            nbytes = payload.nbytes
+            start = slot * _ROW_BYTES + _HEAD_BYTES if nbytes <= _NEAR_BYTES else _FAR + slot * PAYLOAD_BYTES
+            self._rows[position][start : start + nbytes] = payload
         words[first + 1] = where
         words[first + 2] = mode
         words[first] = tag | phase
@@ -192,7 +214,8 @@ class _SharedBoard(Board):
         return words[first + 1], words[first + 2]
 
     def payload(self, position: int, number: int, nbytes: int) -> memoryview:
-        start = number % OPERATIONS * _ROW_BYTES + 64
+        slot = number % OPERATIONS
+        start = slot * _ROW_BYTES + _HEAD_BYTES if nbytes <= _NEAR_BYTES else _FAR + slot * PAYLOAD_BYTES
         return self._rows[position][start : start + nbytes]
 
     # -- waking -------------------------------------------------------------------------------------------------------
@@ -202,7 +225,10 @@ class _SharedBoard(Board):
             self._boards.ring(member)
 
     def watch(self, look: Callable[[], None]) -> None:
-        self._boards.watching[look] = None
+        watching = self._boards.watching
+        watching[look] = None
+        if len(watching) == 1:
+            self._boards.on_watch()
 
     def unwatch(self, look: Callable[[], None]) -> None:
         self._boards.watching.pop(look, None)

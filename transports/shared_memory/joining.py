@@ -137,7 +137,7 @@ class Joining:
         half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         limit = self.limit_bytes if self.limit_bytes is not None else half // len(self.neighbours)
         slots = SLOTS * SLOT_BYTES * len(self.neighbours)
-        return Segment.make(max(limit, slots) // SLOT_BYTES * SLOT_BYTES)
+        return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, slots + SLOT_BYTES))
 
     async def _come_together(self, door: Door, listeners: list[socket.socket]) -> None:
         with trio.move_on_after(self.join_s):

@@ -20,8 +20,12 @@ from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.link import MemoryLink
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
+from transports.shared_memory.watchman import Watchman, must_ring
 
 __all__ = ["SharedMemory", "factory"]
+
+# The end of a segment, where a process says whether it sleeps.
+_LAST_BYTES = 4096
 
 
 class SharedMemory(MatchedTransport):
@@ -95,6 +99,8 @@ class SharedMemory(MatchedTransport):
         )
         self._opened = False
         self._boards: Boards | None = None
+        self._watchman: Watchman | None = None
+        self._asleep: dict[int, memoryview] = {}
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return what some ranks have in common, if each lives here or in a process that shares memory with this."""
@@ -147,7 +153,11 @@ class SharedMemory(MatchedTransport):
         if segment is None:
             return
         first = SLOTS * SLOT_BYTES * len(self._joining.neighbours)
-        self._boards = boards = Boards(segment, Heap(first, segment.nbytes), self._ring)
+        self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
+        segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
+        self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
+        spins = len(self._joining.neighbours) <= len(os.sched_getaffinity(0))
+        self._watchman = Watchman(boards, self._joining.bell, self._asleep[self.member], spins=spins)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
@@ -157,19 +167,11 @@ class SharedMemory(MatchedTransport):
             self._boards.lose(member, str(self.links[member].engine.gone))
 
     def _ring(self, member: int) -> None:
-        """Wake a process."""
-        link = self.links.get(member)
-        with suppress(BlockingIOError):  # it has been rung more often than anybody can count
-            os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
-
-    async def _listen(self, boards: Boards) -> None:
-        """Look whenever this process is woken."""
-        bell = self._joining.bell
-        while True:
-            await trio.lowlevel.wait_readable(bell)
-            with suppress(BlockingIOError):
-                os.eventfd_read(bell)
-            boards.look()
+        """Wake a process, if it sleeps."""
+        if must_ring(self._asleep[member]):
+            link = self.links.get(member)
+            with suppress(BlockingIOError):  # it has been rung more often than anybody can count
+                os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
 
     def _tell_refused(self) -> None:
         for other, reason in sorted(self._joining.refused.items()):
@@ -184,8 +186,8 @@ class SharedMemory(MatchedTransport):
             async with trio.open_nursery() as nursery:
                 for link in self.links.values():
                     nursery.start_soon(link.run)
-                if self._boards is not None:
-                    nursery.start_soon(self._listen, self._boards)
+                if self._watchman is not None:
+                    nursery.start_soon(self._watchman.run)
                 nursery.start_soon(trio.sleep_forever)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:

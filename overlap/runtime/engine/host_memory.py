@@ -8,47 +8,18 @@ Cost: each input is read once by whoever needs it, and each result written once;
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextvars import Context
-from functools import partial
-from typing import cast, overload
+from transports import Transport
+from transports.common import OPERATIONS, PAYLOAD_BYTES
 
-import numpy as np
-from trio.lowlevel import TrioToken
-
-from transports import LinkLostError, Transport
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
-
-from ...collectives.call import Call
 from ...collectives.kinds import Collective
-from ...collectives.reduce import Array
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
-from .pulls import Pull, collected, gives, pulls, reduced
-from .settling import settle
-from .workers import INLINE_BYTES, Workers
+from .host_run import HostRun
+from .meeting import Common, Meeting
+from .small_run import SmallAllReduce
 
 __all__ = ["HostMemory"]
-
-# How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
-_ARRIVED, _SLICED, _DONE = 1, 2, 3
-# Where its input is: nowhere, on the board, in memory that all map, in its own; it should be mapped, but there is no
-# room.
-_NOWHERE, _ON_BOARD, _MAPPED, _PRIVATE, _HOMELESS = range(5)
-
-# Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at
-# 1 MiB copying takes 0.06 to 0.09 ms (2) and 0.35 to 1.2 (4), reading 0.12 to 0.14 and 0.7 to 1.1; at 4 MiB 1.8
-# against 0.96 (2).
-_COPIED_BYTES = 1 << 20
-# From here each of three or more ranks reduces a slice only: one meeting more, and less to read.
-_SLICED_BYTES = 64 << 10
-# What a thread does at once. Measured on 64 MiB: 512 KiB to 2 MiB are alike, 256 KiB takes longer.
-_PIECE_BYTES = 1 << 20
-
-_scratch = threading.local()
 
 
 class HostMemory:
@@ -56,385 +27,36 @@ class HostMemory:
 
     Args:
         transport: Knows who has what in common.
-        workers: Where large work is done.
-        token: Of the event loop.
-        quiet: In which small work is done: numpy warns of nothing there.
-        fall_back: Starts an operation as a program, where memory does not do.
+        common: What all meetings share.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        workers: Workers,
-        token: TrioToken,
-        quiet: Context,
-        fall_back: Callable[[Communicator, Match], None],
-    ) -> None:
-        self._transport, self.workers, self.token = transport, workers, token
-        self.quiet, self.fall_back = quiet, fall_back
+    def __init__(self, transport: Transport, common: Common) -> None:
+        self._transport, self._common = transport, common
         self._meetings: dict[Communicator, Meeting | None] = {}
 
-    def meeting(self, communicator: Communicator, operation: Operation) -> Meeting | None:
-        """Return where the ranks of a communicator meet, if they have memory in common."""
+    def start(self, communicator: Communicator, match: Match) -> bool:
+        """Start all ends that are ready and not under way; False if the ranks have no memory in common."""
+        ends = match.ends
         if communicator not in self._meetings:
-            self._meetings[communicator] = self._open(communicator, operation)
-        return self._meetings[communicator]
+            self._meetings[communicator] = self._open(communicator, ends[0])
+        meeting = self._meetings[communicator]
+        if meeting is None:
+            return False
+        for operation in ends:
+            if not (operation.running or operation.done):
+                _run(meeting, match, operation).start()
+        return True
 
     def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
         if communicator.key.messages or operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
-        return None if board is None else Meeting(self, board, communicator)
+        return None if board is None else Meeting(self._common, board, communicator)
 
 
-class Meeting:
-    """Where the ranks of one communicator meet.
-
-    Attributes:
-        board: What they have in common.
-        communicator: Theirs.
-        host: What they share with others.
-    """
-
-    def __init__(self, host: HostMemory, board: Board, communicator: Communicator) -> None:
-        self.host, self.board, self.communicator = host, board, communicator
-        self._lent: deque[tuple[int, int, Place]] = deque()
-
-    def start(self, match: Match) -> None:
-        """Start all ends that are ready and not under way."""
-        for operation in match.arrived:
-            if operation is not None and not (operation.running or operation.done):
-                _Run(self, match, operation).start()
-
-    def lend(self, nbytes: int) -> Place | None:
-        """Return mapped memory, after taking back what nobody reads any more."""
-        lent = self._lent
-        while lent and self.board.passed(lent[0][0], lent[0][1], _DONE):
-            self.board.take_back(lent.popleft()[2])
-        return self.board.lend(nbytes)
-
-    def keep(self, number: int, tag: int, place: Place) -> None:
-        """Take memory back once all have read it."""
-        self._lent.append((number, tag, place))
-
-
-class _Run:
-    """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
-
-    __slots__ = (
-        "_board", "_call", "_cancelled", "_given", "_in_place", "_match", "_meeting", "_number", "_operation", "_over",
-        "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched", "_working",
-    )  # fmt: skip
-
-    _source: Array | None
-    _target: Array | None
-    _given: list[tuple[int, int]]
-
-    def __init__(self, meeting: Meeting, match: Match, operation: Operation) -> None:
-        self._meeting, self._match, self._operation = meeting, match, operation
-        self._board = meeting.board
-        self._call = cast("Call", match.pattern)
-        self._position, self._number = operation.port.position, operation.seq
-        self._tag = meeting.communicator.tag(self._call, operation.seq)
-        self._phase = 0
-        self._place: Place | None = None
-        self._working = self._watched = self._over = self._cancelled = False
-        self._steps: list[tuple[Sequence[Pull], bool, int, bool]] = []
-        self._in_place = False
-
-    # -- arriving -----------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Arrive, as soon as the board is there, and go on as far as the others have come."""
-        operation = self._operation
-        operation.running = True
-        operation.scope = self
-        if self._board.ready:
-            self._begin()
-        else:
-            self._board.open(self._position, self._begin)
-
-    def _begin(self) -> None:
-        if self._over:
-            return
-        if not self._board.usable:
-            self._fall_back()
-            return
-        try:
-            self._give()
-        except Exception as error:
-            self._end(error)
-            return
-        self._go_on()
-
-    def _give(self) -> None:
-        """Put the input where the others can read it, and say so."""
-        operation, call = self._operation, self._call
-        operation.fit(call)
-        source, target = operation.source, operation.target
-        self._target = None if target is None else target.reshape(-1)
-        self._in_place = source is not None and target is not None and np.may_share_memory(source, target)
-        if source is None or not source.size or not gives(call, self._position):
-            self._source = None if source is None else source.reshape(-1)
-            self._arrive(0, _NOWHERE)
-            return
-        if self._in_place and call.kind is not Collective.ALL_REDUCE:
-            self._in_place = False
-            source = operation.context.arrays.copy(source)
-        self._source = source = source.reshape(-1)
-        if source.nbytes <= PAYLOAD_BYTES:
-            self._arrive(0, _ON_BOARD, _bytes_of(source))
-        elif source.nbytes > _COPIED_BYTES and self._board.reads:
-            self._arrive(_address_of(source), _PRIVATE)
-        else:
-            self._map(source)
-
-    def _map(self, source: Array) -> None:
-        place = self._meeting.lend(source.nbytes)
-        if place is None:
-            self._arrive(_address_of(source), _PRIVATE if self._board.reads else _HOMELESS)
-            return
-        self._place = place
-        place.view[:] = _bytes_of(source)
-        self._arrive(place.where, _MAPPED)
-
-    def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
-        self._phase = _ARRIVED
-        self._board.post(self._position, self._number, self._tag, _ARRIVED, where=where, mode=mode, payload=payload)
-        if self._board.reached(self._number, self._tag, _ARRIVED):
-            self._board.ring()
-
-    # -- going on -----------------------------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Go on, if the others have come as far."""
-        if not (self._working or self._over):
-            self._go_on()
-
-    def _go_on(self) -> None:
-        board = self._board
-        while not (self._working or self._over):
-            if not board.reached(self._number, self._tag, self._phase):
-                if board.lost is not None:
-                    self._end(LinkLostError(board.lost))
-                elif not self._watched:
-                    self._watched = True
-                    board.watch(self.look)
-                return
-            if self._phase == _ARRIVED:
-                self._meet()
-            elif self._phase == _SLICED:
-                self._given = [board.posted(other, self._number) for other in range(self._call.size)]
-            if not self._over:
-                self._step()
-
-    def _meet(self) -> None:
-        """Plan what is left to do: all have come."""
-        call, board = self._call, self._board
-        self._given = [board.posted(other, self._number) for other in range(call.size)]
-        modes = {mode for _, mode in self._given}
-        if _HOMELESS in modes:
-            where, mode = self._given[self._position]
-            self._board.post(self._position, self._number, self._tag, _DONE, where=where, mode=mode)
-            self._fall_back()
-            return
-        private = _PRIVATE in modes
-        if call.kind is Collective.ALL_REDUCE and self._sliced(private):
-            slicing = [reduced(call, self._position)], True, _SLICED, True
-            self._steps = [slicing, (collected(call), False, _DONE, private)]
-        else:
-            self._steps = [(pulls(call, self._position), False, _DONE, private)]
-
-    def _sliced(self, private: bool) -> bool:
-        return private or (self._call.size > 2 and self._call.nbytes >= _SLICED_BYTES)
-
-    def _step(self) -> None:
-        """Take what comes next, or end."""
-        if not self._steps:
-            self._end(None)
-            return
-        parts, slicing, _, _ = self._steps[0]
-        target = self._slice_target() if slicing else self._target
-        work = [partial(self._take, pull, cast("Array", target)) for whole in parts for pull in self._cut(whole)]
-        if self._call.work_bytes * (2 if slicing or self._call.size > 2 else self._call.size) <= INLINE_BYTES:
-            try:
-                self._meeting.host.quiet.run(_all, work)
-            except Exception as error:
-                self._end(error)
-                return
-            self._stepped()
-            return
-        self._working = True
-        token = self._meeting.host.token
-        self._meeting.host.workers.submit(
-            work, lambda error: token.run_sync_soon(self._worked, error), priority=self._operation.urgency
-        )
-
-    def _worked(self, error: BaseException | None) -> None:
-        self._working = False
-        if self._cancelled:
-            self.cancel()
-        elif error is not None:
-            self._end(error)
-        else:
-            self._stepped()
-            self._go_on()
-
-    def _stepped(self) -> None:
-        """Say how far this rank has come; without a need to wait, the operation is over."""
-        _, slicing, phase, waits = self._steps.pop(0)
-        where, mode = self._given[self._position]
-        if slicing and mode == _PRIVATE:
-            assert self._target is not None, "every rank gets the result"
-            where = _address_of(self._target)
-        self._board.post(self._position, self._number, self._tag, phase, where=where, mode=mode)
-        if not waits:
-            self._end(None)
-            return
-        self._phase = phase
-        if self._board.reached(self._number, self._tag, phase):
-            self._board.ring()
-
-    # -- taking -------------------------------------------------------------------------------------------------------
-
-    def _slice_target(self) -> Array | None:
-        """Return where this rank's slice is reduced: where the others can read it."""
-        if self._place is None:
-            return self._target
-        assert self._source is not None, "every rank gives something to an all-reduce"
-        return _typed(self._place.view, self._source.dtype)
-
-    def _cut(self, pull: Pull) -> list[Pull]:
-        """Cut what is taken into what a thread does at once."""
-        assert self._target is not None, "who takes something has a place for it"
-        most = max(1, _PIECE_BYTES // self._target.itemsize)
-        if pull.size <= most:
-            return [pull] if pull.size else []
-        return [
-            Pull(pull.start + at, min(most, pull.size - at), tuple((who, start + at) for who, start in pull.sources))
-            for at in range(0, pull.size, most)
-        ]
-
-    def _take(self, pull: Pull, target: Array) -> None:
-        """Fold or copy one piece into the result."""
-        part = target[pull.start : pull.start + pull.size]
-        reducer = self._call.reducer
-        if len(pull.sources) == 1 or reducer is None:
-            self._copy(pull.sources[0], part)
-            return
-        mine = self._position
-        # One of the first two may as well be read to where their sum belongs, which saves a quarter of the time (64 MiB
-        # on 2 processes).
-        there = (0 if mine else 1) if reducer.plain and not self._in_place else -1
-        sources = _Sources(
-            [
-                partial(self._read, who, start, part, _bytes_of(part) if index == there else min(index, 1))
-                for index, (who, start) in enumerate(pull.sources)
-            ]
-        )
-        if self._in_place and mine > 1:  # `fold` would write to it before it is read
-            total = np.empty_like(part)
-            reducer.fold(sources, total)
-            part[...] = total
-        else:
-            reducer.fold(sources, part)
-
-    def _copy(self, source: tuple[int, int], part: Array) -> None:
-        who, start = source
-        where, mode = self._given[who]
-        if mode == _PRIVATE:
-            if who != self._position:
-                self._board.read(who, where + start * part.itemsize, _bytes_of(part))
-                return
-            if self._call.kind is Collective.ALL_REDUCE:  # it is there
-                return
-        held = self._read(who, start, part, 0, collecting=self._phase == _SLICED)
-        np.copyto(part, held)
-
-    def _read(self, who: int, start: int, like: Array, room: memoryview | int, *, collecting: bool = False) -> Array:
-        """Return a piece of what a rank gives; what has to be read is read to a room, or to one with a number."""
-        if who == self._position and not collecting:
-            assert self._source is not None, "what is taken is given"
-            return self._source[start : start + like.size]
-        where, mode = self._given[who]
-        offset, nbytes = start * like.itemsize, like.nbytes
-        if mode == _MAPPED:
-            return _typed(self._board.mapped(who, where + offset, nbytes), like.dtype)
-        if mode == _ON_BOARD:
-            return _typed(self._board.payload(who, self._number, offset + nbytes)[offset:], like.dtype)
-        if isinstance(room, int):
-            room = _room(room, nbytes)
-        self._board.read(who, where + offset, room)
-        return _typed(room, like.dtype)
-
-    # -- ending -------------------------------------------------------------------------------------------------------
-
-    def _fall_back(self) -> None:
-        """Let a program do it."""
-        self._close()
-        self._operation.running, self._operation.scope = False, None
-        self._meeting.host.fall_back(self._meeting.communicator, self._match)
-
-    def _end(self, error: BaseException | None) -> None:
-        self._close()
-        self._operation.stopped()
-        settle(self._meeting.communicator, self._match, self._operation, error)
-
-    def cancel(self) -> None:
-        """End, once nothing of this rank's is touched any more."""
-        self._cancelled = True
-        if not (self._working or self._over):
-            self._close()
-            self._operation.stopped()
-            self._meeting.communicator.ended(self._match, self._operation)
-
-    def _close(self) -> None:
-        self._over = True
-        if self._watched:
-            self._board.unwatch(self.look)
-        if self._place is not None:
-            self._meeting.keep(self._number, self._tag, self._place)
-
-
-class _Sources(Sequence[Array]):
-    """What ranks give, read when its turn comes: what was read a moment ago is still in the cache."""
-
-    def __init__(self, reads: Sequence[Callable[[], Array]]) -> None:
-        self._reads = reads
-
-    def __len__(self) -> int:
-        return len(self._reads)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-    @overload
-    def __getitem__(self, index: slice) -> _Sources: ...
-    def __getitem__(self, index: int | slice) -> Array | _Sources:
-        return self._reads[index]() if isinstance(index, int) else _Sources(self._reads[index])
-
-
-def _all(work: Sequence[Callable[[], None]]) -> None:
-    for one in work:
-        one()
-
-
-def _bytes_of(array: Array) -> memoryview:
-    return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
-
-
-def _address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _typed(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
-    return np.frombuffer(view, np.uint8).view(dtype)
-
-
-def _room(index: int, nbytes: int) -> memoryview:
-    """Return memory of this thread's own for one of the pieces that it adds up."""
-    rooms: dict[int, memoryview] = _scratch.__dict__.setdefault("rooms", {})
-    room = rooms.get(index)
-    if room is None or room.nbytes < nbytes:
-        room = rooms[index] = memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
-    return room[:nbytes]
+def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallAllReduce:
+    call = operation.call
+    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES
+    return (SmallAllReduce if small and meeting.board.ready and meeting.board.usable else HostRun)(
+        meeting, match, operation
+    )

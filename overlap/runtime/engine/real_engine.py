@@ -25,7 +25,7 @@ from .workers import INLINE_BYTES, Workers
 if TYPE_CHECKING:
     from topology import Cluster
 
-    from .host_memory import HostMemory, Meeting
+    from .host_memory import HostMemory
     from .program_runner import ProgramRunner
 
 __all__ = ["RealEngine"]
@@ -73,29 +73,22 @@ class RealEngine(BaseEngine):
         """Start the programs of the ranks that are here, once anybody has said what travels."""
         if match.pattern is None or not match.pattern.settled:
             return
-        meeting = None if match.pattern.counts else self._meeting(communicator, match)
-        if meeting is None:
+        whole = not match.pattern.counts and self._algorithm in (None, "direct")
+        if not (whole and self._host_memory.start(communicator, match)):
             self._programs.start(communicator, match)
-        else:
-            meeting.start(match)
-
-    def _meeting(self, communicator: Communicator, match: Match) -> Meeting | None:
-        """Return where the ranks of several processes meet, if they have memory in common and nobody insists."""
-        if self._algorithm not in (None, "direct") or match.first is None:
-            return None
-        return self._host_memory.meeting(communicator, match.first)
 
     @cached_property
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # which one process never needs
+        from .meeting import Common
 
-        return HostMemory(
-            self._transport,
-            self._workers,
-            self._token,
-            self._quiet,
-            lambda communicator, match: self._programs.start(communicator, match),
+        common = Common(
+            workers=self._workers,
+            token=self._token,
+            quiet=self._quiet,
+            fall_back=lambda communicator, match: self._programs.start(communicator, match),
         )
+        return HostMemory(self._transport, common)
 
     async def aclose(self) -> None:
         """Wait for the reductions at hand and end the worker threads."""
