@@ -57,12 +57,14 @@ class Boards:
     Attributes:
         watching: Who waits for others.
         on_watch: Called when somebody begins to wait and nobody did.
+        on_rest: Called when nobody waits any more.
     """
 
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
         self.watching: dict[Callable[[], None], None] = {}
         self.on_watch: Callable[[], None] = lambda: None
+        self.on_rest: Callable[[], None] = lambda: None
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
 
@@ -231,7 +233,10 @@ class _SharedBoard(Board):
             self._boards.on_watch()
 
     def unwatch(self, look: Callable[[], None]) -> None:
-        self._boards.watching.pop(look, None)
+        watching = self._boards.watching
+        watching.pop(look, None)
+        if not watching:
+            self._boards.on_rest()
 
     def lose(self, member: int, reason: str) -> None:
         """Take note that a process is gone."""
