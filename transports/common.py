@@ -55,27 +55,30 @@ class Board(ABC):
         """Take part, as a rank of this process; calls back once all do, unless they do already."""
 
     @abstractmethod
-    def post(
-        self,
-        position: int,
-        number: int,
-        tag: int,
-        phase: int,
-        *,
-        where: int = 0,
-        mode: int = 0,
-        payload: memoryview | None = None,
+    def arrive(
+        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None
     ) -> None:
-        """Say how far a rank of this process has come.
+        """Say that a rank of this process has come to an operation: phase 1.
 
         Args:
             position: Of the rank.
             number: Of the operation.
             tag: Of the operation; its last byte is 0.
-            phase: How far.
             where: Anything, for the others.
             mode: Anything else.
-            payload: Bytes for the others, up to `PAYLOAD_BYTES`; they stay from one phase to the next.
+            payload: Bytes for the others, up to `PAYLOAD_BYTES`.
+        """
+
+    @abstractmethod
+    def advance(self, position: int, number: int, tag: int, phase: int, *, result: int = 0) -> None:
+        """Say how far a rank of this process has come since; what it has said before stays for those who are slower.
+
+        Args:
+            position: Of the rank.
+            number: Of the operation.
+            tag: Of the operation.
+            phase: How far: 2 or more.
+            result: Anything, for the others; 0 leaves it as it was.
         """
 
     @abstractmethod
@@ -88,11 +91,15 @@ class Board(ABC):
 
     @abstractmethod
     def posted(self, position: int, number: int) -> tuple[int, int]:
-        """Return what a rank has posted as `where` and `mode`."""
+        """Return `where` and `mode` of a rank that has come."""
+
+    @abstractmethod
+    def result(self, position: int, number: int) -> int:
+        """Return `result` of a rank that has said it."""
 
     @abstractmethod
     def payload(self, position: int, number: int, nbytes: int) -> memoryview:
-        """Return what a rank has brought along."""
+        """Return what a rank has brought along, all of it."""
 
     @abstractmethod
     def ring(self) -> None:

@@ -21,7 +21,7 @@ from transports.shared_memory.segment import Segment
 __all__ = ["BOARD_BYTES", "Boards", "fence"]
 
 _ROW_BYTES, _ROW_WORDS = 64, 8
-_HEAD_BYTES = 24  # the word, `where` and `mode`; the rest of a row is for a payload that fits
+_HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
 _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
 _FAR = OPERATIONS * _ROW_BYTES
 #: What one rank needs for one group.
@@ -177,16 +177,8 @@ class _SharedBoard(Board):
 
     # -- posting ------------------------------------------------------------------------------------------------------
 
-    def post(
-        self,
-        position: int,
-        number: int,
-        tag: int,
-        phase: int,
-        *,
-        where: int = 0,
-        mode: int = 0,
-        payload: memoryview | None = None,
+    def arrive(
+        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None
     ) -> None:
         slot = number % OPERATIONS
         words, first = self._words[position], slot * _ROW_WORDS
@@ -196,9 +188,16 @@ class _SharedBoard(Board):
             self._rows[position][start : start + nbytes] = payload
         words[first + 1] = where
         words[first + 2] = mode
-        words[first] = tag | phase
+        words[first] = tag | 1
         _FENCE.acquire()
         _FENCE.release()
+
+    def advance(self, position: int, number: int, tag: int, phase: int, *, result: int = 0) -> None:
+        words, first = self._words[position], number % OPERATIONS * _ROW_WORDS
+        if result:
+            words[first + 3] = result
+        words[first] = tag | phase
+        fence()
 
     def reached(self, number: int, tag: int, phase: int) -> bool:
         first, least, limit = number % OPERATIONS * _ROW_WORDS, tag + phase, tag + 256
@@ -214,6 +213,9 @@ class _SharedBoard(Board):
     def posted(self, position: int, number: int) -> tuple[int, int]:
         words, first = self._words[position], number % OPERATIONS * _ROW_WORDS
         return words[first + 1], words[first + 2]
+
+    def result(self, position: int, number: int) -> int:
+        return self._words[position][number % OPERATIONS * _ROW_WORDS + 3]
 
     def payload(self, position: int, number: int, nbytes: int) -> memoryview:
         slot = number % OPERATIONS

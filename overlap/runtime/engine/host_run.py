@@ -108,7 +108,7 @@ class HostRun:
             source = operation.context.arrays.copy(source)
         self._source = source = source.reshape(-1)
         if source.nbytes <= PAYLOAD_BYTES:
-            self._arrive(0, _ON_BOARD, _bytes_of(source))
+            self._arrive(source.nbytes, _ON_BOARD, _bytes_of(source))
         elif source.nbytes > _COPIED_BYTES and self._board.reads:
             self._arrive(_address_of(source), _PRIVATE)
         else:
@@ -125,7 +125,7 @@ class HostRun:
 
     def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
         self._phase = _ARRIVED
-        self._board.post(self._position, self._number, self._tag, _ARRIVED, where=where, mode=mode, payload=payload)
+        self._board.arrive(self._position, self._number, self._tag, where=where, mode=mode, payload=payload)
         if self._board.reached(self._number, self._tag, _ARRIVED):
             self._board.ring()
 
@@ -149,7 +149,8 @@ class HostRun:
             if self._phase == _ARRIVED:
                 self._meet()
             elif self._phase == _SLICED:
-                self._given = [board.posted(other, self._number) for other in range(self._call.size)]
+                results = [board.result(other, self._number) for other in range(self._call.size)]
+                self._given = [(where, mode) for where, (_, mode) in zip(results, self._given, strict=True)]
             if not self._over:
                 self._step()
 
@@ -159,8 +160,7 @@ class HostRun:
         self._given = [board.posted(other, self._number) for other in range(call.size)]
         modes = {mode for _, mode in self._given}
         if _HOMELESS in modes:
-            where, mode = self._given[self._position]
-            self._board.post(self._position, self._number, self._tag, _DONE, where=where, mode=mode)
+            self._board.advance(self._position, self._number, self._tag, _DONE)
             self._fall_back()
             return
         private = _PRIVATE in modes
@@ -209,18 +209,22 @@ class HostRun:
     def _stepped(self) -> None:
         """Say how far this rank has come; without a need to wait, the operation is over."""
         _, slicing, phase, waits = self._steps.pop(0)
-        where, mode = self._given[self._position]
-        if slicing and mode == _PRIVATE:
-            assert self._target is not None, "every rank gets the result"
-            where = _address_of(self._target)
         if waits or self._lent:
-            self._board.post(self._position, self._number, self._tag, phase, where=where, mode=mode)
+            result = self._result() if slicing else 0
+            self._board.advance(self._position, self._number, self._tag, phase, result=result)
         if not waits:
             self._end(None)
             return
         self._phase = phase
         if self._board.reached(self._number, self._tag, phase):
             self._board.ring()
+
+    def _result(self) -> int:
+        """Return where the others find this rank's slice."""
+        if self._place is not None:
+            return self._place.where
+        assert self._target is not None, "every rank gets the result"
+        return _address_of(self._target)
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -288,7 +292,7 @@ class HostRun:
         if mode == _MAPPED:
             return _typed(self._board.mapped(who, where + offset, nbytes), like.dtype)
         if mode == _ON_BOARD:
-            return _typed(self._board.payload(who, self._number, offset + nbytes)[offset:], like.dtype)
+            return _typed(self._board.payload(who, self._number, where)[offset : offset + nbytes], like.dtype)
         if isinstance(room, int):
             room = _room(room, nbytes)
         self._board.read(who, where + offset, room)

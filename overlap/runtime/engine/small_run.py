@@ -35,7 +35,7 @@ class SmallAllReduce:
         source = operation.source
         assert source is not None, "every rank gives something to an all-reduce"
         payload = memoryview(source.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        board.post(operation.port.position, operation.seq, self._tag, _ARRIVED, payload=payload)
+        board.arrive(operation.port.position, operation.seq, self._tag, payload=payload)
         if board.reached(operation.seq, self._tag, _ARRIVED):
             board.ring()
             self._end()
