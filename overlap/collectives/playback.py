@@ -19,7 +19,7 @@ def replay(schedule: Schedule, inputs: Sequence[Array], op: str = "sum") -> list
     Args:
         schedule: Any schedule.
         inputs: One flat array a rank, of `blocks[0] * B` elements; the root's decides where there is a root.
-        op: "sum", "mean", "max", "min" or "prod".
+        op: One of `reduce.OPS`.
 
     Returns:
         One flat array of `blocks[1] * B` elements a rank; None on ranks without a result. Zeros where nothing arrived.

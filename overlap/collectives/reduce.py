@@ -30,7 +30,11 @@ OPS: dict[str, np.ufunc] = {
     "max": np.maximum,
     "min": np.minimum,
     "prod": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
+_BITWISE = ("band", "bor", "bxor")
 _NARROW = frozenset(
     {"float16", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"}
     | {"float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
@@ -42,7 +46,7 @@ class Reducer:
     """One operator on one dtype.
 
     Attributes:
-        op: "sum", "mean", "max", "min" or "prod".
+        op: One of `OPS`.
         dtype: Of inputs and results.
         accumulator: The dtype partial results are kept in.
         ufunc: Combines two arrays of the accumulator's dtype.
@@ -119,6 +123,8 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
         raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}")
     if dtype.kind == "b" and op in ("sum", "mean"):
         raise UsageError(f"op: {op!r} is not defined for bool; use 'max' (or), 'min' (and), or pass integers")
+    if dtype.kind not in "biu" and op in _BITWISE:
+        raise UsageError(f"op: {op!r} is not defined for {dtype}; pass integers or bool")
     return Reducer(
         op=op,
         dtype=dtype,
