@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from .messages import Messages
+from .objects import Objects
 from .operation import CollectiveFuture
 from .outstanding import CallSite
 from .request import Input, Like
@@ -28,7 +29,7 @@ Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
 
 
-class Calls(Rooted, Messages):
+class Calls(Rooted, Messages, Objects):
     """Every collective and point-to-point operation of a group.
 
     What holds for all of them:
@@ -36,6 +37,8 @@ class Calls(Rooted, Messages):
     * `x` is an array, something `numpy.asarray` understands, or a future of an array. It is read-only and belongs to
       the operation until its future is done; `out` likewise. The result belongs to the caller. Only these very array
       objects are locked: what is written through other views of their memory meanwhile may or may not be sent.
+    * `x` may also be a list, tuple or dict of arrays, at any depth, on all ranks alike: they travel as one operation,
+      of what is reduced one for each dtype, and the result has the same form. They are copied at the call.
     * What exports its memory is used without a copy: CPU tensors (bfloat16 and float8 included), `array.array`,
       `bytearray`, DLPack. As `out`, the result is that very object. Such objects cannot be locked: a tensor that is
       changed while an operation reads it makes the operation fail, others are to be left alone meanwhile.

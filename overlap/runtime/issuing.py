@@ -20,15 +20,18 @@ from .arguments import receive_like
 from .communicator import Communicator, Communicators
 from .context import RankContext
 from .deadlines import check_timeout
+from .derived import Derived
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .match import Key
 from .operation import CollectiveFuture, Port
 from .outstanding import Issued
 from .request import Members
 from .stream import MessageLane, Stream, Streams
+from .trees import is_tree, packs, unpacked
 
 __all__ = ["Issuer", "Surroundings"]
 
+_FORMS = (list, tuple, dict)
 _TAGS = 1 << 24
 # Sources and destinations of messages, with their tags, of which something is remembered; a tag for each message is no
 # reason to remember more.
@@ -98,6 +101,8 @@ class Issuer:
     ) -> CollectiveFuture[Array]:
         """Check, number and start an operation: at once if its stream has room, which short latencies need."""
         kind = operation.kind
+        if type(operation.input) in _FORMS and is_tree(operation.input):
+            return self._issue_tree(operation, stream, timeout_s)
         if kind.traits.rooted:
             self._check_root(operation)
         elif kind is Collective.PERMUTE:
@@ -110,6 +115,22 @@ class Issuer:
         else:
             self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
         return operation
+
+    def _issue_tree(
+        self, operation: CollectiveFuture[Array], stream: Stream | str | None, timeout_s: float | None
+    ) -> CollectiveFuture[Array]:
+        """Issue one operation for the arrays of a tree, or one for each dtype that is reduced."""
+        if operation.out is not None or operation.counts is not None:
+            raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+        tree, arrays, thread = operation.input, self._context.arrays, self._context.thread
+        made = packs(operation.kind, tree, self._group.size, arrays)
+        parts = [operation, *(copy(operation) for _ in made[1:])]
+        for part, pack in zip(parts, made, strict=True):
+            part.input = pack.packed
+        found: Derived[object] = Derived(parts, unpacked(tree, made, arrays), thread)
+        for part in parts:
+            self.issue(part, stream, timeout_s)
+        return cast("CollectiveFuture[Array]", found)
 
     def send(
         self,
@@ -294,6 +315,33 @@ class Issuer:
         other = copy(self)
         other._streams, other._ports = self._streams.preferring(stream), {}
         return other
+
+    # -- what calls ask ----------------------------------------------------------------------------------------
+
+    @property
+    def thread(self) -> int:
+        """Ident of the event loop's thread."""
+        return self._context.thread
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._group.size
+
+    def is_rank(self, root: int) -> bool:
+        """Whether this rank is the root of a call.
+
+        Raises:
+            UsageError: If there is no such rank.
+        """
+        self.check_rank("root", root)
+        return root == self._group.rank
+
+    def check_count(self, argument: str, values: object) -> None:
+        """Raise `UsageError` unless there is one for each rank."""
+        if not isinstance(values, (list, tuple)) or len(values) != self._group.size:
+            got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
+            raise UsageError(f"{argument}: expected a list of {self._group.size} objects, one a rank, got {got}")
 
     # -- checks ------------------------------------------------------------------------------------------------
 

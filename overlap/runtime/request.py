@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 __all__ = ["Input", "Like", "Members", "Request"]
 
-Input: TypeAlias = "ArrayLike | Future[Array] | Future[object]"
+Input: TypeAlias = "ArrayLike | Future[Array] | Future[object] | Mapping[str, object] | Sequence[object]"
 Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 

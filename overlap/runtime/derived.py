@@ -1,0 +1,58 @@
+"""Futures of what is made from the results of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .future import Failure, Future, outcome, settle, tell
+
+T_co = TypeVar("T_co", covariant=True)
+
+__all__ = ["Derived"]
+
+
+class Derived(Future[T_co]):
+    """The future of `make(results)` of some operations that have not been issued yet.
+
+    Args:
+        parts: The operations.
+        make: Makes the result of theirs; called once, on the event loop's thread.
+        thread: Of the event loop.
+        label: What it is called in messages; by default as the first of the parts.
+    """
+
+    __slots__ = ("_label", "_left", "_make", "_parts", "_thread")
+
+    def __init__(
+        self, parts: Sequence[Future[Any]], make: Callable[[list[Any]], T_co], thread: int, label: str = ""
+    ) -> None:
+        super().__init__()
+        self._parts, self._make, self._thread, self._label = list(parts), make, thread, label
+        self._left = len(self._parts)
+        for part in self._parts:
+            part._add_callback(self._part_done)
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return self._label or self._parts[0].label
+
+    def _loop_thread(self) -> int | None:
+        return self._thread
+
+    def _part_done(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        failures = [failure for part in self._parts if (failure := outcome(part)[1]) is not None]
+        value, failure = None, failures[0] if failures else None
+        for other in failures[1:]:
+            other.seen = True  # who asks for this future is given the first
+        if failure is None:
+            try:
+                value = self._make([outcome(part)[0] for part in self._parts])
+            except Exception as error:  # whoever asks gets it
+                failure = Failure(error)
+        if settle(self, value, failure):
+            tell(self)

@@ -1,0 +1,161 @@
+"""Lists, tuples and dicts of arrays in one call: what is in them travels as one array, and comes back in their form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from ..collectives.kinds import Collective, Shape, check_input, result_shape
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from .context import Arrays
+from .future import Future
+from .memory.foreign import as_input
+
+__all__ = ["Pack", "is_tree", "packs", "unpacked"]
+
+_FORMS = (list, tuple, dict)
+
+
+def is_tree(x: object) -> bool:
+    """Whether it is a dict, or a list or tuple that holds arrays at any depth; numbers in lists are one array."""
+    if isinstance(x, dict):
+        return True
+    return isinstance(x, (list, tuple)) and any(map(_holds, x))
+
+
+def _holds(item: object) -> bool:
+    if isinstance(item, _FORMS):
+        return is_tree(item)
+    array = isinstance(item, (np.ndarray, Future)) or hasattr(item, "__array__") or hasattr(item, "__dlpack__")
+    return array and not isinstance(item, np.generic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """Arrays of one tree that travel together.
+
+    Attributes:
+        places: Which leaves of the tree they are.
+        shapes: Of each, as it comes back.
+        dtypes: Of each.
+        rows: Blocks that the packed array has as it comes back, each of which holds a block of every array.
+        packed: What travels.
+    """
+
+    places: Sequence[int]
+    shapes: Sequence[Shape]
+    dtypes: Sequence[np.dtype[np.generic]]
+    rows: int
+    packed: Array
+
+    def results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
+        """Yield the place and the value of each array in a packed result; None where this rank gets none."""
+        table = None if packed is None or arrays.shapes_only else packed.reshape(self.rows, -1)
+        begin = 0
+        for place, shape, dtype in zip(self.places, self.shapes, self.dtypes, strict=True):
+            if packed is None:
+                yield place, None
+            elif table is None:
+                yield place, arrays.empty(shape, dtype)
+            else:
+                width = prod(shape) * dtype.itemsize // table.dtype.itemsize // self.rows
+                yield place, np.ascontiguousarray(table[:, begin : begin + width]).view(dtype).reshape(shape)
+                begin += width
+
+
+def packs(kind: Collective, tree: object, size: int, arrays: Arrays) -> list[Pack]:
+    """Put the arrays of a tree together: all that is only moved, and of what is reduced those of one dtype.
+
+    Args:
+        kind: What is done with them.
+        tree: Of arrays, or of what exports its memory or is a number. It is copied.
+        size: Ranks in the group.
+        arrays: Where new arrays come from.
+
+    Raises:
+        UsageError: If it is empty, holds futures, or an array cannot be cut into the blocks of the ranks.
+    """
+    leaves = [_array(leaf) for leaf in _leaves(tree)]
+    if not leaves:
+        raise UsageError("x: there is no array in it")
+    for leaf in leaves:
+        check_input(kind, leaf.shape, size)
+    alike: dict[object, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        alike.setdefault(leaf.dtype if kind.traits.reduces else None, []).append(place)
+    return [_pack(kind, places, [leaves[place] for place in places], size, arrays) for places in alike.values()]
+
+
+def _pack(kind: Collective, places: list[int], leaves: list[Array], size: int, arrays: Arrays) -> Pack:
+    blocks = size if kind.traits.scatters else 1
+    one = len({leaf.dtype for leaf in leaves}) == 1
+    dtype = leaves[0].dtype if one else np.dtype(np.uint8)
+    width = sum(leaf.nbytes for leaf in leaves) // dtype.itemsize // blocks
+    packed = arrays.empty((blocks * width,), dtype)
+    if not arrays.shapes_only:
+        table, begin = packed.reshape(blocks, width), 0
+        for leaf in leaves:
+            flat = np.ascontiguousarray(leaf).reshape(blocks, -1).view(dtype)
+            table[:, begin : begin + flat.shape[1]] = flat
+            begin += flat.shape[1]
+    return Pack(
+        places=places,
+        shapes=[result_shape(kind, leaf.shape, size) for leaf in leaves],
+        dtypes=[leaf.dtype for leaf in leaves],
+        rows=size if kind.traits.gathers else 1,
+        packed=packed,
+    )
+
+
+def unpacked(tree: object, made: Sequence[Pack], arrays: Arrays) -> Callable[[list[Any]], object]:
+    """Return what makes a tree of results, of the form of a tree, out of packed ones."""
+
+    form = _form(tree)
+
+    def make(results: list[Any]) -> object:
+        values: dict[int, Array | None] = {}
+        for pack, result in zip(made, results, strict=True):
+            values.update(pack.results(result, arrays))
+        return None if all(value is None for value in values.values()) else _rebuilt(form, iter(sorted(values.items())))
+
+    return make
+
+
+def _array(leaf: object) -> Array:
+    if isinstance(leaf, Future):
+        raise UsageError("x: a list or dict of arrays cannot hold futures; await them, or issue a call for each")
+    return leaf if type(leaf) is np.ndarray else as_input(leaf)
+
+
+def _leaves(tree: object) -> Iterator[object]:
+    if not isinstance(tree, _FORMS):
+        yield tree
+        return
+    for item in tree.values() if isinstance(tree, dict) else tree:
+        yield from _leaves(item)
+
+
+def _form(tree: object) -> object:
+    """Return the tree without its arrays, which need not live on for its form."""
+    if isinstance(tree, dict):
+        return {key: _form(item) for key, item in tree.items()}
+    return _like(tree, [_form(item) for item in tree]) if isinstance(tree, (list, tuple)) else None
+
+
+def _rebuilt(form: object, values: Iterator[tuple[int, Array | None]]) -> object:
+    if isinstance(form, Mapping):
+        return {key: _rebuilt(item, values) for key, item in form.items()}
+    if isinstance(form, (list, tuple)):
+        return _like(form, [_rebuilt(item, values) for item in form])
+    return next(values)[1]
+
+
+def _like(form: list[Any] | tuple[Any, ...], items: list[object]) -> object:
+    if isinstance(form, tuple) and hasattr(form, "_fields"):  # a named tuple takes its fields
+        return cast("Callable[..., object]", type(form))(*items)
+    return tuple(items) if isinstance(form, tuple) else items

@@ -1,0 +1,163 @@
+"""Lists, tuples and dicts of arrays in one call."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import overlap
+from tests.embedded.connecting import TIMEOUT_S, connected
+
+from .worlds import FEW_PATHS, run
+
+R = overlap.Rank
+
+
+class Pair(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+def tree(rank: int) -> Any:
+    base = np.arange(12.0).reshape(4, 3)
+    return {"layer": Pair(base + rank, np.full(4, 10.0 * rank)), "list": [np.full((4, 1), rank, np.int32), (base * 2,)]}
+
+
+def leaves(found: Any) -> list[Any]:
+    if isinstance(found, dict):
+        return [leaf for item in found.values() for leaf in leaves(item)]
+    return [leaf for item in found for leaf in leaves(item)] if isinstance(found, (list, tuple)) else [found]
+
+
+def same(found: Any, expected: Any) -> bool:
+    """The same forms, dtypes and values."""
+    forms = type(found) is type(expected) and len(leaves(found)) == len(leaves(expected))
+    return forms and all(
+        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+        for a, b in zip(leaves(found), leaves(expected), strict=True)
+    )
+
+
+def each(make: Any, *trees: Any) -> Any:
+    """A tree of what `make` makes of the leaves of some trees."""
+    first = trees[0]
+    if isinstance(first, dict):
+        return {key: each(make, *(t[key] for t in trees)) for key in first}
+    if isinstance(first, (list, tuple)):
+        parts = [each(make, *items) for items in zip(*trees, strict=True)]
+        return type(first)(*parts) if isinstance(first, Pair) else type(first)(parts)
+    return make(*trees)
+
+
+async def everything(rank: R) -> list[bool]:
+    n, me = rank.world_size, rank.rank
+    trees = [tree(r) for r in range(n)]
+    mine = trees[me]
+    total = each(lambda *xs: sum(xs[1:], xs[0]).astype(xs[0].dtype), *trees)
+    joined = each(lambda *xs: np.concatenate(xs), *trees)
+
+    def block(x: Any, r: int) -> Any:
+        return np.split(x, n)[r]
+
+    return [
+        same(await rank.all_reduce(mine), total),
+        same(await rank.all_gather(mine), joined),
+        same(await rank.reduce_scatter(mine), each(lambda x: block(x, me), total)),
+        same(await rank.all_to_all(mine), each(lambda *xs: np.concatenate([block(x, me) for x in xs]), *trees)),
+        same(await rank.broadcast(mine, n - 1), trees[n - 1]),
+        same(await rank.scatter(mine, n - 1), each(lambda x: block(x, me), trees[n - 1])),
+        same(await rank.permute(mine, [(r, (r + 1) % n) for r in range(n)]), trees[(me - 1) % n]),
+        me != 0 or same(await rank.reduce(mine), total) if me == 0 else await rank.reduce(mine) is None,
+        same(await rank.gather(mine), joined) if me == 0 else await rank.gather(mine) is None,
+    ]
+
+
+@pytest.mark.parametrize("path", [*FEW_PATHS, "wire"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_collective_takes_a_tree(path: str, ranks: int) -> None:
+    assert run(everything, ranks, path=path) == [[True] * 9] * ranks
+
+
+def test_in_virtual_time() -> None:
+    assert overlap.run(everything, ranks=2, clock="virtual") == [[True] * 9] * 2
+
+
+def test_arrays_of_one_dtype_are_one_operation() -> None:
+    async def main(rank: R) -> list[Any]:
+        a, b, c = await rank.all_reduce([np.ones(3), np.ones((2, 2)), np.full((), 5.0)])
+        spans = [span.info.nbytes for span in rank.recorder.spans() if span.info is not None]
+        return [a.tolist(), b.tolist(), c.tolist(), spans]
+
+    assert run(main, 2) == [[[2.0] * 3, [[2.0, 2.0]] * 2, 10.0, [8 * (3 + 4 + 1)]]] * 2
+
+
+def test_what_is_moved_is_one_operation_whatever_its_dtypes() -> None:
+    async def main(rank: R) -> list[int]:
+        await rank.broadcast([np.ones(3), np.ones(2, np.int8)])
+        return [span.info.nbytes for span in rank.recorder.spans() if span.info is not None]
+
+    assert run(main, 2) == [[26]] * 2
+
+
+def test_numbers_in_a_dict_are_reduced_and_in_a_list_are_one_array() -> None:
+    async def main(rank: R) -> list[Any]:
+        metrics = await rank.all_reduce({"loss": 0.5 + rank.rank, "seen": np.array([2])}, op="mean")
+        return [float(metrics["loss"]), metrics["seen"].tolist(), (await rank.all_reduce([1.0, 2.0])).tolist()]
+
+    assert run(main, 2) == [[1.0, [2], [2.0, 4.0]]] * 2
+
+
+def test_the_arrays_are_the_callers_again_at_once() -> None:
+    async def main(rank: R) -> list[float]:
+        mine = np.ones(2)
+        future = rank.all_reduce([mine])
+        mine[:] = 7
+        (found,) = await future
+        return found.tolist()
+
+    assert run(main, 2) == [[2.0, 2.0]] * 2
+
+
+def test_from_threads_and_between_processes() -> None:
+    def program(world: overlap.Connection) -> bool:
+        found = world.rank.all_reduce(tree(world.rank.rank)).result(TIMEOUT_S)
+        return same(found, each(lambda a, b: (a + b).astype(a.dtype), tree(0), tree(1)))
+
+    assert connected(program, 2) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda r: r.all_reduce({}), "x: there is no array in it"),
+        (
+            lambda r: r.all_reduce([np.ones(1)], out=np.ones(1)),
+            "x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays",
+        ),
+        (
+            lambda r: r.all_reduce([np.ones(1), r.all_reduce(np.ones(1))]),
+            "x: a list or dict of arrays cannot hold futures; await them, or issue a call for each",
+        ),
+        (
+            lambda r: r.reduce_scatter([np.ones(2), np.ones(3)]),
+            "x: reduce_scatter needs axis 0 divisible by the group's 2 ranks, got shape (3,)",
+        ),
+        (lambda r: r.all_reduce({"a": "text"}), "x: expected an array of numbers, got str with dtype <U4"),
+    ],
+)
+def test_trees_that_cannot_be_meant(wrong: Any, text: str) -> None:
+    async def main(rank: R) -> str:
+        with pytest.raises(overlap.UsageError) as caught:
+            wrong(rank)
+        return str(caught.value)
+
+    assert run(main, 2) == [text] * 2
+
+
+def test_trees_that_differ_between_ranks_are_noticed() -> None:
+    async def main(rank: R) -> str:
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            await rank.all_reduce([np.ones(2), np.ones(2 + rank.rank)])
+        return " ".join(sorted(caught.value.calls))
+
+    assert run(main, 2) == ["all_reduce(float64 (4,), op='sum') all_reduce(float64 (5,), op='sum')"] * 2
