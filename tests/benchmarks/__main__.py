@@ -13,7 +13,7 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import contests, costs, results, simulation, sockets, truth, two_hosts
+from . import contests, costs, layer, results, simulation, sockets, truth, two_hosts
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -38,6 +38,7 @@ MEASURED: dict[str, Measure] = {
     **{cost.word: partial(_cost, cost.word) for cost in costs.COSTS},
     "results": lambda how, _: results.figures(how),
     "contests": contests.figures,
+    "layer": lambda how, _: layer.figures(how),
     "simulation": lambda how, _: simulation.figures(how),
     "truth": lambda how, _: truth.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
@@ -56,6 +57,7 @@ WHAT is
   results     all-reduces that make their results, against those that are given an array for them
   contests    all-reduces beside those of gloo and MPI
 or, by itself,
+  layer       what training strategies cost beside bare futures, and how much they hide on the virtual clock
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
