@@ -186,7 +186,10 @@ class Bucketed(ABC, Generic[B]):
 
     def _take(self, bucket: B, name: str, gradient: object) -> None:
         if bucket.sent or name in bucket.handed:
-            raise UsageError(f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already")
+            raise UsageError(
+                f"reduce: the gradient of {name!r} has been handed over in step {self.steps + 1} already; of a weight "
+                "that is used twice, add the gradients up and hand over the sum"
+            )
         bucket.handed[name] = gradient
         if self._observed is not None:
             self._observed.append(name)

@@ -139,7 +139,8 @@ class LocalSteps:
         for leaf, gradient in list(self._names.pairs(name, grad)):
             if leaf in self._handed:
                 raise UsageError(
-                    f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already"
+                    f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already; of a "
+                    "weight that is used twice, add the gradients up and hand over the sum"
                 )
             self._handed[leaf] = gradient
 

@@ -3,20 +3,22 @@
 import re
 from pathlib import Path
 
-import numpy as np
-
 import overlap
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_first_program_trains_all_ranks_alike() -> None:
+def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_was_hidden() -> None:
     [program] = re.findall(r"## A training loop.*?```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {"__name__": "train"}
     assert "range(20)" in program
+    assert "step=10" in program
     exec(compile(program.replace("range(20)", "range(2)"), str(README), "exec"), names)
-    train = names["train"]
-    sums = overlap.run(train, ranks=2, timeout_s=60)  # type: ignore[arg-type]
-    first = 0.06 * np.random.default_rng((0, 0)).standard_normal((512, 512), np.float32)
-    assert sums[0] == sums[1]
-    assert sums[0] != float(first.sum())
+    recorders = overlap.run(names["train"], ranks=2, timeout_s=60)  # type: ignore[arg-type]
+    for recorder in recorders:
+        computed = [s for s in recorder.spans() if s.kind == "compute" and s.name == "backward" and s.step == 1]
+        sent = [s for s in recorder.spans() if s.name.startswith("bucket") and s.step == 1]
+        assert (len(computed), len(sent)) == (8, 8)
+        assert min(s.info.issued_ns for s in sent if s.info) < max(s.end_ns for s in computed)
+    timeline = overlap.timeline.Timeline.collect(recorders, world_size=2)
+    assert "hidden" in str(overlap.timeline.verdict_of(timeline, step=1))

@@ -50,6 +50,12 @@ tensor x data     55.749         1.112         2.000
 1F1B x data       98.820        10.860         2.000
 """
 
+NAIVE_AND_OVERLAPPED = """\
+loop        step (ms)  exposed (ms)  of the ideal
+naive         131.012        23.220         82.3%
+overlapped    109.555         1.762         98.4%
+"""
+
 
 def printed_by(*argv):
     done = subprocess.run(
@@ -65,6 +71,7 @@ EXPECTED = {
     "09_tensor_parallel": TENSOR_PARALLEL,
     "10_two_streams": TWO_STREAMS,
     "18_strategies": STRATEGIES,
+    "19_naive_and_overlapped": NAIVE_AND_OVERLAPPED,
 }
 
 

@@ -282,7 +282,10 @@ def test_gradients_handed_over_twice_or_never_are_named():
         await model.finish()
         return messages
 
-    twice = "reduce: the gradient of {!r} has been handed over in step 1 already"
+    twice = (
+        "reduce: the gradient of {!r} has been handed over in step 1 already; of a weight that is used twice, add the "
+        "gradients up and hand over the sum"
+    )
     assert run(main, 1)[0] == [
         "name: 'x' is no parameter; known are w, v",
         "name: 'x' is no parameter; known are w, v",

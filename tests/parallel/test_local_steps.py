@@ -182,7 +182,10 @@ def test_gradients_that_are_missing_or_come_twice_are_named():
         model.reduce("w1", weights()["w1"])
         with pytest.raises(overlap.UsageError) as caught:
             model.reduce("w1", weights()["w1"])
-        assert str(caught.value) == "reduce: the gradient of 'w1' has been handed over in step 1 already"
+        assert str(caught.value) == (
+            "reduce: the gradient of 'w1' has been handed over in step 1 already; of a weight that is used twice, add "
+            "the gradients up and hand over the sum"
+        )
         with pytest.raises(overlap.UsageError) as caught:
             model.step()
         assert str(caught.value) == "step: no gradient of 'w0', 'w2', 'w3' in step 1"

@@ -374,7 +374,8 @@ def test_wrong_use_is_told_on_every_rank():
     told = [
         "name: 'third' is no parameter; known are first, rest",
         "reduce: what was handed over for 'first' has no item 'b'",
-        "reduce: the gradient of 'first.w' has been handed over in step 1 already",
+        "reduce: the gradient of 'first.w' has been handed over in step 1 already; of a weight that is used twice, add "
+        "the gradients up and hand over the sum",
         "name: the gradient of 'first.w' has been handed over in step 1, so its update may have begun; ask for the "
         "weight before that, or after step()",
         "step: no gradient of 'rest.0', 'first.b' in step 1; hand it over, or pass unused='zeros'",
