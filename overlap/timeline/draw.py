@@ -211,7 +211,8 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     what = "whole run" if step is None else f"step {step}"
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}"
+    cut = ", of a file that was cut off" if "cut" in timeline.meta else ""
+    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}"
 
 
 def _note(folds: Sequence[Fold]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError
 from .events import Event, Json
+from .kineto import from_kineto, is_kineto
+from .neuron import from_neuron, is_neuron
 from .spans import Kind, Span, Timeline, span_order
 
 _COMM_NAME = re.compile(r"(nccl|rccl|hccl|c10d::|gloo:)", re.IGNORECASE)
@@ -16,31 +18,53 @@ _COMPUTE_CATEGORIES = frozenset({"compute", "kernel"})
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 
 
-def from_foreign(slices: list[Event], document: Mapping[str, Json]) -> Timeline:
-    """Read the complete events of a trace without our fields.
+def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timeline:
+    """Read the events of a trace without our fields: PyTorch's profiler, Neuron's, or whoever names things alike.
 
-    A Kineto file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
+    The profiler's file holds one rank, named in `distributedInfo`; elsewhere the pid is taken as the rank.
 
     Raises:
         UsageError: If no event is recognised, or a pid is not a number, naming what was looked for and what was there.
     """
-    rank = _kineto_rank(document)
-    spans = [span for event in slices if (span := _span(event, rank)) is not None]
-    if not any(span.kind != "step" for span in spans):
+    slices = complete(events)
+    if is_neuron(document):
+        found = from_neuron(document)
+    elif is_kineto(document):
+        found = from_kineto(slices, document)
+    else:
+        found = _from_others(slices)
+    if found is None:
         counted = Counter(str(event.get("cat", "events without one")) for event in slices)
-        found = ", ".join(name for name, _ in counted.most_common(5))
+        seen = ", ".join(name for name, _ in counted.most_common(5))
         raise UsageError(
-            "no compute or communication in it: looked for complete events (ph X) of category "
-            f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {found or 'no complete events'}"
+            "no compute or communication in it: looked for complete events (ph X, or B and E) of category "
+            f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {seen or 'no complete events'}"
         )
+    return found
+
+
+def complete(events: Sequence[Event]) -> list[Event]:
+    """Return the complete events, those made of a begin and an end on one thread included."""
+    slices = [event for event in events if event.get("ph") == "X"]
+    open_on: dict[tuple[object, object], list[Event]] = {}
+    for event in events:
+        thread = open_on.setdefault((event.get("pid"), event.get("tid")), [])
+        if event.get("ph") == "B":
+            thread.append(event)
+        elif event.get("ph") == "E" and thread:
+            begun = thread.pop()
+            begin, end = begun.get("ts"), event.get("ts")
+            if isinstance(begin, int | float) and isinstance(end, int | float):
+                slices.append({**begun, "ph": "X", "dur": max(end - begin, 0)})
+    return slices
+
+
+def _from_others(slices: Sequence[Event]) -> Timeline | None:
+    spans = [span for event in slices if (span := _span(event, None)) is not None]
+    if not any(span.kind != "step" for span in spans):
+        return None
     world_size = max(span.rank for span in spans) + 1
     return Timeline(spans=sorted(spans, key=span_order), world_size=world_size, meta={"origin": "another tool"})
-
-
-def _kineto_rank(document: Mapping[str, Json]) -> int | None:
-    info = document.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, Mapping) else None
-    return rank if isinstance(rank, int) else None
 
 
 def _span(event: Event, rank: int | None) -> Span | None:

@@ -9,10 +9,12 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast, get_args
 
 from ..errors import UsageError
+from .cut import complete_part
 from .events import Event, Json, to_events
 from .foreign import from_foreign
 from .merge import merged_header, merged_spans
@@ -23,6 +25,10 @@ from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
 VERSION = 1
 """Version of our fields; a file with a higher one is refused."""
 
+CUT = "cut"
+"""In `meta` of what was read from a file that was cut off; what is there is complete."""
+
+_PIECE_BYTES = 1 << 20
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
 
 UNPACKED_BYTES = 64 << 20
@@ -86,14 +92,18 @@ def _put(pieces: Iterable[str], file: BinaryIO, *, packed: bool) -> None:
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
     """Read a trace file, ours or as much as can be understood of another tool's.
 
-    From another tool's come complete events (`ph: X`) that are recognisably compute, communication or a profiler step.
+    From another tool's come complete events (`ph: X`, or `B` and `E`) that are recognisably compute, communication or a
+    profiler step: those of PyTorch's profiler (each file is one rank; `merged` joins them), of Neuron's system
+    profiles, or of whoever names categories alike. Of a file that was cut off comes what is complete; `meta` says so.
 
     Raises:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
             communication.
     """
     try:
-        return _timeline(_load(Path(path)))
+        document, cut = _load(Path(path))
+        timeline = _timeline(document)
+        return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except (ValueError, OverflowError) as error:
@@ -103,11 +113,13 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
 def _timeline(document: Json) -> Timeline:
     if isinstance(document, list):
         document = {"traceEvents": document}
-    events = document.get("traceEvents") if isinstance(document, dict) else None
+    events = document.get("traceEvents", document.get("trace_events")) if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(events, list):
         raise UsageError("not a trace file: no list 'traceEvents' in it")
-    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
-    return _decode(slices, document["overlap"]) if "overlap" in document else from_foreign(slices, document)
+    known = [event for event in events if isinstance(event, dict)]
+    if "overlap" in document:
+        return _decode([event for event in known if event.get("ph") == "X"], document["overlap"])
+    return from_foreign(known, document)
 
 
 def _header(world_size: int, clock: Clock, dropped: int, meta: Mapping[str, str]) -> Json:
@@ -128,26 +140,39 @@ def _encoded(header: Json, spans: Iterable[Sequence[Span]]) -> Iterator[str]:
 _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
-def _load(path: Path) -> Json:
+def _load(path: Path) -> tuple[Json, bool]:
+    """Return the document, and whether it is only what is complete of one that was cut off."""
     try:
-        data = path.read_bytes()
-        return cast(Json, json.loads(_unpacked(data) if data[:2] == b"\x1f\x8b" else data))
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"damaged or cut off: {error}") from error
+        data, whole = path.read_bytes(), True
+        if data[:2] == b"\x1f\x8b":
+            data, whole = _unpacked(data)
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"damaged: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}") from error
+    try:
+        return cast(Json, json.loads(data)), not whole
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"not JSON, or cut off: {error}") from error
+        if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
+            return part, True
+        raise UsageError(f"not JSON, or cut off before its first event: {error}") from error
 
 
-def _unpacked(data: bytes) -> bytes:
+def _unpacked(data: bytes) -> tuple[bytes, bool]:
+    """Return what a compressed file holds as far as it goes, and whether that is all."""
     limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
+    text = bytearray()
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
-        text = packed.read(limit_bytes + 1)
-    if len(text) > limit_bytes:
-        told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
-        raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
-    return text
+        while len(text) <= limit_bytes:
+            try:
+                piece = packed.read1(_PIECE_BYTES)
+            except EOFError:
+                return bytes(text), False
+            if not piece:
+                return bytes(text), True
+            text += piece
+    told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
+    raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
 
 
 def _decode(slices: list[Event], header: Json) -> Timeline:

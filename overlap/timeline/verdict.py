@@ -90,7 +90,9 @@ class Verdict:
             parts.append(f": {', '.join(why)}")
         if self.idle_ns * 20 >= self.walls_ns:
             parts.append(f"; idle {self._mean(self.idle_ns, unit_ns)}")
-        if self.hidden_share is not None and self.possible_share is not None:
+        if not self.compute_ns:
+            parts.append("; no compute is recorded, so nobody can tell what was hidden")
+        elif self.hidden_share is not None and self.possible_share is not None:
             parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
         return "".join(parts)
 

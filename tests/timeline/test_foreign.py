@@ -1,0 +1,147 @@
+"""Traces of other tools: PyTorch's profiler, Neuron's profiles, open arrays, begins and ends."""
+
+import json
+
+import pytest
+
+from overlap.errors import UsageError
+from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
+from overlap.timeline.operations import operations
+
+
+def written(tmp_path, document, name="t.json"):
+    path = tmp_path / name
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def event(cat, name, ts, dur, tid=1, **args):
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 900, "tid": tid, "args": args}
+
+
+def kineto(rank, events, *, base_ns=1_700_000_000_000_000_000, world=2):
+    info = {"backend": "gloo", "rank": rank, "world_size": world}
+    return {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": base_ns, "traceEvents": events}
+
+
+def gloo(ts, dur, tid=7):
+    dims = {"Input Dims": [[256, 4], []], "Input type": ["float", "Scalar"]}
+    return event("user_annotation", "gloo:all_reduce", ts, dur, tid, **dims)
+
+
+def on_cpu(late):
+    return [
+        event("user_annotation", "ProfilerStep#4", 0, 100 + late),
+        event("gpu_user_annotation", "ProfilerStep#4", 50, 10),
+        event("cpu_op", "aten::linear", 10, 20 + late),
+        event("cpu_op", "aten::addmm", 12, 10),  # inside it
+        event("cpu_op", "c10d::allreduce_", 30 + late, 1),
+        gloo(40 + late, 60 - (0 if late else -30)),
+    ]
+
+
+def test_the_files_of_two_ranks_of_pytorch_become_one_timeline(tmp_path):
+    files = [written(tmp_path, kineto(rank, on_cpu(30 * rank)), f"{rank}.json") for rank in (0, 1)]
+    timeline = merged([read_trace(file) for file in files])
+    assert (timeline.world_size, timeline.ranks(), timeline.steps()) == (2, [0, 1], [4])
+    assert [(s.rank, s.name) for s in timeline.spans if s.kind == "compute"] == [
+        (0, "aten::linear"),
+        (1, "aten::linear"),
+    ]
+    first, second = (span.info for span in timeline.spans if span.kind == "comm")
+    assert (first.op, first.nbytes, first.ranks, first.seq) == ("all_reduce", 4096, (0, 1), 0)
+    assert (first.last_rank_wait_ns, second.last_rank_wait_ns) == (30_000, 0)
+    assert first.start_ns == 1_700_000_000_000_040_000
+    assert "waiting for rank 1 (compute 'aten::linear')" in str(verdict_of(timeline, step=4))
+
+
+def test_kernels_are_computes_and_those_of_a_library_communication(tmp_path):
+    args = {
+        "Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 2,
+        "dtype": "BFloat16", "Process Group Name": "3", "Process Group Ranks": "[0, 1]",
+    }  # fmt: skip
+    events = [
+        event("cuda_runtime", "cudaLaunchKernel", 5, 4),
+        event("cpu_op", "aten::mm", 4, 8),
+        event("kernel", "sgemm", 10, 30, 17),
+        event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, 40, 19, **args),
+        event("cuda_sync", "Stream Sync", 10, 100, 17),
+        event("user_annotation", "nccl:all_reduce", 4, 9),
+    ]
+    timeline = read_trace(written(tmp_path, kineto(1, events)))
+    (row,) = breakdowns(timeline)
+    assert (row.rank, row.compute_ns, row.comm_ns, row.overlapped_ns) == (1, 30_000, 40_000, 20_000)
+    (row,) = operations(timeline)
+    assert (row.op, row.nbytes, row.ranks) == ("all_reduce", 2048, 2)
+
+
+def test_without_a_compute_lane_nothing_is_called_hidden(tmp_path):
+    timeline = read_trace(written(tmp_path, kineto(0, [gloo(0, 50)], world=1)))
+    assert str(verdict_of(timeline)).endswith("; no compute is recorded, so nobody can tell what was hidden")
+
+
+@pytest.mark.parametrize("end", ["]", "", ",", "\n"])
+def test_open_arrays_and_begins_and_ends(tmp_path, end):
+    def begin(ph, name, ts):
+        return json.dumps({"ph": ph, "cat": "comm", "name": name, "ts": ts, "pid": 3, "tid": 1})
+
+    events = [
+        begin("B", "all_reduce", 1),
+        begin("B", "inner", 2),
+        begin("E", "", 3),
+        begin("E", "", 9),
+        begin("E", "", 10),
+    ]
+    timeline = read_trace(written(tmp_path, "[" + ",\n".join(events) + end))
+    assert [(s.rank, s.name, s.start_ns, s.end_ns) for s in timeline.spans] == [
+        (3, "all_reduce", 1000, 9000),
+        (3, "inner", 2000, 3000),
+    ]
+
+
+def test_a_drawing_says_that_its_file_was_cut_off(tmp_path):
+    path = written(tmp_path, '[{"ph":"X","cat":"comm","name":"a","ts":1,"dur":2,"pid":0},{"ph":')
+    title = "".join(text for text, _ in TimelineView(read_trace(path)).lines(width=120)[0])
+    assert title == "whole run: 1 of 1 ranks, of a file that was cut off"
+
+
+def test_a_system_profile_of_neuron(tmp_path):
+    def hardware(name, at, length, core):
+        return {"name": name, "timestamp": at, "duration": length, "lnc_idx": str(core), "worker_gid": core}
+
+    events = [
+        hardware("nc_exec_running", 0, 50, 0),
+        hardware("cc_running", 40, 30, 0),
+        hardware("cc_running", 45, 25, 1),
+    ]
+    events += [{"name": "nrt_execute", "timestamp": 0, "duration": 90}]
+    timeline = read_trace(written(tmp_path, {"trace_events": events, "mem_usage": [], "cpu_util": []}))
+    assert [(row.rank, row.compute_ns, row.comm_ns, row.overlapped_ns) for row in breakdowns(timeline)] == [
+        (0, 50, 30, 10),
+        (1, 0, 25, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            kineto(0, [event("overhead", "x", 1, 2)]),
+            "no compute or communication in it: looked for complete events (ph X, or B and E) of category collective, "
+            "comm, communication, compute, kernel, nccl; it has overhead",
+        ),
+        ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
+        (kineto(0, [event("kernel", "k", None, 1)]), "ts is None, not a number of microseconds"),
+    ],
+)
+def test_what_is_no_trace_is_one_line(tmp_path, document, message):
+    path = written(tmp_path, document)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert str(caught.value).removeprefix(f"{path}: ").removeprefix("damaged trace file: ") == message
+
+
+def test_files_of_the_same_rank_are_not_merged(tmp_path):
+    files = [written(tmp_path, kineto(0, on_cpu(0)), name) for name in ("a.json", "b.json")]
+    with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
+        merged([read_trace(file) for file in files])
