@@ -55,6 +55,7 @@ class WireOverheads:
 
     Attributes:
         kind: of the wire: the first one of a message's way, or the last one for `incast_s`.
+        launch_s: to start an operation that needs such wires between its nodes, once: their handshake.
         step_s: to start a step's message, on the sender.
         gap_s: between two messages that one rank starts in one step.
         incast_s: for each further message that comes to one rank in one step.
@@ -62,6 +63,7 @@ class WireOverheads:
     """
 
     kind: str
+    launch_s: Figure | None = None
     step_s: Figure | None = None
     gap_s: Figure | None = None
     incast_s: Figure | None = None
@@ -79,10 +81,10 @@ class Overheads:
         memory_bytes_per_s: what reads and writes of all ranks of a node get together, where they share one memory and
             the chip names none.
         memory_efficiency: share of a memory's bandwidth that collectives get; 1 if absent.
-        memory_bounds: whether all that a memory reads and writes bounds the whole, not only step by step.
         reducer_bytes_per_s: what the reducer of one physical core adds; no limit if absent.
         serial_reduction: whether a rank receives nothing while it reduces.
-        slices: pieces of the data that may be in flight through the phases of a composed collective; 1 if absent.
+        slices: pieces of the data that may be in flight through the phases of a composed collective; 3 if absent.
+        slice_bytes: the vector is not cut in pieces that are shorter; any length if absent.
         shared_loop: whether ranks of one process start things one after the other, so that launches, steps, gaps and
             meetings count once for each of them.
         meeting_s: for a rank to meet the others of its process, where they read each other's memory.
@@ -93,10 +95,10 @@ class Overheads:
     cut_through: Figure | None = None
     memory_bytes_per_s: Figure | None = None
     memory_efficiency: Figure | None = None
-    memory_bounds: bool | None = None
     reducer_bytes_per_s: Figure | None = None
     serial_reduction: bool | None = None
     slices: Figure | None = None
+    slice_bytes: Figure | None = None
     shared_loop: bool | None = None
     meeting_s: Figure | None = None
     wires: tuple[WireOverheads, ...] = ()

@@ -52,6 +52,7 @@ ShareKey = Annotated[
 class WireTable(TomlTable):
     """`[collectives.wires.KIND]`."""
 
+    launch_s: DurationKey | None = None
     step_s: DurationKey | None = None
     gap_s: DurationKey | None = None
     incast_s: DurationKey | None = None
@@ -70,10 +71,10 @@ class OverheadsTable(TomlTable):
     cut_through: DurationKey | None = None
     memory_bytes_per_s: AmountKey | None = None
     memory_efficiency: ShareKey | None = None
-    memory_bounds: Flag | None = None
     reducer_bytes_per_s: AmountKey | None = None
     serial_reduction: Flag | None = None
     slices: AmountKey | None = None
+    slice_bytes: AmountKey | None = None
     shared_loop: Flag | None = None
     meeting_s: DurationKey | None = None
     wires: WiresByKind | None = None
@@ -99,10 +100,10 @@ class OverheadsTable(TomlTable):
             cut_through=figure_or_none(self.cut_through, where) or rest.cut_through,
             memory_bytes_per_s=figure_or_none(self.memory_bytes_per_s, where) or rest.memory_bytes_per_s,
             memory_efficiency=_value(self.memory_efficiency, where) or rest.memory_efficiency,
-            memory_bounds=rest.memory_bounds if self.memory_bounds is None else self.memory_bounds,
             reducer_bytes_per_s=figure_or_none(self.reducer_bytes_per_s, where) or rest.reducer_bytes_per_s,
             serial_reduction=rest.serial_reduction if self.serial_reduction is None else self.serial_reduction,
             slices=figure_or_none(self.slices, where) or rest.slices,
+            slice_bytes=figure_or_none(self.slice_bytes, where) or rest.slice_bytes,
             shared_loop=rest.shared_loop if self.shared_loop is None else self.shared_loop,
             meeting_s=figure_or_none(self.meeting_s, where) or rest.meeting_s,
             wires=tuple(wires.values()),
@@ -154,6 +155,7 @@ class CollectivesTable(OverheadsTable):
 def _wire(kind: str, table: WireTable, rest: WireOverheads, where: str) -> WireOverheads:
     return WireOverheads(
         kind=kind,
+        launch_s=figure_or_none(table.launch_s, where) or rest.launch_s,
         step_s=figure_or_none(table.step_s, where) or rest.step_s,
         gap_s=figure_or_none(table.gap_s, where) or rest.gap_s,
         incast_s=figure_or_none(table.incast_s, where) or rest.incast_s,

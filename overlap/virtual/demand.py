@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ..collectives.cost import cost, on
 from ..collectives.cost.option import Option, Part, Price
-from ..collectives.cost.phased import pipeline_s
 from .conditions import SlowWires
 from .flow import Stage, quantised
 from .loads import Loads
@@ -120,8 +119,9 @@ class Pricing:
         ranks: Ints,
         resources: Resources,
         slow: SlowWires,
+        in_slices_s: Callable[[Sequence[float], int], float] = lambda phases_s, _: sum(phases_s),
     ) -> None:
-        self.ranks, self._resources, self._slow = ranks, resources, slow
+        self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
         self._phases, self._priced = phases, priced
         self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
@@ -130,7 +130,7 @@ class Pricing:
     @classmethod
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
         """Price a collective that has become an algorithm."""
-        return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow)
+        return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow, option.in_slices_s)
 
     def demand(self, nbytes: float, late_ns: Ints) -> Demand:
         """Cost it.
@@ -194,7 +194,7 @@ class Pricing:
         if all(part is healthy for part, healthy in zip(now, before, strict=True)):
             return 0.0
         now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
-        return pipeline_s(now_s, slices) - pipeline_s(before_s, slices)
+        return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
 
 
 def _ns(duration_s: Floats) -> Ints:

@@ -205,8 +205,11 @@ class SimulatedEngine(BaseEngine):
         return Flat(algorithm, "", self._placed(members, pattern, rounds(make())), make)
 
     def _placed(self, members: tuple[int, ...], pattern: Call, asked: Rounds) -> Placed:
-        together = max(len(node) for node in Geometry(cluster=self._cluster, ranks=members).nodes)
-        figures = parameters(self._cluster, peer_direct=self._peer_direct, ranks_per_process=together)
+        geometry = Geometry(cluster=self._cluster, ranks=members)
+        together = max(len(node) for node in geometry.nodes)
+        figures = parameters(
+            self._cluster, peer_direct=self._peer_direct, ranks_per_process=together, networked=geometry.units > 1
+        )
         return on(place(self._cluster, members), asked, parameters=figures)
 
 

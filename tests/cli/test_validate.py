@@ -24,9 +24,11 @@ all_reduce of uint8 on 2 ranks of inf2.xlarge (floor of two ranks on one chip)
         size   measured  predicted    error
          0 B       4 us     4.1 us    +2.5%  fits semaphores of a step
 
-rows that nothing was fitted to: 4, median error 5.4%, worst 16.2% (asked:
-  median at most 15%, worst at most 35%: met)
-all rows: 6, median error 3.1%, worst 16.2%; 2 of them fit a figure
+the planner on rows that nothing was fitted to
+class                       dtype     rows  median   worst  asked
+Inferentia2, one node       uint8        4    5.4%   16.2%  8%, 20%: met
+all                                      4    5.4%   16.2%
+
 taken as published, not predicted: start of a DMA 1.3 us, NeuronLink hop 1.5 us
   (of 1 to 2 us), EFA hop 15 us
 """
@@ -54,24 +56,27 @@ def test_crossovers(overlap):
 def test_json(overlap):
     code, out, _ = overlap("validate", "--machine", "trn2.48xlarge", "--json")
     found = json.loads(out)
-    assert (code, found["schema_version"], found["as_asked"]) == (0, command.SCHEMA_VERSION, True)
-    assert len(found["rows"]) == 32
+    assert (code, found["schema_version"]) == (0, command.SCHEMA_VERSION)
+    assert len(found["rows"]) == 40
     fitted, *_ = (row for row in found["rows"] if row["fits"] == "wire efficiency")
     assert (fitted["measured"], fitted["figure"], fitted["used_for"]) == (221.62e-6, 221.62, "calibration")
     assert fitted["error"] == fitted["predicted"] / fitted["measured"] - 1
     assert {row["used_for"] for row in found["rows"] if not row["fits"]} == {"prediction"}
-    assert found["unseen"]["rows"] == sum(not row["fits"] for row in found["rows"])
+    assert [(each["name"], each["dtype"], each["unseen"]["rows"]) for each in found["classes"]] == [
+        ("Trainium2, one node", "float32", 10),
+        ("Trainium2, one node", "bfloat16", 8),
+    ]
     assert [each["inside"] for each in found["crossovers"]] == [True] * 8
 
 
 def test_check_tells_by_the_exit_code(overlap, monkeypatch):
     words = ("validate", "--machine", "inf2.xlarge")
     assert overlap(*words, "--check")[0] == 0
-    monkeypatch.setattr(validation, "WORST_ASKED", 0.1)
+    monkeypatch.setattr(validation, "_NEURON", validation.Asked(median=0.08, worst=0.1))
     assert overlap(*words)[0] == 0
     code, out, _ = overlap(*words, "--check")
     assert code == 1
-    assert "MISSED" in out
+    assert "Inferentia2, one node       uint8        4    5.4%   16.2%  8%, 10%: MISSED\n" in out
 
 
 def test_an_unknown_machine(overlap):
@@ -82,5 +87,4 @@ def test_an_unknown_machine(overlap):
 
 def test_a_machine_to_which_every_row_was_fitted(overlap):
     out = overlap("validate", "--machine", "dl1.24xlarge x4")[1]
-    assert "\nrows that nothing was fitted to: none (asked: median at most 15%, worst at most\n  35%: met)\n" in out
-    assert "\nall rows: 4, median error " in out
+    assert "\nGaudi, across nodes         float32      0                  4 rows, all fitted\n" in out

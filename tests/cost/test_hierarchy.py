@@ -8,7 +8,7 @@ from overlap.collectives.cost import IDEAL, Parameters, cost, on, rounds
 from overlap.collectives.cost.flat import PlanRequest
 from overlap.collectives.cost.geometry import Geometry
 from overlap.collectives.cost.hierarchy import two_level_options
-from overlap.collectives.cost.phased import pipeline_s
+from overlap.collectives.cost.inslices import apart, in_slices_s
 from overlap.collectives.cost.rooted import rooted_options
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
@@ -22,18 +22,10 @@ def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_lev
     return placement, *make(request, placement, parameters)
 
 
-def test_pipelined_phases():
-    phases_s = (4.0, 6.0, 2.0)
-    for slices in (1, 2, 3, 10):
-        expected = 6 * (slices - 1) / slices + 12 / slices
-        assert pipeline_s([each / slices for each in phases_s], slices) == pytest.approx(expected, rel=1e-15)
-    assert pipeline_s(phases_s, 1) == 12
-
-
 def test_the_published_point_lies_between_serial_and_overlapped():
     """4 GiB on four nodes of eight B200: 16.1 ms overlapped, 26.25 ms serial, 22.05 ms measured."""
     inside_ms, between_ms = 26.25 - 16.1, 16.1
-    times = [pipeline_s([inside_ms / q, between_ms / q], q) for q in (1, 2, 3, 1000)]
+    times = [in_slices_s([inside_ms / q, between_ms / q], q, apart(2)) for q in (1, 2, 3, 1000)]
     assert times == sorted(times, reverse=True)
     assert times[0] == 26.25
     assert times[2] < 22.05 < times[0]
@@ -74,7 +66,7 @@ def test_slices_pay_for_large_vectors_only():
     _, found, _ = options("trn2.48xlarge x4", "all_reduce")
     small, large = ([option.price(nbytes) for option in found] for nbytes in (1e3, 1e9))
     assert {price.slices for price in small} == {1}
-    assert {price.slices for price in large} == {3}
+    assert {price.slices for price in large} <= {2, 3}
 
 
 def test_the_parts_of_a_price_add_up():
@@ -139,6 +131,7 @@ def test_handing_out_and_gathering(collective):
     for option in found:
         table = option.schedule(1)
         verify(table)
+        verify(option.schedule(3))
         asked = rounds(table)
         assert asked.steps == option.steps
         whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)

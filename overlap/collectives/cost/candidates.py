@@ -52,7 +52,9 @@ def candidates(
         exact=exact,
     )
     together = max(len(node) for node in request.geometry.nodes)
-    figures = parameters(cluster, peer_direct=peer_direct, ranks_per_process=together)
+    figures = parameters(
+        cluster, peer_direct=peer_direct, ranks_per_process=together, networked=request.geometry.units > 1
+    )
     placement = place(cluster, ranks)
     found = (
         flat_options(request, placement, figures),

@@ -24,6 +24,8 @@ def _rows(
     fits: Mapping[int, str] | None = None,
     dtype: str = "float32",
     scale: int = 1,
+    group: tuple[int, ...] = (),
+    beyond: int = 0,
 ) -> Iterator[Measurement]:
     """Make a row of each size, in units of `scale` bytes, and its figure."""
     for size, figure in figures.items():
@@ -32,6 +34,8 @@ def _rows(
             ranks=ranks,
             collective=collective,
             nbytes=size * scale,
+            beyond_bytes=beyond * scale,
+            group=group,
             dtype=dtype,
             figure=figure,
             unit=unit,
@@ -47,6 +51,8 @@ _PAIR = "floor of two ranks on one chip"
 _TRN1 = "floor of a 32-rank all-gather on trn1.32xlarge"
 _P5 = "nccl-tests on p5.48xlarge, algorithm bandwidth"
 _DL1 = "EFA Peer Direct on DL1 with Gaudi: hccl_demo network bandwidth at 32 MB"
+_ONE_EACH = "nccom-test, one rank and one adapter of each of two nodes"
+_OF_2023 = "aws-neuron/aws-neuron-sdk:tools/neuron-sys-tools/nccom-test.rst, 2023"
 _KILN = "foxl-ai/kiln:docs/neuron-notes.md"
 _INTRANODE = "aws-neuron/aws-neuron-sdk:neuron-runtime/explore/intranode-collective-comm.rst"
 _NCCOM = "aws-neuron/aws-neuron-sdk:tools/neuron-sys-tools/nccom-test.rst"
@@ -70,26 +76,78 @@ def _dl1(collective: str, host_copies: float, peer_direct: float) -> Iterator[Me
 _XPU_ALL_GATHER_US = {1: 34.56, 4: 46.77, 16: 121.00, 32: 221.62, 128: 512.58, 512: 1667.02, 2048: 6181.50}
 _XPU_REDUCE_SCATTER_US = {1: 30.05, 4: 65.36, 16: 146.61, 32: 252.00, 128: 539.80, 512: 1971.83, 2048: 7805.91}
 _XPU_FITS = {32: "wire efficiency", 2048: "memory efficiency"}
+_XPU_SCATTER_FITS = {1: "handshake of the ranks", 32: "bytes reduced per second of Trainium2"}
+_XPU_BF16_ALL_GATHER_US = {4: 47.17, 32: 223.0, 128: 490.97, 512: 1458.72}
+_XPU_BF16_REDUCE_SCATTER_US = {4: 65.66, 32: 253.39, 128: 540.16, 512: 1956.72}
+_TRN1_PAIR_US = {1 << 16: 43.77, 4 << 20: 517.65, 128 << 20: 21125.0}
+_TRN1_PAIR_FITS = {1 << 16: "handshake over the network"}
 _INF2_ALL_REDUCE_US = {1048576: 23.5, 2516582: 50.48, 3984588: 77.85, 5452594: 105.03, 8388608: 160.0}
 _INF2_FITS = {8388608: "bytes reduced per second"}
 _P5_GB_PER_S = {
     2: {32: 78.57, 128: 162.74, 512: 211.20, 2048: 237.36, 8192: 254.78},
     8: {32: 44.06, 128: 79.40, 512: 138.48, 2048: 141.28, 8192: 180.50},
 }
+_P5_ALL_GATHER = {2: {64: 213.80, 512: 293.89, 2048: 350.49}, 8: {64: 88.17, 512: 265.41, 2048: 298.37}}
+_P5_ALL_TO_ALL = {2: {64: 66.30, 512: 80.87, 2048: 84.53}, 8: {64: 35.24, 512: 47.31, 2048: 50.41}}
 # Floors are written as messages of no bytes.
 _PAIR_FLOOR = {0: "semaphores of a step"}
 _TRN1_FLOOR = {0: "gap between messages"}
 
+
+def _p5(collective: str, figures: Mapping[int, Mapping[int, float]], fits: Mapping[int, str]) -> Iterator[Measurement]:
+    """Make the rows of a collective on two and on eight nodes; figures are fitted to those of two."""
+    for nodes, rates in figures.items():
+        yield from _rows(
+            f"p5.48xlarge x{nodes}",
+            8 * nodes,
+            collective,
+            "algbw GB/s",
+            _P5,
+            rates,
+            fits=fits if nodes == 2 else {},
+            scale=_MIB,
+        )
+
+
 COLLECTIVES: tuple[Measurement, ...] = (
     *_rows("trn2.48xlarge", 64, "all_gather", "us", _XPU, _XPU_ALL_GATHER_US, fits=_XPU_FITS, scale=_MIB),
-    *_rows("trn2.48xlarge", 64, "reduce_scatter", "us", _XPU, _XPU_REDUCE_SCATTER_US, scale=_MIB),
+    *_rows(
+        "trn2.48xlarge",
+        64,
+        "reduce_scatter",
+        "us",
+        _XPU,
+        _XPU_REDUCE_SCATTER_US,
+        fits=_XPU_SCATTER_FITS,
+        scale=_MIB,
+    ),
+    *_rows("trn2.48xlarge", 64, "all_gather", "us", _XPU, _XPU_BF16_ALL_GATHER_US, dtype="bfloat16", scale=_MIB),
+    *_rows(
+        "trn2.48xlarge", 64, "reduce_scatter", "us", _XPU, _XPU_BF16_REDUCE_SCATTER_US, dtype="bfloat16", scale=_MIB
+    ),
     *_rows("inf2.xlarge", 2, "all_reduce", "us", _INF2, _INF2_ALL_REDUCE_US, fits=_INF2_FITS, dtype="uint8"),
     *_rows("inf2.xlarge", 2, "all_reduce", "us", _PAIR, {0: 4.0}, fits=_PAIR_FLOOR, dtype="uint8"),
     *_rows("trn1.32xlarge", 32, "all_gather", "us", _TRN1, {0: 6.2}, fits=_TRN1_FLOOR),
+    *_rows(
+        "trn1.32xlarge x2",
+        2,
+        "all_reduce",
+        "us",
+        _ONE_EACH,
+        _TRN1_PAIR_US,
+        fits=_TRN1_PAIR_FITS,
+        dtype="uint8",
+        group=(0, 32),
+    ),
+    # Times of 2023 are 2138 and 11,954 us, and 107 and 4750 us: floors fell tenfold since, slopes did not move.
+    *_rows("trn1.32xlarge x2", 64, "all_reduce", "us", _OF_2023, {256: 9816.0}, scale=_MIB, beyond=16),
+    *_rows("trn1.32xlarge", 2, "all_reduce", "us", _OF_2023, {256: 4643.0}, scale=_MIB, beyond=4, group=(0, 1)),
     *_dl1("all_reduce", 12_110, 21_136),
     *_dl1("reduce_scatter", 9_249, 17_418),
     *_rows("p5.48xlarge x2", 16, "all_reduce", "algbw GB/s", _P5, _P5_GB_PER_S[2], fits={32: "fixed cost"}, scale=_MIB),
     *_rows("p5.48xlarge x8", 64, "all_reduce", "algbw GB/s", _P5, _P5_GB_PER_S[8], scale=_MIB),
+    *_p5("all_gather", _P5_ALL_GATHER, {}),
+    *_p5("all_to_all", _P5_ALL_TO_ALL, {2048: "adapter share"}),
 )
 """Every collective of which a time or a bandwidth is published with its configuration."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 
@@ -53,7 +53,8 @@ class Part:
 
     def __init__(self, placed: Placed, share: float = 1.0) -> None:
         self.placed, self.share = placed, share
-        self._least_s_per_byte = placed.memory_s_per_byte() if placed.parameters.memory_bounds else 0.0
+        # Steps overlap where ranks are not in step with each other: what they share bounds the whole all the same.
+        self._least_s_per_byte = max(placed.memory_s_per_byte(), placed.busiest_s_per_byte())
         self._known: dict[float, float] = {}
 
     def total_s(self, nbytes: float) -> float:
@@ -108,6 +109,10 @@ class Option(ABC):
     def phases(self, slices: int) -> tuple[Part, ...]:
         """Return its phases with the data cut in so many slices."""
         return self.parts
+
+    def in_slices_s(self, phases_s: Sequence[float], slices: int) -> float:
+        """Return the time of so many slices, without the launch, if phases take `phases_s` for each."""
+        return sum(phases_s)
 
     @property
     def label(self) -> str:

@@ -41,11 +41,10 @@ class Parameters:
             left out.
         curves: the same by the size of a message, as (bytes, share), for kinds where it depends on that.
         memory_efficiency: share of a memory's bandwidth that collectives get.
-        memory_bounds: whether all that a memory reads and writes bounds the whole, and not only step by step: where
-            many ranks share one memory, their steps overlap.
         reduction_s_per_byte: for the reducer of one rank, 0 where memory is the limit.
         reduction_overlaps: whether reducing goes on while more arrives, as with chunks cut in slices.
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
+        slice_bytes: the least bytes of the vector that such a piece is.
     """
 
     launch_s: float = 0.0
@@ -56,10 +55,10 @@ class Parameters:
     efficiency: ByKind = ()
     curves: Curves = ()
     memory_efficiency: float = 1.0
-    memory_bounds: bool = False
     reduction_s_per_byte: float = 0.0
     reduction_overlaps: bool = True
     most_slices: int = _SLICES
+    slice_bytes: float = 0.0
 
     def starts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return the start of messages that leave over wires of some kinds."""
@@ -89,22 +88,29 @@ IDEAL = Parameters()
 """Published figures only: what closed forms are compared with."""
 
 
-def parameters(cluster: Cluster, *, peer_direct: bool = True, ranks_per_process: int = 1) -> Parameters:
+def parameters(
+    cluster: Cluster, *, peer_direct: bool = True, ranks_per_process: int = 1, networked: bool = False
+) -> Parameters:
     """Return what the machine's file says of collectives; a file that says nothing describes a perfect machine.
 
     Args:
         cluster: The machine.
         peer_direct: Whether adapters read device memory themselves; matters where the file says what copies cost.
         ranks_per_process: How many ranks share a process; matters where they share what starts their messages.
+        networked: Whether the operation crosses the network.
     """
     told = cluster.machine.collectives
     figures = told.usual if cluster.nodes == 1 or told.between_nodes is None else told.between_nodes
     if not peer_direct and told.host_copies is not None:
         figures = told.host_copies
+    network = cluster.machine.network
+    handshakes = [
+        wire.launch_s.value for wire in figures.wires if wire.launch_s and network and wire.kind == network.link
+    ]
     times = ranks_per_process if figures.shared_loop else 1
     reducer = figures.reducer_bytes_per_s
     return Parameters(
-        launch_s=times * _value(figures.launch_s, 0.0),
+        launch_s=times * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
         gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
         incast_s=tuple((wire.kind, wire.incast_s.value) for wire in figures.wires if wire.incast_s),
@@ -112,10 +118,10 @@ def parameters(cluster: Cluster, *, peer_direct: bool = True, ranks_per_process:
         efficiency=tuple((wire.kind, _most(wire.efficiency)) for wire in figures.wires if wire.efficiency),
         curves=tuple((w.kind, w.efficiency.points) for w in figures.wires if isinstance(w.efficiency, Curve)),
         memory_efficiency=_value(figures.memory_efficiency, 1.0),
-        memory_bounds=bool(figures.memory_bounds),
         reduction_s_per_byte=1 / (reducer.value * cluster.lnc) if reducer else 0.0,
         reduction_overlaps=not figures.serial_reduction,
         most_slices=int(_value(figures.slices, _SLICES)),
+        slice_bytes=_value(figures.slice_bytes, 0.0),
     )
 
 
@@ -134,7 +140,11 @@ def measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: 
     published.
     """
     shape = cluster.name, ranks, collective, dtype
-    known = [row.nbytes for row in COLLECTIVES if (row.machine, row.ranks, row.collective, row.dtype) == shape]
+    known = [
+        row.nbytes
+        for row in COLLECTIVES
+        if (row.machine, row.ranks, row.collective, row.dtype) == shape and not (row.group or row.beyond_bytes)
+    ]
     default = cluster.lnc == cluster.machine.chip.lnc[0]
     return default and bool(known) and min(known) <= nbytes <= max(known)
 

@@ -97,6 +97,17 @@ class Placed:
         loads_s = self._loads_s()
         return self.placement.first_of(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
 
+    def busy_s_per_slot(self) -> Floats:
+        """Return how long everything is busy with a slot's bytes in all rounds: reducers, memories, then wires."""
+        reducing, touched = np.zeros(self.placement.size), np.zeros(self.placement.size)
+        for one in self.rounds.rounds:
+            reducing += one.repeat * (one.added + one.local_added)
+            touched += one.repeat * (one.moving + one.adding + one.local)
+        memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
+        rate = self.placement.memory_bytes_per_s
+        memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
+        return np.concatenate([reducing * self.parameters.reduction_s_per_byte, memory_s, self._loads_s()])
+
     def _loads_s(self) -> Floats:
         """Return how long each wire carries a slot's bytes in all rounds."""
         size = max((len(one.load_s_per_byte) for one in self.each), default=0)

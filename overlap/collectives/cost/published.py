@@ -17,7 +17,10 @@ class Measurement:
 
     Attributes:
         machine: as `topology.cluster` spells it; machines of GPUs are the cost model's own.
-        ranks: all of them took part.
+        ranks: that took part.
+        group: which, in world ranks; all of the machine if empty.
+        beyond_bytes: if not 0, the figure is the time beyond that of so many bytes: of software whose fixed costs are
+            others by now.
         collective: its name.
         nbytes: of the whole vector: the larger one of a rank's input and output.
         dtype: of the elements.
@@ -31,8 +34,10 @@ class Measurement:
 
     machine: str
     ranks: int
+    group: tuple[int, ...] = ()
     collective: str
     nbytes: int
+    beyond_bytes: int = 0
     dtype: str = "float32"
     peer_direct: bool = True
     figure: float

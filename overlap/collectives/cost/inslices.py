@@ -1,0 +1,85 @@
+"""Phases that work on slice after slice: a flow each, on the wires, memories and reducers that they share.
+
+A phase takes its slices one after the other, each as soon as the phase before is done with it. While several phases
+work, they share what they all need, max-min fair, as messages on a wire do. What a phase is busy with most it has for
+itself as long as it works: its latencies cannot be hidden behind another phase on the same wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from .option import Part
+
+__all__ = ["Uses", "apart", "in_slices_s", "uses"]
+
+Uses: TypeAlias = tuple[tuple[float, ...], ...]
+"""(resources, phases) What each phase takes of a resource while it works, as a share of what it takes of its most."""
+
+# Shares that differ by less are the same: of nodes that are alike, whose sums were added up in another order.
+_DIGITS = 9
+
+
+def apart(phases: int) -> Uses:
+    """Return the uses of phases that share nothing."""
+    return tuple(tuple(float(row == column) for column in range(phases)) for row in range(phases))
+
+
+def uses(parts: Sequence[Part]) -> Uses:
+    """Return what some phases take of everything that can bound them together; what binds less than another is left
+    out.
+    """
+    busy_s = [part.placed.busy_s_per_slot() for part in parts]
+    width = max(len(each) for each in busy_s)
+    columns = []
+    for each in busy_s:
+        column = np.zeros(width)
+        column[: len(each)] = each
+        columns.append(column / max(column.max(initial=0.0), np.finfo(float).tiny))
+    rows = np.unique(np.round(np.stack(columns, axis=1), _DIGITS), axis=0)
+    kept = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
+    return tuple(tuple(row.tolist()) for row in kept)
+
+
+def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
+    """Return the time of `slices` pieces through phases that take `phases_s` for each piece alone.
+
+    With phases that share nothing it is sum(phases_s) + (slices - 1) * max(phases_s); with phases that all need the
+    same wires, slices * sum(phases_s).
+    """
+    now_s, count = 0.0, len(phases_s)
+    done = [0] * count  # slices that each phase is through with
+    left_s = list(phases_s)  # of the slice that it works on
+    while done[-1] < slices:
+        at_work = [p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1])]
+        rate = _rates(at_work, shared)
+        step_s = min(left_s[p] / rate[p] for p in at_work)
+        now_s += step_s
+        for p in at_work:
+            left_s[p] -= rate[p] * step_s
+            if left_s[p] <= 1e-12 * phases_s[p]:
+                done[p] += 1
+                left_s[p] = phases_s[p]
+    return now_s
+
+
+def _rates(at_work: Sequence[int], shared: Uses) -> dict[int, float]:
+    """Return how fast phases get on: all rise together until a resource is used up, then those that do not need it."""
+    rate = dict.fromkeys(at_work, 0.0)
+    rising = set(at_work)
+    while rising:
+        levels = [1.0 - max((rate[p] for p in rising), default=0.0)]
+        for row in shared:
+            by = sum(row[p] for p in rising)
+            if by > 0:
+                levels.append(max(0.0, (1.0 - sum(row[p] * rate[p] for p in at_work)) / by))
+        step = min(levels)
+        for p in rising:
+            rate[p] += step
+        full = [row for row in shared if sum(row[p] * rate[p] for p in at_work) >= 1.0 - 1e-9]
+        stopped = {p for p in rising if rate[p] >= 1.0 - 1e-9 or any(row[p] > 0 for row in full)}
+        rising -= stopped or rising
+    return rate

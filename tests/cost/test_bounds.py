@@ -1,0 +1,123 @@
+"""No price lies below what wires, memories or a node more allow, and pieces cost what they share."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import topology
+from overlap.collectives.cost.candidates import candidates
+from overlap.collectives.cost.inslices import apart, in_slices_s
+from overlap.collectives.generators.composed import KINDS
+from overlap.collectives.select import plan
+
+MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", "p5.48xlarge", "local")
+SIZES = st.integers(min_value=0, max_value=34).map(lambda power: 1 << power)
+ALL_REDUCE = ((1.0, 0.0, 1.0), (0.0, 1.0, 0.0))  # the first and the last phase have their wires in common
+
+
+def priced(op, machine, nbytes):
+    found, _ = candidates(op, machine, tuple(range(machine.world_size)), 0, None, True, None, False)
+    return [(option, option.price(nbytes)) for option in found]
+
+
+def cluster(name, nodes):
+    return topology.cluster(name, nodes=nodes, ranks=8 * nodes if name == "local" else None)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(MACHINES), st.sampled_from(KINDS), st.sampled_from((2, 3)), SIZES)
+def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
+    """All that an option puts on a wire, or moves in a memory, takes its time there, however it is cut."""
+    for option, price in priced(op, cluster(name, nodes), nbytes):
+        phases = option.phases(price.slices)
+        width = max((len(part.placed.busy_s_per_slot()) for part in phases), default=0)
+        busy = [0.0] * width
+        for part in phases:
+            each = part.placed.busy_s_per_slot() * (part.share * nbytes / part.placed.rounds.slots)
+            busy[: len(each)] = [a + b for a, b in zip(busy, each.tolist(), strict=False)]
+        size = phases[0].placed.placement.size if phases else 0
+        limits = busy[size:] if size else [0.0]  # reducers come first: a flat step may hide them
+        assert price.total_s >= max(limits) * (1 - 1e-9), option.label
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("p5.48xlarge", "all_reduce"),
+        ("p5.48xlarge", "reduce"),
+        *(
+            pytest.param(name, op, marks=pytest.mark.slow)
+            for name in ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge")
+            for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+        ),
+    ],
+)
+def test_more_nodes_never_take_less(name, op):
+    for nbytes in (1 << 10, 1 << 20, 1 << 26, 1 << 32):
+        times = [plan(op, nbytes, topology.cluster(name, nodes=nodes)).predicted_s for nodes in (1, 2, 4)]
+        assert times == sorted(times), nbytes
+
+
+def test_the_first_and_the_last_phase_share_their_wires():
+    """4 GiB on two nodes take longer than on one: what is inside is not overlapped with itself."""
+    one, two = (plan("all_reduce", 1 << 32, topology.cluster("trn2.48xlarge", nodes=n)).predicted_s for n in (1, 2))
+    assert 28e-3 < one < two
+
+
+def test_phases_that_share_nothing_follow_each_other_like_a_pipeline():
+    for slices in (1, 2, 3, 10):
+        assert in_slices_s((4.0, 6.0, 2.0), slices, apart(3)) == pytest.approx(12 + (slices - 1) * 6)
+
+
+@pytest.mark.parametrize(
+    ("phases_s", "expected_s"),
+    [
+        ((1.0, 0.0, 1.0), 6.0),  # only the shared wires: six phases, one after the other
+        ((1.0, 1.0, 1.0), 6.0),  # they are never idle: what is between is hidden
+        ((1.0, 2.0, 1.0), 8.0),  # nor is the one between: one phase before, three of 2 s, one behind
+        ((1.0, 4.0, 1.0), 14.0),
+    ],
+)
+def test_three_slices_of_an_all_reduce(phases_s, expected_s):
+    assert in_slices_s(phases_s, 3, ALL_REDUCE) == pytest.approx(expected_s)
+
+
+class Wires:
+    """Everything by hand, in small steps of time: who works takes an equal part of what several need."""
+
+    def __init__(self, phases_s, slices, shared):
+        self.left = {(piece, phase): phases_s[phase] for piece in range(slices) for phase in range(len(phases_s))}
+        self.shared = shared
+
+    def at_work(self):
+        first = [min(piece for piece, phase in self.left if phase == p) for p in {phase for _, phase in self.left}]
+        heads = zip(first, sorted({phase for _, phase in self.left}), strict=True)
+        return [(piece, phase) for piece, phase in heads if (piece, phase - 1) not in self.left]
+
+    def run(self, step_s):
+        now_s = 0.0
+        while self.left:
+            work = self.at_work()
+            for piece, phase in work:
+                users = [q for _, q in work if any(row[phase] and row[q] for row in self.shared)]
+                self.left[piece, phase] -= step_s / len(users)
+            now_s += step_s
+            self.left = {job: left for job, left in self.left.items() if left > step_s / 100}
+        return now_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 4), st.booleans())
+def test_pieces_take_what_their_execution_takes(phases, slices, common):
+    """Of a phase every wire is busy while it works, or none that another needs; steps are small against phases."""
+    shared = apart(len(phases))
+    if common:
+        shared = tuple(tuple(float(p in (0, len(phases) - 1)) for p in range(len(phases))) for _ in (0,)) + shared
+    executed_s = Wires([float(each) for each in phases], slices, shared).run(1 / 64)
+    assert in_slices_s([float(each) for each in phases], slices, shared) == pytest.approx(executed_s, abs=1 / 8)
+
+
+def test_short_vectors_are_not_cut_where_a_machine_says_so():
+    machine = topology.cluster("dl1.24xlarge x4")
+    assert plan("all_reduce", 32_000_000, machine).slices == 1
+    assert plan("all_gather", 1_024_000_000, machine).slices > 1
