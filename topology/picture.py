@@ -166,7 +166,7 @@ def _device_table(cluster: Cluster) -> str:
         [
             str(device),
             _ranks(cluster, device).removeprefix("ranks ").removeprefix("rank "),
-            ",".join(map(str, cluster.wiring.adjacent(device))) or "none",
+            _neighbours(cluster, device),
             str(_nic(cluster, device)) if cluster.nics_per_node else "none",
             str(numa[device]) if numa else "-",
             str(pcie[device]) if pcie else "-",
@@ -174,6 +174,13 @@ def _device_table(cluster: Cluster) -> str:
         for device in range(cluster.devices_per_node)
     ]
     return _table(["device", "ranks", "connected to", "nic", "numa", "pcie"], rows)
+
+
+def _neighbours(cluster: Cluster, device: int) -> str:
+    found = cluster.wiring.adjacent(device)
+    if len(found) > _WIDEST_ROW and len(found) == cluster.devices_per_node - 1:
+        return "all others"
+    return ",".join(map(str, found)) or "none"
 
 
 def _link_table(cluster: Cluster) -> str:

@@ -34,7 +34,8 @@ def congruence(cluster: Cluster, ranks: Sequence[int]) -> bytes | None:
     if len(ranks) > _MOST:
         return None
     placement = place(cluster, ranks)
-    routes = placement.routes(*np.nonzero(~np.eye(len(ranks), dtype=np.bool_)))
+    src, dst = np.nonzero(~np.eye(len(ranks), dtype=np.bool_))
+    routes = placement.routes(src, dst)
     wires, wire = _in_order(routes.wire)
     kinds = placement.wires().kind[wires].astype("U16")
     _, device = _in_order(placement.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -65,12 +65,13 @@ class Placement(ABC):
     memory_bytes_per_s: float | None = None
 
     @abstractmethod
-    def routes(self, src: Ints, dst: Ints) -> Routes:
+    def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
         """Return the wires from each `src` to the `dst` beside it.
 
         Args:
             src: (messages,) group ranks.
-            dst: (messages,) group ranks, none equal to its `src`.
+            dst: (messages,) group ranks, none equal to its `src`, but where it is far.
+            far: (messages,) which of them go to the like of `dst` in another node; none if None.
 
         Raises:
             TopologyError: If no wire joins two of them.
@@ -99,10 +100,10 @@ def place(cluster: Cluster, ranks: Sequence[int] | None = None) -> Placement:
     Raises:
         TopologyError: If a rank does not exist.
     """
-    group = tuple(range(cluster.world_size)) if ranks is None else tuple(ranks)
-    for rank in group:
-        cluster.place(rank)
-    return _OnCluster(_numbering(cluster), group)
+    group = np.asarray(range(cluster.world_size) if ranks is None else ranks, np.int64)
+    for rank in group[(group < 0) | (group >= cluster.world_size)].tolist():
+        cluster.place(rank)  # raises, and says why
+    return _OnCluster(cluster, group)
 
 
 def shifted(cluster: Cluster, wires: Ints, units: Ints) -> Ints:
@@ -129,13 +130,11 @@ class _Numbering:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        places = [cluster.place(rank) for rank in range(cluster.world_size)]
         bundles = max(1, min(cluster.nics_per_node, cluster.devices_per_node))
-        nic = [cluster.nic_of(rank) if cluster.nics_per_node else 0 for rank in range(cluster.world_size)]
-        self.core = np.array([place.core for place in places], np.int64)
-        self.device = np.array([place.node * cluster.devices_per_node + place.device for place in places], np.int64)
-        self.unit = self.device // (cluster.devices_per_node * cluster.servers)
-        self.nic = np.array([place.node * bundles + n for place, n in zip(places, nic, strict=True)], np.int64)
+        node, device, self.core = _places(cluster, np.arange(cluster.world_size))
+        self.device = node * cluster.devices_per_node + device
+        self.unit = node // cluster.servers
+        self.nic = node * bundles + device * bundles // cluster.devices_per_node
         self.first_nic = cluster.world_size * cluster.ranks_per_device
         self.first_link = self.first_nic + 2 * bundles * cluster.nodes
         self.links: list[Link] = []
@@ -196,9 +195,11 @@ class _Numbering:
     def _all_wires(self) -> Wires:
         cluster, network = self.cluster, self.cluster.machine.network
         chips, nics, outer = self.first_nic, self.first_link - self.first_nic, network.link if network else "none"
-        kind = np.array(["chip"] * chips + [outer] * nics + [link.kind for link in self.links])
-        latency_s = np.array([0.0] * self.first_link + [link.latency_s for link in self.links])
-        bytes_per_s = np.array([1.0] * self.first_link + [link.bandwidth_bytes_per_s for link in self.links])
+        kind = np.concatenate(
+            [np.full(chips, "chip"), np.full(nics, outer), np.array([link.kind for link in self.links], np.str_)]
+        )
+        latency_s = np.concatenate([np.zeros(self.first_link), [link.latency_s for link in self.links]])
+        bytes_per_s = np.concatenate([np.ones(self.first_link), [link.bandwidth_bytes_per_s for link in self.links]])
         if any(spec.kind == "chip" for spec in cluster.machine.links):
             latency_s[:chips], bytes_per_s[:chips] = cluster.latency_s("chip"), cluster.bandwidth_bytes_per_s("chip")
         if network:
@@ -206,6 +207,13 @@ class _Numbering:
             latency_s[self.first_nic : self.first_link : 2] = cluster.latency_s(network.link)
             bytes_per_s[outward] = cluster.bandwidth_bytes_per_s(network.link) * cluster.nics_per_bundle
         return Wires(kind=kind, latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+def _places(cluster: Cluster, ranks: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return node, device of the node, and core of each rank, as `RankMap.place` says them one by one."""
+    node, local = np.divmod(ranks, cluster.ranks_per_node)
+    device, core = np.divmod(local, cluster.ranks_per_device)
+    return node, device, core
 
 
 def _moved(link: Link, nodes: int) -> Link:
@@ -223,15 +231,21 @@ def _numbering(cluster: Cluster) -> _Numbering:
 
 
 class _OnCluster(Placement):
-    def __init__(self, numbering: _Numbering, ranks: Sequence[int]) -> None:
-        self._of, self._world = numbering, np.asarray(ranks, np.int64)
+    def __init__(self, cluster: Cluster, ranks: Ints) -> None:
+        self._cluster, self._world = cluster, ranks
         self.size = len(ranks)
-        machine = numbering.cluster.machine
+        machine = cluster.machine
+        node, device, _ = _places(cluster, ranks)
         # Ranks of the plain machine have a core each, and one memory for all of a node.
-        shares = numbering.unit if machine.devices is None else numbering.device
-        self.device = np.unique(shares[self._world], return_inverse=True)[1].astype(np.int64)
+        shares = node // cluster.servers if machine.devices is None else node * cluster.devices_per_node + device
+        self.device = np.unique(shares, return_inverse=True)[1].astype(np.int64)
         memory = machine.chip.memory_bytes_per_s or machine.collectives.usual.memory_bytes_per_s
         self.memory_bytes_per_s = memory.value if memory else None
+
+    @cached_property
+    def _of(self) -> _Numbering:
+        """Found out when a message is looked at first: a group as large as the world has many wires."""
+        return _numbering(self._cluster)
 
     def wires(self) -> Wires:
         return self._of.wires()
@@ -244,9 +258,10 @@ class _OnCluster(Placement):
         ends = (f"{p.role} {p.node}.{p.index}" if p.role != "fabric" else "fabric" for p in (link.src, link.dst))
         return " -> ".join(ends)
 
-    def routes(self, src: Ints, dst: Ints) -> Routes:
+    def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
         of, a, b = self._of, self._world[src], self._world[dst]
-        chip, far = of.device[a] == of.device[b], of.unit[a] != of.unit[b]
+        far = of.unit[a] != of.unit[b] if far is None else far
+        chip = (of.device[a] == of.device[b]) & ~far
         if far.any() and of.cluster.machine.network is None:
             row = int(np.argmax(far))
             of.cluster.route(int(a[row]), int(b[row]))  # raises, and says why

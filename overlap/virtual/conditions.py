@@ -12,6 +12,7 @@ from random import Random
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..collectives.placement import Ints, Placement, Routes, Wires
 from ..errors import UsageError
@@ -138,8 +139,8 @@ class _WithSlowWires(Placement):
         self._of, self._slow = placement, slow
         self._used: set[int] = set()
 
-    def routes(self, src: Ints, dst: Ints) -> Routes:
-        found = self._of.routes(src, dst)
+    def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
+        found = self._of.routes(src, dst, far)
         self._used.update(np.unique(found.wire).tolist())
         return found
 

@@ -34,19 +34,19 @@ def test_the_whole_page(run):
 all_gather of 1 MiB float32 on 64 ranks (0-63) of trn2.48xlarge
 
   mesh
-  predicted     26.7 us
-  why           7% faster than rdh (over 16 devices as a cube): 7.84 us less for
+  predicted     30.2 us
+  why           6% faster than rdh (over 16 devices as a cube): 7.84 us less for
                 starting steps, but 13.4 us more for bytes on wires
-  time goes to  7.14 us starting steps, 1.5 us latency, 18 us bytes on wires,
-                61.1 ns copies in memory
+  time goes to  3.5 us launch, 7.14 us starting steps, 1.5 us latency, 18 us
+                bytes on wires, 61.1 ns copies in memory
   steps         1
   bytes         1008 KiB sent by the busiest rank
   hops          1 neuronlink, on the longest way of every step
   busiest link  neuronlink device 0.0 -> device 0.1, 18 us of bytes
 
 alternatives:
-   28.5 us      +7%  rdh (over 16 devices as a cube)
-   59.4 us    +122%  recursive_doubling
+     32 us      +6%  rdh (over 16 devices as a cube)
+   62.9 us    +108%  recursive_doubling
   and 4 slower ones (--top 6)
   swing does not apply: it needs one rank on each device of a torus, in order
   bucket does not apply: it needs one rank on each device of a torus, in order

@@ -85,7 +85,8 @@ def test_ascii_is_ascii_and_no_line_ends_in_a_blank(name):
     text = draw(topology.cluster(name), ascii=True)
     assert text.isascii()
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
-    assert "device 0" in text
+    assert ("device 0" in text) == (topology.cluster(name).devices_per_node <= 16)
+    assert ("all others" in text) == (16 < topology.cluster(name).devices_per_node < 100)
 
 
 def test_unused_devices_and_large_machines():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..generators import GENERATORS, generate
+from ..generators.composed import KINDS
 from ..generators.families import READINGS, SLICED
 from ..generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
 from ..placement import Placement
@@ -19,7 +20,7 @@ from .rings import ring_rounds
 from .rounds import Rounds, rounds
 from .sliced import Sliced
 
-__all__ = ["ELSEWHERE", "Expansion", "PlanRequest", "expanded", "fitted", "flat_options"]
+__all__ = ["ELSEWHERE", "WIDE", "Expansion", "PlanRequest", "expanded", "fitted", "flat_options", "too_wide"]
 
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
@@ -27,6 +28,9 @@ ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 # Beyond this many ranks tables of p * p messages are neither generated nor costed where others exist.
 _MOST_DIRECT = 512
 _DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
+# Beyond this many ranks of equal nodes nothing is looked at that takes no notice of nodes, but the direct exchange: it
+# alone sends less than what has two levels.
+_MOST_LEVEL = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +88,26 @@ def flat_options(
     for algorithm in GENERATORS[request.collective]:
         if algorithm in ELSEWHERE or not request.considers(algorithm):
             continue
+        if too_wide(request):
+            rejected.append(Rejected(algorithm=algorithm, why=WIDE))
+            continue
         found = expanded(request, algorithm, slices=1)
         if isinstance(found, Rejected):
             rejected.append(found)
         else:
             options.append(_option(algorithm, found, placement, parameters))
     return options, rejected
+
+
+def too_wide(request: PlanRequest) -> bool:
+    """Return whether a group has so many ranks that only what has two levels is looked at, and has two levels."""
+    g = request.geometry
+    named = request.algorithm is not None or request.exact
+    return not named and request.collective in KINDS and g.size > _MOST_LEVEL and g.why_not_by_node() is None
+
+
+WIDE = f"of more than {_MOST_LEVEL} ranks only what has two levels is looked at"
+"""Why what takes no notice of nodes is left out of large groups."""
 
 
 def _option(algorithm: str, found: Expansion, placement: Placement, parameters: Parameters) -> Option:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from topology import Cluster, Grid, TopologyError
 
@@ -31,38 +34,51 @@ class Geometry:
     @cached_property
     def devices(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each device, devices and ranks ascending as in the world."""
-        return self._by(lambda rank: (self.cluster.place(rank).node, self.cluster.place(rank).device))
+        local, node = self._world % self.cluster.ranks_per_node, self._world // self.cluster.ranks_per_node
+        return self._by(node * self.cluster.devices_per_node + local // self.cluster.ranks_per_device)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
         """Group ranks of each node."""
-        return self._by(lambda rank: (self.cluster.place(rank).node, 0))
+        return self._by(self._world // self.cluster.ranks_per_node)
 
-    @property
+    @cached_property
     def units(self) -> int:
         """How many sets of devices that only the network joins."""
-        return len({self.cluster.place(rank).node // self.cluster.servers for rank in self.ranks})
+        return len(np.unique(self._world // self.cluster.ranks_per_node // self.cluster.servers))
 
-    def _by(self, key: Callable[[int], tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-        found: dict[tuple[int, int], list[int]] = {}
-        for rank, index in sorted((rank, index) for index, rank in enumerate(self.ranks)):
-            found.setdefault(key(rank), []).append(index)
-        return tuple(tuple(found[place]) for place in sorted(found))
+    @cached_property
+    def _world(self) -> NDArray[np.int64]:
+        return np.asarray(self.ranks, np.int64)
 
-    def why_not_by_node(self) -> str | None:
-        """Return why the group is not the same ranks of several nodes, numbered node by node; None if it is."""
+    def _by(self, key: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+        """Return group ranks by a key that rises with the rank, in the order of the world."""
+        order = np.argsort(self._world, kind="stable")
+        bounds = np.flatnonzero(np.diff(key[order])) + 1
+        return tuple(tuple(each.tolist()) for each in np.split(order, bounds))
+
+    @cached_property
+    def _why_not_by_node(self) -> str | None:
         if len(self.nodes) < 2:
             return "all ranks are on one node"
         if len({len(node) for node in self.nodes}) > 1:
             return "nodes have different numbers of ranks"
         if len(self.nodes[0]) < 2:
             return "nodes have one rank each"
-        if [rank for node in self.nodes for rank in node] != list(range(self.size)):
+        if (np.diff(self._world) < 0).any():
             return "ranks are not numbered node by node"
         return None
 
+    def why_not_by_node(self) -> str | None:
+        """Return why the group is not the same ranks of several nodes, numbered node by node; None if it is."""
+        return self._why_not_by_node
+
     def why_no_cube(self) -> str | None:
         """Return why devices are no corners of a cube; None if they are."""
+        return self._why_no_cube
+
+    @cached_property
+    def _why_no_cube(self) -> str | None:
         if self.units > 1:
             return "only the network joins its nodes"
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import TypedDict
 
 from ..generators import generate
 from ..generators.composed import KINDS
@@ -17,7 +18,10 @@ from .geometry import Geometry
 from .option import Part, Rejected
 from .parameters import Parameters
 from .phased import Phased
-from .placed import on
+from .placed import Placed, on
+from .regular import regular_rounds
+from .rounds import Rounds
+from .stage import Sample, Stage
 
 __all__ = ["two_level_options"]
 
@@ -34,6 +38,10 @@ _BETWEEN: Mapping[str, tuple[str, ...]] = {
     "scatter": SCATTERS,
 }
 _FITTED_INSIDE = (*READINGS, "broadcast", "reduce")
+
+
+class _Figures(TypedDict):
+    parameters: Parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,22 +76,60 @@ class _Levels:
         """One rank of each node stands for all."""
         return self.request.geometry.part(self.places[0])
 
-    def all_nodes(self, collective: str, algorithms: Sequence[str], *, continues: bool = False) -> dict[str, Part]:
+    @cached_property
+    def stage(self) -> Stage:
+        """What has to be looked at to know what a phase takes."""
+        return Stage.of(self.request.geometry, self.placement, self.home[0])
+
+    def all_nodes(
+        self, collective: str, algorithms: Sequence[str], *, folded: bool, continues: bool = False
+    ) -> dict[str, Part]:
         """Put a phase inside all nodes on the machine, with each algorithm that applies."""
-        return self._phases(collective, algorithms, self.inside, self.nodes, continues=continues)
+        of_one = self.stage.inside(folded)
+        return self._phases(collective, algorithms, self.inside, self.nodes, of_one, continues=continues)
 
     def root_node(self, collective: str) -> dict[str, Part]:
         """Put a phase inside the root's node on the machine."""
         (home, place), last = self.home, self.request.collective == "reduce"
         copies = place if self.request.collective == "broadcast" else None
+        of_one = self.stage.inside(False)
         return self._phases(
-            collective, SCATTERS, self.inside, [self.nodes[home]], root=place, continues=last, copies=copies
+            collective, SCATTERS, self.inside, [self.nodes[home]], of_one, root=place, continues=last, copies=copies
         )
 
-    def across(self, collective: str, *, share: float) -> dict[str, Part]:
-        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector."""
-        algorithms = _BETWEEN[collective]
-        return self._phases(collective, algorithms, self.between, self.places, share=share, root=self.home[0])
+    def across(self, collective: str, *, share: float) -> Iterator[tuple[str, Part, bool]]:
+        """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
+
+        Yields:
+            An algorithm, the phase, and whether one node stands for all in it.
+        """
+        for algorithm in _BETWEEN[collective]:
+            alike = regular_rounds(collective, algorithm, len(self.nodes)) if self.stage.folds else None
+            if alike is None:
+                of_some = self.stage.between()
+                found = self._phases(
+                    collective, [algorithm], self.between, self.places, of_some, share=share, root=self.home[0]
+                )
+                yield from ((name, part, False) for name, part in found.items())
+            else:
+                yield algorithm, self._folded(collective, algorithm, alike, share), True
+
+    def _folded(self, collective: str, algorithm: str, alike: Rounds, share: float) -> Part:
+        """Put one node's part of a phase between nodes on the machine."""
+        placement, local_size = self.stage.node, len(self.places)
+        model = on(placement, alike.copied([[place] for place in range(local_size)], local_size), **self._figures)
+        return Part(lambda: self._whole(collective, algorithm), share, model=model)
+
+    def _whole(self, collective: str, algorithm: str) -> Placed:
+        """Put all of a phase between nodes on the machine."""
+        request = PlanRequest(collective=collective, geometry=self.between)
+        found = expanded(request, algorithm)
+        assert not isinstance(found, Rejected)
+        return on(self.placement, found.rounds.copied(self.places, self.request.geometry.size), **self._figures)
+
+    @property
+    def _figures(self) -> _Figures:
+        return {"parameters": self.parameters}
 
     def _phases(
         self,
@@ -91,6 +137,7 @@ class _Levels:
         algorithms: Sequence[str],
         geometry: Geometry,
         groups: Sequence[Sequence[int]],
+        model: Sample | None,
         *,
         share: float = 1.0,
         root: int = 0,
@@ -104,21 +151,33 @@ class _Levels:
             if not isinstance(found, Rejected):
                 asked = found.rounds.continued() if continues else found.rounds
                 asked = asked if copies is None else asked.after_copy(copies)
-                copied = asked.copied(groups, self.request.geometry.size)
-                phases[algorithm] = Part(on(self.placement, copied, parameters=self.parameters), share)
+                phases[algorithm] = self._part(asked, groups, model, share)
         return phases
+
+    def _part(self, asked: Rounds, groups: Sequence[Sequence[int]], model: Sample | None, share: float) -> Part:
+        def whole() -> Placed:
+            return on(self.placement, asked.copied(groups, self.request.geometry.size), **self._figures)
+
+        if model is None:
+            return Part(whole(), share)
+        copied = asked.copied(model.groups, model.placement.size)
+        return Part(whole, share, model=on(model.placement, copied, **self._figures))
 
     def maker(self, intra: str, inter: str, scatter: str | None) -> Callable[[int], Schedule]:
         """Return what generates the table of these algorithms for a number of slices."""
-        collective, size = self.request.collective, self.request.geometry.size
-        make = partial(generate, collective, "hierarchical", size, root=self.request.root)
-        # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
-        near = fitted(intra, self.inside)[1] if collective in _FITTED_INSIDE else {}
-        far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
-        levels = partial(make, nodes=len(self.nodes), intra=intra, inter=inter, intra_options=near, inter_options=far)
-        if scatter is None:
-            return lambda slices: levels(slices=slices)
-        return lambda slices: levels(slices=slices, scatter=scatter)
+
+        def make(slices: int) -> Schedule:
+            collective, g = self.request.collective, self.request.geometry
+            # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
+            near = fitted(intra, self.inside)[1] if collective in _FITTED_INSIDE else {}
+            far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
+            levels = partial(
+                generate, collective, "hierarchical", g.size, root=self.request.root, nodes=len(self.nodes)
+            )
+            fitting = partial(levels, intra=intra, inter=inter, intra_options=near, inter_options=far, slices=slices)
+            return fitting() if scatter is None else fitting(scatter=scatter)
+
+        return make
 
 
 def two_level_options(
@@ -159,9 +218,16 @@ def _combined(levels: _Levels) -> Iterator[_Combination]:
 
 
 def _spread(levels: _Levels, collective: str) -> Iterator[_Combination]:
-    before = levels.all_nodes("reduce_scatter", _GATHERS) if collective != "all_gather" else {}
-    after = levels.all_nodes("all_gather", _GATHERS, continues=True) if collective != "reduce_scatter" else {}
-    for inter, middle in levels.across(collective, share=1 / len(levels.places)).items():
+    ends: dict[bool, tuple[dict[str, Part], dict[str, Part]]] = {}
+    for inter, middle, folded in levels.across(collective, share=1 / len(levels.places)):
+        if folded not in ends:
+            ends[folded] = (
+                levels.all_nodes("reduce_scatter", _GATHERS, folded=folded) if collective != "all_gather" else {},
+                levels.all_nodes("all_gather", _GATHERS, folded=folded, continues=True)
+                if collective != "reduce_scatter"
+                else {},
+            )
+        before, after = ends[folded]
         for intra in before or after:
             parts = tuple(part for part in (before.get(intra), middle, after.get(intra)) if part is not None)
             yield f"{intra} inside nodes, {inter} between", parts, levels.maker(intra, inter, None)
@@ -169,9 +235,10 @@ def _spread(levels: _Levels, collective: str) -> Iterator[_Combination]:
 
 def _from_root(levels: _Levels, collective: str) -> Iterator[_Combination]:
     backwards = collective == "reduce"
-    wide = levels.all_nodes("reduce_scatter" if backwards else "all_gather", _GATHERS, continues=not backwards)
+    spreading = "reduce_scatter" if backwards else "all_gather"
+    wide = levels.all_nodes(spreading, _GATHERS, folded=False, continues=not backwards)
     ends = levels.root_node("gather" if backwards else "scatter")
-    for inter, middle in levels.across(collective, share=1 / len(levels.places)).items():
+    for inter, middle, _ in levels.across(collective, share=1 / len(levels.places)):
         for intra, spread in wide.items():
             for scatter, end in ends.items():
                 parts = (spread, middle, end) if backwards else (end, middle, spread)
@@ -180,10 +247,12 @@ def _from_root(levels: _Levels, collective: str) -> Iterator[_Combination]:
 
 
 def _blockwise(levels: _Levels, collective: str) -> Iterator[_Combination]:
-    everywhere = collective == "all_to_all"
-    near = levels.all_nodes(collective, _EXCHANGES) if everywhere else levels.root_node(collective)
-    far = levels.across(collective, share=1.0 if everywhere else 1 / len(levels.places))
-    for inter, middle in far.items():
-        for intra, part in near.items():
+    everywhere, near = collective == "all_to_all", dict[bool, dict[str, Part]]()
+    for inter, middle, folded in levels.across(collective, share=1.0 if everywhere else 1 / len(levels.places)):
+        if folded not in near:
+            near[folded] = (
+                levels.all_nodes(collective, _EXCHANGES, folded=folded) if everywhere else levels.root_node(collective)
+            )
+        for intra, part in near[folded].items():
             parts = (middle, part) if collective == "gather" else (part, middle)
             yield f"{intra} inside nodes, {inter} between", parts, levels.maker(intra, inter, None)

@@ -32,14 +32,12 @@ def uses(parts: Sequence[Part]) -> Uses:
     """Return what some phases take of everything that can bound them together; what binds less than another is left
     out.
     """
-    busy_s = [part.placed.busy_s_per_slot() for part in parts]
-    width = max(len(each) for each in busy_s)
-    columns = []
-    for each in busy_s:
-        column = np.zeros(width)
-        column[: len(each)] = each
-        columns.append(column / max(column.max(initial=0.0), np.finfo(float).tiny))
-    rows = np.unique(np.round(np.stack(columns, axis=1), _DIGITS), axis=0)
+    busy_s = [part.busy_s_per_slot for part in parts]
+    busy = np.zeros((max(len(each) for each in busy_s), len(parts)))
+    for column, each in enumerate(busy_s):
+        busy[: len(each), column] = each
+    used = busy[busy.any(axis=1)] / np.maximum(busy.max(axis=0, initial=0.0), np.finfo(float).tiny)
+    rows = np.unique(np.round(used, _DIGITS), axis=0)
     kept = [row for row in rows if not ((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()]
     return tuple(tuple(row.tolist()) for row in kept)
 

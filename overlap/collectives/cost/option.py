@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import inf
 
+from ..placement import Floats
 from ..schedule import Schedule
 from .maxplus import CostBreakdown, cost
 from .placed import Placed
@@ -47,30 +48,59 @@ class Part:
     """A phase on a machine. Options that have it in common share its times.
 
     Attributes:
-        placed: what travels.
+        model: what travels, as far as it has to be looked at to know the time: where all nodes do the same, one of
+            them.
         share: of the vector's bytes that it works on.
     """
 
-    def __init__(self, placed: Placed, share: float = 1.0) -> None:
-        self.placed, self.share = placed, share
+    def __init__(
+        self, placed: Placed | Callable[[], Placed], share: float = 1.0, *, model: Placed | None = None
+    ) -> None:
+        """Make a phase.
+
+        Args:
+            placed: What travels, or what finds it out; then there is a model.
+            share: Of the vector's bytes that it works on.
+            model: What stands for it; all of it if None.
+        """
+        self._placed, self.share = placed, share
+        if model is None:
+            assert isinstance(placed, Placed)
+            model = placed
+        self.model = model
         # Steps overlap where ranks are not in step with each other: what they share bounds the whole all the same.
-        self._least_s_per_byte = max(placed.memory_s_per_byte(), placed.busiest_s_per_byte())
+        self._least_s_per_byte = max(model.memory_s_per_byte(), model.busiest_s_per_byte())
         self._known: dict[float, float] = {}
+        self._busy: Floats | None = None
+
+    @property
+    def busy_s_per_slot(self) -> Floats:
+        """How long each reducer, memory and wire is busy, for each byte of a slot."""
+        if self._busy is None:
+            self._busy = self.model.busy_s_per_slot()
+        return self._busy
+
+    @property
+    def placed(self) -> Placed:
+        """What travels, of all ranks."""
+        if not isinstance(self._placed, Placed):
+            self._placed = self._placed()
+        return self._placed
 
     def total_s(self, nbytes: float) -> float:
         """Return the time for a vector of `nbytes`."""
         if nbytes not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[nbytes] = max(cost(self.placed, self.share * nbytes).total_s, self._least_s(nbytes))
+            self._known[nbytes] = max(cost(self.model, self.share * nbytes).total_s, self._least_s(nbytes))
         return self._known[nbytes]
 
     def _least_s(self, nbytes: float) -> float:
-        return self.placed.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
+        return self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
         """Return where that time goes."""
-        found = cost(self.placed, self.share * nbytes, explain=True).breakdown
+        found = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert found is not None
         total_s = sum(getattr(found, each.name) for each in fields(found))
         return replace(found, memory_s=found.memory_s + max(self._least_s(nbytes) - total_s, 0.0))
@@ -122,27 +152,27 @@ class Option(ABC):
     @property
     def steps(self) -> int:
         """Steps in which anything travels, with the data in one piece."""
-        return sum(part.placed.rounds.steps for part in self.parts)
+        return sum(part.model.rounds.steps for part in self.parts)
 
     @property
     def sent_share(self) -> float:
         """Bytes that the busiest rank sends, over the bytes of the vector."""
-        return sum(part.share * part.placed.rounds.sent_share for part in self.parts)
+        return sum(part.share * part.model.rounds.sent_share for part in self.parts)
 
     def hops(self) -> dict[str, int]:
         """Count the wires that the longest way of every step crosses, by kind."""
         total: dict[str, int] = {}
         for part in self.parts:
-            for kind, count in part.placed.hops().items():
+            for kind, count in part.model.hops().items():
                 total[kind] = total.get(kind, 0) + count
         return total
 
     def busiest_wire(self) -> tuple[Placed, int, float] | None:
         """Return the wire that is busy longest, and how long for each byte of the vector; None if nothing travels."""
-        busy_s = {part: part.share * part.placed.busiest_s_per_byte() for part in self.parts}
+        busy_s = {part: part.share * part.model.busiest_s_per_byte() for part in self.parts}
         part = max(busy_s, key=lambda each: busy_s[each], default=None)
-        wire = part.placed.busiest_wire() if part else None
-        return None if part is None or wire is None else (part.placed, wire, busy_s[part])
+        wire = part.model.busiest_wire() if part else None
+        return None if part is None or wire is None else (part.model, wire, busy_s[part])
 
 
 class Flat(Option):

@@ -48,7 +48,8 @@ class PlacedRound:
         """Return (messages,) how long each has bytes on its busiest wire, for so many bytes of a slot."""
         alone_s = self.wire_s_per_byte * slot_bytes
         for which, sizes, shares in self.curves:
-            share = np.interp(np.log(np.maximum(self.round.sent[which] * slot_bytes, 1.0)), sizes, shares)
+            length = self.round.sent[which] / (1.0 if self.round.count is None else self.round.count[which])
+            share = np.interp(np.log(np.maximum(length * slot_bytes, 1.0)), sizes, shares)
             alone_s[which] *= shares.max() / share
         return alone_s
 
@@ -129,20 +130,20 @@ def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, 
     Raises:
         TopologyError: If no wire joins two ranks that talk.
     """
-    routes = [placement.routes(one.src, one.dst) for one in rounds.rounds]
+    routes = [placement.routes(one.src, one.dst, one.far) for one in rounds.rounds]
     wires = placement.wires()
+    rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
     each = tuple(
-        _placed(one, way, wires, placement, parameters, contention)
+        _placed(one, way, wires, rate, placement, parameters, contention)
         for one, way in zip(rounds.rounds, routes, strict=True)
     )
     return Placed(rounds=rounds, placement=placement, parameters=parameters, each=each)
 
 
 def _placed(
-    one: Round, way: Routes, wires: Wires, placement: Placement, parameters: Parameters, contention: bool
+    one: Round, way: Routes, wires: Wires, rate: Floats, placement: Placement, parameters: Parameters, contention: bool
 ) -> PlacedRound:
     hops, start = np.diff(way.first), way.first[:-1]
-    rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
     sent = np.repeat(one.sent, hops)
     load = np.bincount(way.wire, sent, len(rate)) / rate
     taken = load[way.wire] if contention else sent / rate[way.wire]
@@ -177,7 +178,7 @@ def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> F
     """Return how much later each message is there because others come to the same rank."""
     if not parameters.incast_s or not len(one.dst):
         return np.zeros(len(one.dst))
-    others = np.bincount(one.dst)[one.dst] - 1
+    others = np.bincount(one.dst, one.count)[one.dst] - 1
     return others * parameters.incasts_s(wires.kind[way.wire[way.first[1:] - 1]])
 
 
@@ -206,7 +207,7 @@ def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Fl
     """Return what a sender spends on each message and on issuing its others."""
     outward = wires.kind[way.wire[way.first[:-1]]]
     gap_s = parameters.gaps_s(outward)
-    total = np.bincount(one.src, gap_s, len(one.added))
+    total = np.bincount(one.src, gap_s if one.count is None else one.count * gap_s, len(one.added))
     return parameters.starts_s(outward) + np.maximum(total[one.src] - gap_s, 0.0)
 
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from ..generators import generate
-from ..generators.scattered import SCATTERS, handing_steps
-from ..pipeline import pipelined
+from ..generators.scattered import SCATTERS
 from ..placement import Placement
 from ..schedule import Schedule
-from .flat import PlanRequest, expanded, fitted
+from .flat import WIDE, PlanRequest, expanded, fitted, too_wide
 from .option import Part, Rejected
 from .parameters import Parameters
 from .phased import Phased
@@ -29,8 +28,8 @@ def rooted_options(
 ) -> tuple[list[Phased], list[Rejected]]:
     """Compose every way to hand out with every way to gather.
 
-    Phases are costed as if each were a collective of its own. That a rank
-    which has handed something on need not get it again makes the table a little faster.
+    Phases are costed as if each were a collective of its own, and their wires are the same, so nothing is pipelined.
+    That a rank which has handed something on need not get it again makes the table a little faster.
 
     Returns:
         All combinations, or why there are none.
@@ -38,6 +37,8 @@ def rooted_options(
     algorithm = _NAMES.get(request.collective)
     if algorithm is None or not request.considers(algorithm):
         return [], []
+    if too_wide(request):
+        return [], [Rejected(algorithm=algorithm, why=WIDE)]
     if request.geometry.size < 2:
         return [], [Rejected(algorithm=algorithm, why="a rank alone has nobody to hand anything to")]
     figures, backwards = replace(parameters, launch_s=0.0), algorithm == "reduce_scatter_gather"
@@ -50,7 +51,7 @@ def rooted_options(
                 ((spread, end), f"{gather}, {scatter}") if backwards else ((end, spread), f"{scatter}, {gather}")
             )
             make = partial(_make, request, algorithm, gather, scatter)
-            options.append(Phased(algorithm, detail, parts, parameters, make, most_slices=parameters.most_slices))
+            options.append(Phased(algorithm, detail, parts, parameters, make, most_slices=1))
     return options, []
 
 
@@ -75,8 +76,9 @@ def _begun(asked: Rounds, collective: str, root: int) -> Rounds:
 
 
 def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slices: int) -> Schedule:
+    assert slices == 1, "phases that share their wires are not pipelined"
     g = request.geometry
-    whole = generate(
+    return generate(
         request.collective,
         algorithm,
         g.size,
@@ -85,6 +87,3 @@ def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slice
         scatter=scatter,
         gather_options=fitted(gather, g)[1],
     )
-    handing = handing_steps(g.size, scatter)
-    second = whole.steps - handing if request.collective == "reduce" else handing
-    return pipelined(whole, [0, second], slices)

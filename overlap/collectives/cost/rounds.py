@@ -38,6 +38,8 @@ class Round:
         moving: (size,) reads and writes of each rank's memory for copies.
         adding: (size,) reads and writes of each rank's memory for reductions.
         local: (size,) reads and writes of each rank's memory before its first message.
+        count: (messages,) how many messages each row stands for; one if None.
+        far: (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
     """
 
     repeat: int
@@ -49,6 +51,8 @@ class Round:
     moving: Floats
     adding: Floats
     local: Floats
+    count: Floats | None = None
+    far: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +121,8 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
         src=src[order],
         dst=dst[order],
         sent=np.tile(one.sent, len(plays))[order],
+        count=None if one.count is None else np.tile(one.count, len(plays))[order],
+        far=None if one.far is None else np.tile(one.far, len(plays))[order],
         added=spread(one.added),
         local_added=spread(one.local_added),
         moving=spread(one.moving),

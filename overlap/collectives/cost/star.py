@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..placement import Ints, Placement, Routes, Wires
 
@@ -23,7 +24,7 @@ class Star(Placement):
         self.size, self.device = size, np.arange(size, dtype=np.int64)
         self._latency_s, self._bytes_per_s = latency_s, bytes_per_s
 
-    def routes(self, src: Ints, dst: Ints) -> Routes:
+    def routes(self, src: Ints, dst: Ints, far: NDArray[np.bool_] | None = None) -> Routes:
         """Return one way up and one way down for each message."""
         wire = np.stack([2 * np.asarray(src, np.int64), 2 * np.asarray(dst, np.int64) + 1], axis=1)
         return Routes(first=np.arange(0, wire.size + 1, 2), wire=wire.reshape(-1))

@@ -1,0 +1,100 @@
+"""What has to be looked at of a group of equal nodes to know what a phase takes: a few of its ranks stand for all.
+
+Inside nodes one node stands for all. Between nodes, where all nodes do the same, one node stands for all; where they do
+not, as in a tree, the ranks that share one set of adapters stand for those that share others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..placement import Placement, place
+from .geometry import Geometry
+
+__all__ = ["Sample", "Stage"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """Some ranks that stand for all.
+
+    Attributes:
+        placement: of these ranks.
+        groups: those that do a phase at once, as numbers in the placement.
+    """
+
+    placement: Placement
+    groups: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A group of equal nodes.
+
+    Attributes:
+        geometry: of the group.
+        placement: of the group.
+        home: the node that stands for all.
+        folds: whether one stands for all: they have the same places, and only the network joins them.
+    """
+
+    geometry: Geometry
+    placement: Placement
+    home: int
+    folds: bool
+
+    @classmethod
+    def of(cls, geometry: Geometry, placement: Placement, home: int) -> Stage:
+        """Look at a group."""
+        cluster, ranks = geometry.cluster, geometry.ranks
+        places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
+        folds = cluster.servers == 1 and len(places) == 1 and cluster.machine.network is not None
+        return cls(geometry=geometry, placement=placement, home=home, folds=folds)
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
+        """World ranks of the home node."""
+        return tuple(self.geometry.ranks[index] for index in self.geometry.nodes[self.home])
+
+    @cached_property
+    def node(self) -> Placement:
+        """The home node alone, where it has one neighbour in the network: of more, nothing is different."""
+        cluster = self.geometry.cluster
+        two = replace(cluster, nodes=2, world_size=2 * cluster.ranks_per_node)
+        return place(two, [rank % cluster.ranks_per_node for rank in self._ranks])
+
+    @cached_property
+    def _bundle(self) -> tuple[int, ...]:
+        """The first places of a node, as many as share adapters; all of them if others are not like these."""
+        cluster = self.geometry.cluster
+        sets: dict[int, list[int]] = {}
+        for number, rank in enumerate(self._ranks):
+            sets.setdefault(cluster.nic_of(rank), []).append(number)
+        whole = len(self._ranks) == cluster.ranks_per_node and cluster.devices_per_node % len(sets) == 0
+        return tuple(sets[min(sets)]) if whole else tuple(range(len(self._ranks)))
+
+    @cached_property
+    def _some(self) -> tuple[Placement, dict[int, int]]:
+        """The home node and the first places of all others, and where each of the group's ranks is among them."""
+        nodes = self.geometry.nodes
+        chosen = list(nodes[self.home])
+        chosen += [node[place] for number, node in enumerate(nodes) if number != self.home for place in self._bundle]
+        world = tuple(self.geometry.ranks[index] for index in chosen)
+        return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
+
+    def inside(self, folded: bool) -> Sample | None:
+        """Return who stands for phases inside nodes: the home node, alone or among those that stand for others."""
+        if not self.folds:
+            return None
+        size = len(self._ranks)
+        return Sample(placement=self.node if folded else self._some[0], groups=[range(size)])
+
+    def between(self) -> Sample | None:
+        """Return who stands for phases between nodes in which these differ."""
+        if not self.folds:
+            return None
+        placement, number = self._some
+        groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._bundle]
+        return Sample(placement=placement, groups=groups)
