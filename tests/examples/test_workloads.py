@@ -11,43 +11,42 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 TRANSFORMER = """\
-1,207,959,552 weights on 64 ranks: a step takes 1039.425928 ms,
+1,207,959,552 weights on 64 ranks: a step takes 1039.418993 ms,
 246.29 samples per second
 """
 
 BERT = """\
 samples      compute in ms  host copies  Peer Direct  ratio   error
 published                          391.44       674.73   1.72
-3 x 32           26607.080438       391.44       415.03   1.06  -38.5%
-1 x 32            8428.054317       391.44       421.92   1.08  -37.5%
-1 x 8              580.108272       391.44       550.54   1.41  -18.4%
-no compute at all                                        1.59
+4 x 24           25990.433770       391.44       422.37   1.08  -37.4%
+1 x 8              835.096605       391.44       550.54   1.41  -18.4%
+no compute at all                                        1.74
 """
 
 TENSOR_PARALLEL = """\
 instances  replicas  gradients at the end  gradients at once
-        1         4         171.731408 ms      165.257576 ms
-       16        64         196.390552 ms      167.688081 ms
+        1         4         187.392712 ms      179.492792 ms
+       16        64         220.446920 ms      190.189430 ms
 """
 
 TWO_STREAMS = """\
 streams  layers ahead  step (ms)
-      1             0  69.870600
-      2             0  69.482856
-      1             1  42.227470
-      2             1  41.451982
-      1             2  42.227470
-      2             2  40.698096
+      1             0  58.751820
+      2             0  58.562520
+      1             1  31.866787
+      2             1  31.419723
+      1             2  32.625094
+      2             2  30.968078
 """
 
 STRATEGIES = """\
 strategy       step (ms)  exposed (ms)  memory (GiB)
-data parallel     72.227         2.039         8.000
-ZeRO-1            51.548         2.055         4.062
-ZeRO-2            51.548         2.055         2.094
-ZeRO-3            51.548         2.055         0.125
+data parallel     72.218         2.030         8.000
+ZeRO-1            51.554         2.060         4.062
+ZeRO-2            51.554         2.060         2.094
+ZeRO-3            51.554         2.060         0.125
 tensor x data     55.749         1.112         2.000
-1F1B x data       98.820        10.860         2.000
+1F1B x data       98.903        10.943         2.000
 """
 
 NAIVE_AND_OVERLAPPED = """\

@@ -86,7 +86,7 @@ def test_ascii_is_ascii_and_no_line_ends_in_a_blank(name):
     assert text.isascii()
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
     assert ("device 0" in text) == (topology.cluster(name).devices_per_node <= 16)
-    assert ("all others" in text) == (16 < topology.cluster(name).devices_per_node < 100)
+    assert ("all others" in text) == (16 < topology.cluster(name).devices_per_node < 65)
 
 
 def test_unused_devices_and_large_machines():
