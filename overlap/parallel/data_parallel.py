@@ -79,7 +79,8 @@ class DataParallel(Bucketed[Reduction]):
             group: Ranks to average over; by default all.
             bucket_bytes: When a bucket is full. By default 1 MiB for the first and 25 MiB for the others, and gradients
                 of 1 MiB and more travel alone. "auto" replays recorded steps with other sizes and orders on the virtual
-                clock, and takes the best; it needs loops that await `step()`, and real time.
+                clock, and takes the best: in the first `await model.step()`, or `finish()`, once there are five. It
+                needs real time, and as many steps of all ranks.
             order: "forward" lets the weights that forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of all_reduce; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits whatever buckets, order, bound, algorithm
@@ -232,7 +233,7 @@ class DataParallel(Bucketed[Reduction]):
     async def _tune(self) -> None:
         """Choose buckets and order, the same on all ranks."""
         assert self._tuner is not None
-        await self.finish()
+        await self.settle()
         told = await self._tuner.choose() if self.group.rank == 0 else None
         choice = Choice.told(await self.group.broadcast(told, name="choice of buckets"))
         if self.group.rank == 0:
@@ -245,6 +246,8 @@ class DataParallel(Bucketed[Reduction]):
         self._plan()
 
     async def _whole(self) -> object:
+        if self._tuner is not None and self.steps >= RECORDED:
+            await self._tune()
         await self.settle()
         return rebuild(self._like, self._parameters.views)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from sys import _getframe
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .agreement import agreement
 from .ahead import Ahead
 from .buckets import BucketPlan, plan_buckets
+from .finite import Place, check_packed
 from .memory_work import MemoryWork
 from .names import Names
 from .optimizers import SGD, Optimizer
@@ -92,10 +95,15 @@ class LocalSteps:
         ]
         self._handed: dict[str, object] = {}
         self._sent: deque[Future[object]] = deque()
-        flats = [flat.view() for flat in self._parameters.flat.values()]
-        told = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
+        self._place: Place | None = None  # where a gradient was handed over last
+        first: list[Future[Any]] = []
+        if self.group.size > 1:
+            told = [f"{name!r}, {leaf.dtype} {leaf.shape}," for name, leaf in leaves.items()]
+            first.append(agreement(rank, self.group, "params", told))
+            flats = [flat.view() for flat in self._parameters.flat.values()]
+            first += [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
         self._newest: Future[dict[str, Array]] = self._work.compute(
-            self._begin, *(told if self.group.size > 1 else ()), name="first weights", moved_bytes=0
+            self._begin, *first, name="first weights", moved_bytes=0
         )
 
     def _planned(self, leaves: dict[str, Array], names: list[str]) -> list[BucketPlan]:
@@ -103,7 +111,7 @@ class LocalSteps:
         told = {name: (leaves[name].shape, leaves[name].dtype) for name in names}
         return list(plan_buckets(told, names, bucket_bytes=_NO_LIMIT, first_bytes=_NO_LIMIT, alone_bytes=None))
 
-    def _begin(self, *_: Array) -> dict[str, Array]:
+    def _begin(self, *_: object) -> dict[str, Array]:
         for fragment in self._fragments:
             fragment.begin()
         return self._parameters.views
@@ -135,7 +143,10 @@ class LocalSteps:
         Raises:
             UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
                 or of `finish`, if the gradient has another shape.
+            NonFiniteError: There, if the gradient is not finite.
         """
+        frame = _getframe(1)
+        self._place = frame.f_code, frame.f_lasti
         for leaf, gradient in list(self._names.pairs(name, grad)):
             if leaf in self._handed:
                 raise UsageError(
@@ -159,7 +170,7 @@ class LocalSteps:
         self.steps += 1
         moved_bytes = sum(self._parameters.moved_bytes(plan) for plan in self._plans)
         gradients, self._handed = self._handed, {}
-        update = partial(self._update, self.steps)
+        update = partial(self._update, self.steps, self._place)
         self._newest = self._work.compute(update, gradients, name="update", moved_bytes=moved_bytes)
         for fragment in self._fragments:
             self._apply_if_due(fragment)
@@ -235,11 +246,13 @@ class LocalSteps:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def _update(self, step: int, gradients: dict[str, Array]) -> dict[str, Array]:
+    def _update(self, step: int, place: Place | None, gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
             if getattr(gradient, "shape", None) != self._parameters.views[name].shape:
                 found = f"the gradient of {name!r} in step {step} has shape {getattr(gradient, 'shape', None)}"
                 raise UsageError(f"reduce: {found}, the parameter {self._parameters.views[name].shape}")
+            if self._parameters.real:
+                check_packed(gradient.reshape(-1), {name: gradient}, rank=self.rank.rank, step=step, place=place)
         self._parameters.make_step(gradients, step)
         return self._parameters.views
 

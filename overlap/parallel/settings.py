@@ -47,6 +47,10 @@ class Settings:
         check_count("ahead", self.ahead, least=0)
         if self.bucket_bytes not in ("auto", None):
             check_count("bucket_bytes", self.bucket_bytes)
+        if self.bucket_bytes == "auto" and self.uneven:
+            raise UsageError(
+                "bucket_bytes: 'auto' needs as many steps of all ranks; leave uneven=True out, or try sizes"
+            )
         if self.exact and self.hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
         self._check_clipping()

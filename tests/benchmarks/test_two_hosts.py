@@ -62,7 +62,7 @@ def test_gradients_are_those_of_the_loss(small):
 def test_every_measure_is_told_for_all_ranks_and_the_weights_agree(small):
     told, other = run(training.train, Sampling(iters=2, warmup=1), ranks=2)
     assert other is None
-    names = ["head", "compute", "communicate", "one_after_the_other", "overlapped", "without_barrier"]
+    names = ["head", "compute", "communicate", "one_after_the_other", "overlapped", "without_barrier", "with_layer"]
     assert list(told["samples_ns"]) == names
     assert {(len(ranks), len(ranks[0])) for ranks in told["samples_ns"].values()} == {(2, 2)}
     assert told["wrong"] == 0

@@ -9,6 +9,7 @@ import overlap
 from overlap import parallel
 from overlap.parallel import hooks
 
+from ..core.companies import by_sockets, run_far
 from .programs import backward, forward, loss_gradient, samples, weights
 
 STAGES = (1, 2, 3)
@@ -27,11 +28,11 @@ def step(rank, model, number, names, dtype, *, micro=1):
         x, y = samples(micro * number + part, rank.world_size, dtype=dtype)[:, rank.rank :: rank.world_size]
         acts = {}
         for name in names:
-            acts[name], x = x, rank.compute(forward, model[name], x)
-        grad = rank.compute(loss_gradient, x, y)
+            acts[name], x = x, rank.compute(forward, model[name], x, seconds=0.001)
+        grad = rank.compute(loss_gradient, x, y, seconds=0.001)
         with model.no_sync() if part < micro - 1 else nullcontext():
             for name in reversed(names):
-                back = rank.compute(backward, model[name], acts[name], grad)
+                back = rank.compute(backward, model[name], acts[name], grad, seconds=0.001)
                 grad = back[0]
                 model.reduce(name, back[1])
     model.step()
@@ -50,6 +51,7 @@ def learnt(stage, *, steps=(4, 4, 4), micro=1, dtype=np.float32, **options):
     return {name: w.tolist() for name, w in found[0].items()}
 
 
+AS_NEAR = {True: {"rtol": 1e-10, "atol": 1e-14}, False: {"rtol": 1e-2, "atol": 1e-3}}
 HOOKS = {
     "bfloat16": hooks.bfloat16,
     "float16": hooks.float16,
@@ -64,6 +66,28 @@ HOOKS = {
 def test_a_hook_makes_the_same_mean_of_what_ranks_share(name, stage):
     """On three ranks, whose shares of a bucket differ."""
     assert learnt(stage, hook=HOOKS[name]()) == learnt(None, hook=HOOKS[name]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [None, *STAGES])
+@pytest.mark.parametrize("name", [None, *HOOKS])
+def test_over_efa_and_in_virtual_time_as_in_one_process(name, stage):
+    """Two nodes of two ranks: another order of additions, so the last digits differ, and of float8 the last bits."""
+
+    async def main(rank):
+        params = weights(dtype=np.float64)
+        hook = HOOKS[name]() if name else None
+        model = made(rank, params, stage, optimizer=SGD, bucket_bytes=300, hook=hook)
+        for number in range(4):
+            step(rank, model, number, list(params), np.float64)
+        return await model.finish()
+
+    far = run_far(main, 2, 2, wires=by_sockets)
+    near, virtual = (overlap.run(main, ranks=4, timeout_s=60, clock=clock) for clock in ("real", "virtual"))
+    for found in (far[0], virtual[0]):
+        for parameter, w in near[0].items():
+            np.testing.assert_allclose(found[parameter], w, **AS_NEAR[name is None])
+    assert all((one[k] == w).all() for one in far for k, w in far[0].items())
 
 
 def test_a_hook_may_return_what_the_rank_needs_and_no_more():

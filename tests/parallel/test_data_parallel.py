@@ -10,6 +10,7 @@ import overlap
 from overlap import parallel
 from overlap.requested import overriding
 
+from ..core.companies import by_sockets, run_far
 from ..core.worlds import TIMEOUT_S, failing
 from .programs import alone, backward, forward, loss_gradient, samples, train, weights
 
@@ -41,6 +42,12 @@ def assert_close(found, expected):
 def test_ranks_together_learn_what_one_learns_alone(optimizer, clock):
     for found in run(train, 4, maker(optimizer=optimizer), clock=clock):
         assert_close(found, alone(optimizer))
+
+
+def test_over_efa_they_learn_what_one_learns_alone():
+    adam = parallel.Adam(1e-2)
+    for found in run_far(train, 2, 2, maker(optimizer=adam, bucket_bytes=300), wires=by_sockets):
+        assert_close(found, alone(adam))
 
 
 def test_the_first_weights_are_those_of_the_first_rank():

@@ -115,15 +115,49 @@ def test_the_choice_says_what_it_brings():
     assert tuning.Choice.told(choice.to_array()) == choice
 
 
-def test_a_program_that_never_waits_cannot_be_measured():
+def test_a_program_that_never_waits_chooses_where_it_ends(capfd):
+    """The loop as it is written: eight steps are issued at once, five of them measured."""
+
+    async def main(rank):
+        models = []
+
+        def auto(rank):
+            models.append(make(rank, weights(), bucket_bytes="auto"))
+            return models[0]
+
+        await train(rank, auto, 8)
+        first = models[0].choice
+        await models[0].finish()
+        return first.candidate, models[0].choice is first
+
+    [chosen, other] = overlap.run(main, ranks=2, timeout_s=TIMEOUT_S)
+    assert chosen == other
+    assert chosen[1]
+    assert capfd.readouterr().err.count("bucket_bytes='auto' takes") == 1
+
+
+def test_fewer_steps_are_not_enough_to_choose():
+    async def main(rank):
+        models = []
+
+        def auto(rank):
+            models.append(make(rank, weights(), bucket_bytes="auto"))
+            return models[0]
+
+        await train(rank, auto, 4)
+        return models[0].choice
+
+    assert overlap.run(main, ranks=1, timeout_s=TIMEOUT_S) == [None]
+
+
+def test_ranks_with_fewer_samples_have_nothing_in_common_to_measure():
     async def main(rank):
         with pytest.raises(overlap.UsageError) as caught:
-            await train(rank, lambda rank: make(rank, weights(), bucket_bytes="auto"), 8)
+            make(rank, weights(), bucket_bytes="auto", uneven=True)
         return str(caught.value)
 
     assert overlap.run(main, ranks=1, timeout_s=TIMEOUT_S) == [
-        "bucket_bytes: 'auto' needs `await model.step()`, in step 5 at the latest: nothing has run yet that could be "
-        "measured"
+        "bucket_bytes: 'auto' needs as many steps of all ranks; leave uneven=True out, or try sizes"
     ]
 
 

@@ -30,6 +30,7 @@ POSSIBLE_AIM = 1 / 1.05  # within 5 % of what backward order makes possible
 WITHOUT_BARRIER_AIM_NS = 300e6
 DEFAULT_AIM = 1.5
 BEST_AIM = 1.2
+LAYER_AIM = 1 / 1.03
 RAW_AIM = 1 / 1.05
 TRUTH_AIM = 0.97
 RAILS_AIM = 1.9
@@ -44,6 +45,7 @@ _TEXTS = {
     "one_after_the_other": "step, one after the other",
     "overlapped": "step, overlapped",
     "without_barrier": "step, overlapped, without a barrier",
+    "with_layer": "step, with DataParallel",
 }
 
 
@@ -87,6 +89,9 @@ def _compared(times: Mapping[str, Times]) -> Iterator[Figure]:
     step, parts = times["overlapped"], times["one_after_the_other"]
     possible_ns = times["head"].median_ns + times["communicate"].median_ns
     yield _ratio("possible", f"as fast as possible ({format_ns(possible_ns)})", possible_ns, step, POSSIBLE_AIM)
+    free = times["without_barrier"]
+    text = f"as fast as by futures alone ({format_ns(free.median_ns)})"
+    yield _ratio("layer", text, free.median_ns, times["with_layer"], LAYER_AIM)
     yield _ratio("gain", f"as fast as one after the other ({format_ns(parts.median_ns)})", parts.median_ns, step, None)
 
 

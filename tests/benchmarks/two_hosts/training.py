@@ -11,14 +11,15 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from overlap import Future, Rank, run
 from overlap.cli.bench.sampling import Sampling
+from overlap.parallel import SGD, DataParallel
 
-from .perceptron import LAYERS, Floats, Perceptron, batch
+from .perceptron import LAYERS, RATE, Floats, Perceptron, batch
 
 __all__ = ["MEASURES", "main", "train_freely", "without_barrier"]
 
@@ -95,6 +96,45 @@ async def without_barrier(rank: Rank, model: Perceptron, data: Data, steps: int)
     return [end - begun for begun, end in pairwise(ends_ns)]
 
 
+async def with_layer(rank: Rank, net: Perceptron, model: DataParallel, data: Data, steps: int) -> list[int]:
+    """Take the same steps with `DataParallel`; return their times."""
+    ends_ns: list[int] = []
+    for _ in range(1 + steps):
+        rank.compute(net.enter, data[0])
+        for layer in range(LAYERS):
+            rank.compute(_through, net, layer, model[str(layer)])
+        grad = differed = rank.compute(net.differ, data[1])
+        for layer in reversed(range(LAYERS)):
+            net.gradients[layer] = cast("Floats", model.gradient(str(layer)))
+            model.reduce(str(layer), rank.compute(net.backward, layer, grad))
+            if layer:
+                grad = rank.compute(net.propagate, layer)
+        model.step()
+        await differed  # as above: what has been issued goes on
+        ends_ns.append(perf_counter_ns())
+    await model.finish()
+    return [end - begun for begun, end in pairwise(ends_ns)]
+
+
+def _through(net: Perceptron, layer: int, weight: Floats) -> None:
+    net.weights[layer] = weight
+    net.through(layer)
+
+
+async def _freely(rank: Rank, model: Perceptron, data: Data, steps: int) -> dict[str, list[int]]:
+    """Take so many steps without a barrier by futures alone, and as many with the layer, in turn."""
+    net = Perceptron()
+    weights = {str(layer): weight for layer, weight in enumerate(net.weights)}
+    layer = DataParallel(rank, weights, optimizer=SGD(RATE))
+    found: dict[str, list[int]] = {without_barrier.__name__: [], with_layer.__name__: []}
+    while len(found[with_layer.__name__]) < steps:
+        await rank.barrier()
+        found[without_barrier.__name__] += await without_barrier(rank, model, data, _TURN)
+        await rank.barrier()
+        found[with_layer.__name__] += await with_layer(rank, net, layer, data, _TURN)
+    return {name: samples[:steps] for name, samples in found.items()}
+
+
 def _forward(rank: Rank, model: Perceptron, data: Data, wanted: Sequence[Future[object]]) -> Future[Floats]:
     """Update each layer as soon as its gradient is there, and compute it."""
     x, y = data
@@ -111,6 +151,8 @@ MEASURES: dict[str, Measure] = {
 }
 
 
+_TURN = 5  # steps of each kind, after one that does not count
+
 _ALONE = ("head", "compute")
 """These train a model of their own: what no other rank hears of must not be in the one that all have."""
 
@@ -125,8 +167,7 @@ async def train(rank: Rank, sampling: Sampling) -> dict[str, object] | None:
             begun_ns = perf_counter_ns()
             await measure(rank, own if name in _ALONE else model, data)
             samples[name].append(perf_counter_ns() - begun_ns)
-    await rank.barrier()
-    samples[without_barrier.__name__] = await without_barrier(rank, model, data, sampling.warmup + sampling.iters)
+    samples |= await _freely(rank, model, data, sampling.warmup + sampling.iters)
     mine = np.array([one[sampling.warmup :] for one in samples.values()], np.int64)
     told = await rank.gather(mine[None])
     digests = await rank.gather(np.frombuffer(model.digest(), np.uint8)[None])
