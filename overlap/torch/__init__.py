@@ -17,6 +17,7 @@ the entry points of what is installed need no import.
 #   calling        where in the user's program it came from
 #   tensors        tensors as arrays;  sparse: sums of those that have few elements
 #   work           the handle that torch waits for
+#   recording      what torch computes, in the timeline
 #   monitored      the barrier that says who did not come
 #   errors         our errors as torch's
 #   model          modules whose gradients leave in buckets:
@@ -32,9 +33,10 @@ except ImportError as error:
 from .backend import register, world
 from .data_parallel import DataParallel
 from .process_group import ProcessGroup
+from .recording import record
 from .sharded import Sharded
 from .work import Work
 
-__all__ = ["DataParallel", "ProcessGroup", "Sharded", "Work", "register", "world"]
+__all__ = ["DataParallel", "ProcessGroup", "Sharded", "Work", "record", "register", "world"]
 
 register()

@@ -22,7 +22,7 @@ from ..runtime.rank import Rank
 from .backend import world
 from .tensors import view_of
 
-__all__ = ["Bucket", "Model", "OptimizerMaker", "Unused", "as_of_now"]
+__all__ = ["Bucket", "Model", "OptimizerMaker", "Unused", "as_of_now", "rank_of"]
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Unused = Literal["error", "zeros"]
@@ -78,7 +78,7 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
         super().__init__()
         if unused not in ("error", "zeros"):
             raise UsageError(f"unused: expected 'error' or 'zeros', got {unused!r}")
-        self.module, self.rank = module, _rank(rank)
+        self.module, self.rank = module, rank_of(rank)
         self.group = group or self.rank.world
         self._unused, self._syncs = unused, True
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -235,7 +235,12 @@ def as_of_now(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return frozen
 
 
-def _rank(rank: Rank | None) -> Rank:
+def rank_of(rank: Rank | None) -> Rank:
+    """Return that rank; without one, that of the world under torch's default group.
+
+    Raises:
+        UsageError: If there is no world.
+    """
     joined = world()
     if rank is None and joined is None:
         raise UsageError(

@@ -1,0 +1,102 @@
+"""One rank of PyTorch: `torchrun -m tests.benchmarks.pytorch.ranks '[WARMUP, SAMPLES]'`; rank 0 prints a line of JSON.
+
+Both backends live in each process. Their samples follow each other, so that whatever else the machine does hits both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import overlap.torch
+
+from . import BUCKETS_MIB, SIZES
+
+LAYERS, WIDTH, BATCH = 8, 1024, 256
+_RATE = 1e-3
+
+
+def main(warmup: int, samples: int) -> None:
+    """Measure everything."""
+    torch.set_num_threads(1)
+    dist.init_process_group("overlap")
+    groups = {"gloo": dist.new_group(backend="gloo"), "overlap": dist.group.WORLD}
+    measured = partial(_measured, warmup, samples, groups["gloo"])
+    told: dict[str, Any] = {"version": f"PyTorch {torch.__version__}", "steps": {}, "sizes": {}}
+    for bucket in BUCKETS_MIB:
+        steps = {
+            name: _trainer(nn.parallel.DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=bucket))
+            for name, group in groups.items()
+        }
+        told["steps"][bucket] = measured(steps)
+    told["alone"] = measured({"alone": _trainer(_net())})["alone"]
+    told["model"] = measured({"model": _own_trainer()})["model"]
+    for size in SIZES:
+        x = torch.ones(max(1, size // 4))
+        repeats = 20 if size <= 1 << 16 else 1
+        calls = {name: partial(_reduce, x, group, repeats) for name, group in groups.items()}
+        told["sizes"][size] = {name: [t // repeats for t in each] for name, each in measured(calls).items()}
+    if dist.get_rank() == 0:
+        print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+def _measured(warmup: int, samples: int, group: Any, calls: dict[str, Callable[[], None]]) -> dict[str, list[int]]:
+    """Call one after the other, in turn; return the durations in nanoseconds."""
+    taken: dict[str, list[int]] = {name: [] for name in calls}
+    for _ in range(warmup + samples):
+        for name, call in calls.items():
+            dist.barrier(group)
+            begun_ns = perf_counter_ns()
+            call()
+            taken[name].append(perf_counter_ns() - begun_ns)
+    return {name: each[warmup:] for name, each in taken.items()}
+
+
+def _reduce(x: torch.Tensor, group: Any, repeats: int) -> None:
+    for _ in range(repeats):
+        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())])
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(BATCH, WIDTH, generator=made), torch.randn(BATCH, WIDTH, generator=made)
+
+
+def _trainer(model: nn.Module) -> Callable[[], None]:
+    optimizer, (x, y) = torch.optim.SGD(model.parameters(), _RATE), _batch()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def _own_trainer() -> Callable[[], None]:
+    model = overlap.torch.DataParallel(_net(), lambda parameters: torch.optim.SGD(parameters, _RATE))
+    x, y = _batch()
+
+    def step() -> None:
+        nn.functional.mse_loss(model(x), y).backward()
+        model.step()
+
+    return step
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))
