@@ -26,6 +26,10 @@ def pull(back: object, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.block_until_ready(back(grad))  # computed here, not when it is sent
 
 
+def descend(w: jax.Array, gradient: jax.Array) -> jax.Array:
+    return w - RATE * gradient
+
+
 async def train(rank: overlap.Rank, steps: int) -> list[float]:
     first, data = jax.random.split(jax.random.key(0))
     weights = list(jax.random.normal(first, (LAYERS, WIDTH, WIDTH)) / WIDTH**0.5)  # the same on all ranks
@@ -44,7 +48,7 @@ async def train(rank: overlap.Rank, steps: int) -> list[float]:
                 grad = both[1]
                 pending.append(rank.all_reduce(both[0], op="mean"))  # travels under the layers below
             for index, reduced in zip(reversed(range(LAYERS)), pending, strict=True):
-                weights[index] -= RATE * jax.dlpack.from_dlpack(await reduced)
+                weights[index] = rank.compute(descend, weights[index], jax.dlpack.from_dlpack(await reduced))
             loss = await rank.all_reduce(jnp.mean((await out - y) ** 2), op="mean")
             losses.append(float(loss))
     return losses

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -49,7 +49,7 @@ def main(warmup: int, samples: int) -> None:
     dist.destroy_process_group()
 
 
-def _measured(warmup: int, samples: int, group: Any, calls: dict[str, Callable[[], None]]) -> dict[str, list[int]]:
+def _measured(warmup: int, samples: int, group: Any, calls: Mapping[str, Callable[[], None]]) -> dict[str, list[int]]:
     """Call one after the other, in turn; return the durations in nanoseconds."""
     taken: dict[str, list[int]] = {name: [] for name in calls}
     for _ in range(warmup + samples):
