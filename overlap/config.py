@@ -129,6 +129,11 @@ class RunConfig:
         read=count, metavar="N", help="ranks of each; default: what --ranks or --cluster say, or 1", nodes=True,
         variable=False,
     )  # fmt: skip
+    processes: int | None = option(
+        default="1",
+        read=count, metavar="N", nodes=True, variable=False,
+        help="spread the ranks over N processes of this machine, which share memory; default: 1",
+    )  # fmt: skip
     node_rank: int | None = option(
         default="all of them",
         read=index, metavar="I", help="start only node I; the others are started by hand elsewhere", nodes=True,

@@ -51,9 +51,12 @@ def fitted(config: RunConfig) -> RunConfig:
         UsageError: If they contradict each other or the launcher that has started this process.
     """
     _check(config)
-    place, nodes, each = find_place(), config.nnodes, config.nproc_per_node
+    place = find_place()
     if place is not None:
         _check_launcher(config, place)
+    if config.processes is not None and place is None:
+        config = _on_processes(config, config.processes)
+    nodes, each = config.nnodes, config.nproc_per_node
     if nodes is None:
         nodes = place.processes if place and each else 1
     if each is None and nodes > 1:
@@ -65,12 +68,28 @@ def fitted(config: RunConfig) -> RunConfig:
     return config.changed(None if config.ranks else "--nproc-per-node", ranks=nodes * each)
 
 
+def _on_processes(config: RunConfig, processes: int) -> RunConfig:
+    """Return the configuration of as many processes of one node; each is started as a node is."""
+    given = [name for name in ("nnodes", "nproc_per_node", "node_rank") if getattr(config, name) is not None]
+    if given:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--processes: those of this machine are meant, with --ranks in all; leave out --{option}")
+    if config.transport == "mpi":
+        raise UsageError("--processes: with --transport mpi it is mpiexec that starts them; say --nnodes")
+    ranks = config.ranks or _share(config, 1) * (processes if config.cluster in (None, "local") else 1)
+    if ranks % processes:
+        raise UsageError(f"{ranks} ranks cannot be divided among --processes {processes}")
+    return config.changed(None if config.ranks else "--processes", ranks=ranks).changed("--processes", nnodes=processes)
+
+
 def _check_launcher(config: RunConfig, place: Place) -> None:
     if config.max_restarts:
         raise UsageError(f"--max-restarts: {place.source} has started this process, and would have to start it again")
-    nodes, node = config.nnodes, config.node_rank
+    nodes, node = config.nnodes or config.processes, config.node_rank
     if nodes not in (None, place.processes) or node not in (None, place.process):
-        asked = f"--nnodes {nodes}" + ("" if node is None else f" --node-rank {node}")
+        asked = f"--{'nnodes' if config.nnodes else 'processes'} {nodes}" + (
+            "" if node is None else f" --node-rank {node}"
+        )
         raise UsageError(
             f"{asked}: {place.source} has started this process as number {place.process} of {place.processes}; "
             "leave out the options, or the launcher"
@@ -115,6 +134,8 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
         _become_mpiexec(nodes, command, environ)
     if nodes > 1:
         environ.pop("OVERLAP_RANKS")  # else the program may say it
+    if config.processes is not None:
+        environ["OVERLAP_ONE_NODE"] = "1"
     environ.pop(VARIABLE, None)  # they inherit a descriptor of it, which what they start does not
     endpoint = _endpoint(config)
     secret = _secret(config, endpoint)

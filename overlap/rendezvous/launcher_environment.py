@@ -37,6 +37,7 @@ OVERLAP_SECRET_FD                           descriptor: the secret, see `secret`
 OVERLAP_LISTENER_FD                         descriptor, process 0 only: the socket that listens already
 OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
 OVERLAP_STATUS_FD                           descriptor: see `status`
+OVERLAP_ONE_NODE                            set with `--processes`: all of them are one node of the cluster
 OVERLAP_RESTART                             how often the world has been started before, if it may be again
 ==========================================  ==================================================================
 
@@ -66,7 +67,7 @@ _OF_MEMBERS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
     *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
-    "OVERLAP_RESTART",
+    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE"),
 )
 
 
@@ -251,6 +252,8 @@ def _share(ranks: int | None, row: Row) -> int:
 
 def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
     """Return how many nodes there are and which is this process's."""
+    if environ.get("OVERLAP_ONE_NODE"):
+        return 1, 0
     asked = number(environ, "OVERLAP_NNODES", at_least=1)
     if asked is not None and row.processes % asked:
         raise UsageError(f"OVERLAP_NNODES={asked}: does not divide the {row.processes} processes of {row.source}")

@@ -139,6 +139,15 @@ BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
         (("--nnodes", "2", "--ranks", "3"), "3 ranks cannot be divided among --nnodes 2; say --nproc-per-node"),
         (("--nnodes", "2", "--ranks", "4", "--nproc-per-node=4"), "--ranks 4 are not --nproc-per-node 4 on --nnodes 2"),
         (("--nnodes", "3", "--cluster", "trn2.48xlarge x4"), "256 ranks cannot be divided among --nnodes 3; "),
+        (("--processes", "3", "--ranks", "4"), "4 ranks cannot be divided among --processes 3\n"),
+        (
+            ("--processes", "2", "--nnodes", "2"),
+            "--processes: those of this machine are meant, with --ranks in all; leave out --nnodes\n",
+        ),
+        (
+            ("--processes", "2", "--transport", "mpi"),
+            "--processes: with --transport mpi it is mpiexec that starts them; say --nnodes\n",
+        ),
         (("--nnodes", "2", "--job-id", "x" * 65), "--job-id: expected at most 64 printable characters, got 'xxx"),
         (("--nnodes", "2", "--log-dir", "x.py"), "--log-dir: x.py: File exists"),
         (("--nnodes", "2", "--rails", "eth0,"), "run: argument --rails: expected a positive number, or"),
@@ -153,6 +162,21 @@ def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
     assert err.count("\n") == 1
+
+
+def test_processes_are_one_node_and_share_its_ranks(process, script):
+    """One process a rank, on a cluster whose nodes have more: a node for each would be no such machine."""
+    program = script(
+        "import os, numpy, overlap\n"
+        "async def main(rank):\n"
+        "    pids = await rank.all_gather(numpy.array([os.getpid()]))\n"
+        "    print(rank.rank, len(set(pids.tolist())), rank.world_size)\n"
+        "overlap.run(main)\n"
+    )
+    run = process("run", "--ranks", "4", "--processes", "2", "--cluster", "trn1.32xlarge", "--no-prefix", program)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"{rank} 2 4" for rank in range(4)]
 
 
 def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, monkeypatch):

@@ -254,7 +254,7 @@ def test_the_report_of_two_nodes(command, tmp_path):
     argv = ("--ranks", "4", "--nnodes", "2", "--steps", "2", "--bandwidth", "1GB", "--ascii", "--trace", str(path))
     code, shown = command(*argv)
     assert code == 0
-    assert shown.startswith("4 ranks on 2 nodes, which are processes joined by sockets, learn 1438 images")
+    assert shown.startswith("4 ranks on 2 nodes, which are processes of this machine, learn 1438 images")
     assert re.search(r"^step 4 of 4, loss \d\.\d{3}$", shown, re.M)
     assert re.search(r"^identical weights  yes, bit by bit on all 4 ranks; SHA-256 [0-9a-f]{16}$", shown, re.M)
     assert re.search(r"^with overlap, step 3: 2 of 4 ranks$", shown, re.M)
@@ -429,7 +429,7 @@ def test_the_introduction_says_who_chose_the_speed():
 
 def test_the_introduction_says_where_the_ranks_are():
     said = " ".join(introduction(task(4, steps=3, nodes=2), images=32, chosen=False).split())
-    assert said.startswith("4 ranks on 2 nodes, which are processes joined by sockets, learn 32 images")
+    assert said.startswith("4 ranks on 2 nodes, which are processes of this machine, learn 32 images")
     assert "Links: 1000 MB/s each way between any two ranks of different nodes. All-reduce" in said
 
 

@@ -19,7 +19,8 @@ from .job import ROOT, Job, job
 NODES = ("--nnodes", "2", "--nproc-per-node", "2")
 WIRES = {
     "memory": ("--ranks", "4"),
-    "efa": NODES,
+    "shared": NODES,
+    "efa": (*NODES, "--transport", "efa"),
     "efa, 4 rails": (*NODES, "--rails", "4"),
     "mpi": ("--transport", "mpi", "--nnodes", "2"),
 }
@@ -67,6 +68,15 @@ raise    moving      efa,_4_rails   1    RAISED; unfinished there: GRADIENT
 vanish   moving      efa,_4_rails   1    NODE exited with code 0 before its world had ended
 SIGKILL  moving      efa,_4_rails   137+ NODE was killed by SIGKILL
 SIGSEGV  moving      efa,_4_rails   139  NODE was killed by SIGSEGV
+raise    moving      shared         1    RAISED; unfinished there: GRADIENT
+vanish   collective  shared         1    NODE exited with code 0 before its world had ended
+SIGKILL  starting    shared         137  NODE was killed by SIGKILL
+SIGKILL  idle        shared         137  NODE was killed by SIGKILL
+SIGKILL  compute     shared         137  NODE was killed by SIGKILL
+SIGKILL  collective  shared         137  NODE was killed by SIGKILL
+SIGKILL  moving      shared         137+ NODE was killed by SIGKILL
+SIGKILL  ending      shared         137  NODE was killed by SIGKILL
+SIGSTOP  moving      shared         1    NODE hung, and had to be stopped
 raise    compute     memory         1    RAISED
 raise    moving      memory         1  + RAISED; unfinished there: GRADIENT
 exit     collective  memory         3    EXITED

@@ -46,7 +46,7 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
-  overlap demo --nnodes 2                          the same on two processes, joined by sockets
+  overlap demo --nnodes 2                          the same on two processes
 
 The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, C. Kaynak, 1998, CC BY 4.0).
 """

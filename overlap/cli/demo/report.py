@@ -122,7 +122,7 @@ def introduction(task: Task, *, images: int, chosen: bool) -> str:
     why = f" (chosen to make communication take {COMM_PER_COMPUTE:g} of compute here)" if chosen else ""
     among, between = f"{task.ranks} ranks", "any two ranks"
     if task.nodes > 1:
-        among += f" on {task.nodes} nodes, which are processes joined by sockets,"
+        among += f" on {task.nodes} nodes, which are processes of this machine,"
         between += " of different nodes"
     said = (
         f"{among} learn {images} images of handwritten digits with {task.weights:,} weights. "
