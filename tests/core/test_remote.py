@@ -357,3 +357,20 @@ def test_what_is_not_understood_is_refused(message: dict[str, object], refusal: 
 
     near, *_ = failures(run_far(main, 2, 2, nemesis=nemesis))
     assert (near.rank, type(near.cause), str(near.cause)) == (2, overlap.OverlapError, refusal)
+
+
+@pytest.mark.parametrize("wires", [by_shared_memory, by_sockets])
+def test_who_is_ahead_and_who_comes_later_take_one_way(wires: Wires) -> None:
+    """The first operation of a group opens what its ranks have in common; a second one may be under way by then."""
+    begun = trio.Event()
+
+    async def main(rank: overlap.Rank) -> list[float]:
+        ones = np.ones(3)
+        if rank.rank == 0:
+            both = [rank.all_reduce(ones), rank.all_reduce(2 * ones)]
+            begun.set()
+            return [float((await one)[0]) for one in both]
+        await begun.wait()
+        return [float((await rank.all_reduce(ones))[0]), float((await rank.all_reduce(2 * ones))[0])]
+
+    assert run_far(main, 2, 1, wires=wires) == [[2.0, 4.0]] * 2

@@ -17,7 +17,7 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
-from .meeting import DONE, Meeting
+from .meeting import DONE, Meeting, Mode
 from .pulls import Pull, collected, gives, pulls, reduced
 from .settling import settle
 from .workers import INLINE_BYTES
@@ -26,10 +26,6 @@ __all__ = ["HostRun"]
 
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
 _ARRIVED, _SLICED, _DONE = 1, 2, DONE
-# Where its input is: nowhere, on the board, in memory that all map, in its own; it should be mapped, but there is no
-# room.
-_NOWHERE, _ON_BOARD, _MAPPED, _PRIVATE, _HOMELESS = range(5)
-
 # Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at
 # 1 MiB copying takes 0.06 to 0.09 ms (2) and 0.35 to 1.2 (4), reading 0.12 to 0.14 and 0.7 to 1.1; at 4 MiB 1.8
 # against 0.96 (2).
@@ -101,27 +97,27 @@ class HostRun:
         self._in_place = source is not None and target is not None and np.may_share_memory(source, target)
         if source is None or not source.size or not gives(call, self._position):
             self._source = None if source is None else source.reshape(-1)
-            self._arrive(0, _NOWHERE)
+            self._arrive(0, Mode.NOWHERE)
             return
         if self._in_place and call.kind is not Collective.ALL_REDUCE:
             self._in_place = False
             source = operation.context.arrays.copy(source)
         self._source = source = source.reshape(-1)
         if source.nbytes <= PAYLOAD_BYTES:
-            self._arrive(source.nbytes, _ON_BOARD, _bytes_of(source))
+            self._arrive(source.nbytes, Mode.ON_BOARD, _bytes_of(source))
         elif source.nbytes > _COPIED_BYTES and self._board.reads:
-            self._arrive(_address_of(source), _PRIVATE)
+            self._arrive(_address_of(source), Mode.PRIVATE)
         else:
             self._map(source)
 
     def _map(self, source: Array) -> None:
         place = self._meeting.lend(source.nbytes)
         if place is None:
-            self._arrive(_address_of(source), _PRIVATE if self._board.reads else _HOMELESS)
+            self._arrive(_address_of(source), Mode.PRIVATE if self._board.reads else Mode.HOMELESS)
             return
         self._place = place
         place.view[:] = _bytes_of(source)
-        self._arrive(place.where, _MAPPED)
+        self._arrive(place.where, Mode.MAPPED)
 
     def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
         self._phase = _ARRIVED
@@ -159,12 +155,12 @@ class HostRun:
         call, board = self._call, self._board
         self._given = [board.posted(other, self._number) for other in range(call.size)]
         modes = {mode for _, mode in self._given}
-        if _HOMELESS in modes:
+        if Mode.HOMELESS in modes:
             self._board.advance(self._position, self._number, self._tag, _DONE)
             self._fall_back()
             return
-        private = _PRIVATE in modes
-        self._lent = _MAPPED in modes
+        private = Mode.PRIVATE in modes
+        self._lent = Mode.MAPPED in modes
         if call.kind is Collective.ALL_REDUCE and self._sliced(private):
             slicing = [reduced(call, self._position)], True, _SLICED, True
             self._steps = [slicing, (collected(call), False, _DONE, private)]
@@ -273,7 +269,7 @@ class HostRun:
     def _copy(self, source: tuple[int, int], part: Array) -> None:
         who, start = source
         where, mode = self._given[who]
-        if mode == _PRIVATE:
+        if mode == Mode.PRIVATE:
             if who != self._position:
                 self._board.read(who, where + start * part.itemsize, _bytes_of(part))
                 return
@@ -289,9 +285,9 @@ class HostRun:
             return self._source[start : start + like.size]
         where, mode = self._given[who]
         offset, nbytes = start * like.itemsize, like.nbytes
-        if mode == _MAPPED:
+        if mode == Mode.MAPPED:
             return _typed(self._board.mapped(who, where + offset, nbytes), like.dtype)
-        if mode == _ON_BOARD:
+        if mode == Mode.ON_BOARD:
             return _typed(self._board.payload(who, self._number, where)[offset : offset + nbytes], like.dtype)
         if isinstance(room, int):
             room = _room(room, nbytes)

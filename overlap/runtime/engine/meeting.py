@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
+from enum import IntEnum
 
 from trio.lowlevel import TrioToken
 
@@ -15,10 +16,20 @@ from ..communicator import Communicator
 from ..match import Match
 from .workers import Workers
 
-__all__ = ["DONE", "Common", "Meeting"]
+__all__ = ["DONE", "Common", "Meeting", "Mode"]
 
 #: The last phase of an operation: a rank reads nothing of the others any more.
 DONE = 3
+
+
+class Mode(IntEnum):
+    """Where the input of a rank is that has come."""
+
+    NOWHERE = 0  #: it gives nothing
+    ON_BOARD = 1  #: on the board; `where` is its length
+    MAPPED = 2  #: in memory that all map
+    PRIVATE = 3  #: in its own memory
+    HOMELESS = 4  #: it should be mapped, but there is no room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

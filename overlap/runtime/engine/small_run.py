@@ -9,7 +9,7 @@ from transports import LinkLostError
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
-from .meeting import Meeting
+from .meeting import Meeting, Mode
 from .settling import settle
 
 __all__ = ["SmallAllReduce"]
@@ -35,7 +35,14 @@ class SmallAllReduce:
         source = operation.source
         assert source is not None, "every rank gives something to an all-reduce"
         payload = memoryview(source.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        board.arrive(operation.port.position, operation.seq, self._tag, payload=payload)
+        board.arrive(
+            operation.port.position,
+            operation.seq,
+            self._tag,
+            where=payload.nbytes,
+            mode=Mode.ON_BOARD if payload.nbytes else Mode.NOWHERE,
+            payload=payload,
+        )
         if board.reached(operation.seq, self._tag, _ARRIVED):
             board.ring()
             self._end()
