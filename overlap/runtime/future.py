@@ -169,7 +169,11 @@ class Future(Generic[T_co]):
         raise TypeError("a future is no array yet; await it first, or pass it to rank.compute or a collective")
 
     def __await__(self) -> Generator[object, object, T_co]:
-        if not trio.lowlevel.in_trio_run():
+        try:
+            task = current_task()
+        except RuntimeError:  # no loop of Trio runs here
+            task = None
+        if task is None:
             yield from _await_in_asyncio(self)
         elif self._done:
             yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
@@ -179,7 +183,6 @@ class Future(Generic[T_co]):
                 waiters = self._waiters = []
             if self._loop_thread() not in (None, threading.get_ident()):
                 raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
-            task = current_task()
             waiters.append(task)
 
             def abort(_: object) -> Abort:

@@ -175,9 +175,7 @@ class Request(Issued[T_co]):
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
         if self.locked:
-            unlock = self.context.locks.unlock
-            for array in self.locked:
-                unlock(array)
+            self.context.locks.unlock(*self.locked)
             self.locked = ()
         self.input = self.source = self.target = self.out = self.given = self.changed = None
 

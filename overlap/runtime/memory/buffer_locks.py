@@ -68,21 +68,22 @@ class BufferLocks:
         """Whether an array is in use by somebody who writes it."""
         return id(array) in self._written
 
-    def unlock(self, array: Array) -> None:
-        """Take one user off an array, and make it writable again after the last."""
-        key = id(array)
+    def unlock(self, *arrays: Array) -> None:
+        """Take one user off each of some arrays, and make them writable again after the last."""
+        users = self._users
         with self._lock:
-            users = self._users
-            if self._written:
-                self._written.discard(key)
-            if users[key] > 1:
-                users[key] -= 1
-                return
-            del users[key]
-            if self._waiting or array.base is not None:
-                self._give_back(array)
-            else:  # what `_give_back` comes to where nothing waits for it, and it waits for nothing
-                array.setflags(write=True)
+            for array in arrays:
+                key = id(array)
+                if self._written:
+                    self._written.discard(key)
+                if users[key] > 1:
+                    users[key] -= 1
+                    continue
+                del users[key]
+                if self._waiting or array.base is not None:
+                    self._give_back(array)
+                else:  # what `_give_back` comes to where nothing waits for it, and it waits for nothing
+                    array.setflags(write=True)
 
     def follow(self, views: Iterable[Array], arrays: Iterable[Array]) -> None:
         """Let views that were made of locked arrays, and are read-only because of that, become writable with them."""
