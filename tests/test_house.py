@@ -246,9 +246,11 @@ def test_collectives_show_before_and_after() -> None:
     assert [name for name, doc in docs.items() if "before      after" not in doc] == []
 
 
-def modules_after(statement: str) -> set[str]:
-    """Run a statement in a fresh interpreter; return the top-level modules that it has loaded."""
-    code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
+def modules_after(statement: str, *, whole: bool = False) -> set[str]:
+    """Run a statement in a fresh interpreter; return the modules that it has loaded, or only the top level of them."""
+    code = (
+        f"import sys; {statement}; print(*{{{'name' if whole else 'name.split(chr(46))[0]'} for name in sys.modules}})"
+    )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     return set(ran.stdout.split())
 
@@ -257,6 +259,21 @@ def test_importing_overlap_loads_nothing_that_is_used_by_few() -> None:
     loaded = modules_after("import overlap")
     assert {"overlap", "trio", "numpy"} <= loaded
     assert loaded & {"rich", "msgpack", "msgspec", "threadpoolctl", "ml_dtypes", "mpi4py"} == set()
+
+
+def test_a_node_loads_nothing_that_is_used_by_few() -> None:
+    """Every process of a job, and its launcher, would take as long again to start."""
+    loaded = modules_after("import overlap.cli.run", whole=True)
+    few = (
+        "overlap.cli.again",
+        "overlap.flight.autopsy",
+        "overlap.parallel",
+        "overlap.virtual",
+        "pytest",
+        "trio.testing",
+    )
+    assert {"overlap.front", "overlap.cli.nodes"} <= loaded
+    assert sorted(name for name in loaded if name.startswith(few)) == []
 
 
 def test_the_version_is_the_projects_also_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

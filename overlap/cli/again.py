@@ -23,7 +23,6 @@ from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered
 from ..launch.spec import LaunchSpec
 from ..launch.verdict import culprit
-from ..parallel.checkpoint_files import complete_steps
 from ..rendezvous.roll_call import Present, RollCall, answer_roll_call, call_roll
 from ..state.parts import Parts
 
@@ -98,6 +97,8 @@ def _latest(folder: str | None) -> int | None:
     """Return the step of the newest complete state, or checkpoint, that this machine sees."""
     if folder is None:
         return None
+    from ..parallel.checkpoint_files import complete_steps  # loads all strategies, and what simulates them
+
     states = [save.step for save, _ in Parts(folder).complete()]
     return max([*states, *complete_steps(folder)], default=None)
 

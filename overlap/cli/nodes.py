@@ -18,7 +18,6 @@ import trio
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..flight.last_signs import last_signs_of
 from ..launch.oom import oom_kills
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.spec import LaunchSpec
@@ -28,7 +27,6 @@ from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, f
 from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
-from .again import run_again
 
 __all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
 
@@ -160,8 +158,14 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             report=notify,
         )
         killed = oom_kills()
-        outcome = run_again(what, config) if config.max_restarts else trio.run(launch, what)
+        outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)
     return _end(outcome, oom_kills() - killed, config)
+
+
+def _run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
+    from .again import run_again  # few ask for it, and every node would load it
+
+    return run_again(what, config)
 
 
 def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
@@ -174,9 +178,15 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     if guilty is None:
         return 0
     silent = guilty.status is None or guilty.accuser is not None
-    signs = last_signs_of(guilty.pid, config.flight_dir) if silent else []
+    signs = _last_signs(guilty.pid, config) if silent else []
     say("\n".join([*card(guilty, oom_kills=killed, signs=signs), ""]))
     return exit_code(guilty)
+
+
+def _last_signs(pid: int, config: RunConfig) -> list[str]:
+    from ..flight.last_signs import last_signs_of  # of runs that fail
+
+    return last_signs_of(pid, config.flight_dir)
 
 
 def _standings(outcome: LaunchOutcome) -> list[str]:
