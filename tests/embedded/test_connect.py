@@ -219,3 +219,12 @@ def test_between_processes_a_deadline_and_an_abort_are_told_and_the_world_lives(
     aborted = "GroupAbortedError: group 'dropped' was aborted by rank 0: enough"
     assert first == [f"DeadlineError: {told}", aborted, "[2.]"]
     assert second == [f"PeerFailedError: rank 0 gave up: {told}", aborted, "[2.]"]
+
+
+def test_what_is_issued_before_the_ranks_know_each_others_memory_goes_on_like_the_rest() -> None:
+    def program(world: W) -> list[float]:
+        futures = [world.rank.all_reduce(np.full(1, float(k))) for k in range(6)]  # the last when some know already
+        return [float(future.result(TIMEOUT_S)[0]) for future in futures]
+
+    for _ in range(4):
+        assert connected(program, 2) == [[0.0, 2.0, 4.0, 6.0, 8.0, 10.0]] * 2
