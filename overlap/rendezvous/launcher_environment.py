@@ -16,10 +16,11 @@ Slurm (srun)   SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS)       SLURM_
 Further rows must agree, or the program ends with both values: a launcher that was started once a node by another one,
 as in `srun torchrun`, does agree. The same names serve scripts that set them by hand.
 
-Processes meet at `OVERLAP_RDZV_ENDPOINT`; else at `MASTER_ADDR` and `MASTER_PORT` (at the next port if
-`TORCHELASTIC_USE_AGENT_STORE` says that torchrun itself listens there); else, under Slurm, at the first host of the
-step's node list, at a port made from the numbers of job and step. Without any of these only an MPI library can
-introduce them. Processes that all run on one machine meet on its loopback interface.
+Processes meet at `OVERLAP_RDZV_ENDPOINT`; else at `MASTER_ADDR` and `MASTER_PORT` (at the next port if a store of torch
+listens there: torchrun's, as `TORCHELASTIC_USE_AGENT_STORE` says, or that of a torch.distributed that has begun in
+these processes); else, under Slurm, at the first host of the step's node list, at a port made from the numbers of job
+and step. Without any of these only an MPI library can introduce them. Processes that all run on one machine meet on
+its loopback interface. Nodes may have unequally many tasks of Slurm; each task counts as a node of its own then.
 
 What `overlap run` sets, in `member_variables`:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 
 import msgpack
 
@@ -36,8 +37,19 @@ async def introduced(place: Place) -> Introduction:
         told = await introduce(mine)
     except ImportError:
         raise _missing(place) from None
+    if len(told) != place.processes:
+        raise _misfit(place, len(told))
     host, port, secret = msgpack.unpackb(told[0])
     return (str(host), int(port)), bytes(secret), listener
+
+
+def _misfit(place: Place, seen: int) -> UsageError:
+    library = sys.modules["mpi4py.MPI"].Get_library_version().split("\n")[0].split(",")[0].strip()
+    return UsageError(
+        f"{place.source} started {place.processes} processes, and the library of mpi4py ({library[:60]}) sees {seen}: "
+        "it is not the launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the "
+        "launcher's library, or set MASTER_ADDR and MASTER_PORT"
+    )
 
 
 def _missing(place: Place) -> UsageError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -75,7 +77,7 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
     hosts = "SLURM_STEP_NODELIST" if environ.get("SLURM_STEP_NODELIST") else "SLURM_JOB_NODELIST"
     count, node = number(environ, nodes, at_least=1), number(environ, "SLURM_NODEID")
     if count is not None and node is not None:
-        _check_blocks("Slurm", process, processes, node=node, nodes=count)
+        node, count = _dealt(environ, process, processes, node=node, nodes=count)
     job = number(environ, "SLURM_JOB_ID") or 0
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     return Row(
@@ -88,6 +90,40 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
         port=SLURM_FIRST_PORT + (31 * job + int(step if step.isdecimal() else 0)) % SLURM_PORTS,
         job=f"slurm-{job}.{step}.{attempt}",
     )
+
+
+def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int) -> tuple[int, int]:
+    """Return the node of a task of Slurm, and how many there are; where they have unequally many, each task is its own.
+
+    Every task finds out that they are in another order, for Slurm tells it all tasks of its node.
+    """
+    counts = _tasks_by_node(environ)
+    here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [process]
+    known = len(counts) == nodes and sum(counts) == processes
+    first = sum(counts[:node]) if known else here[0]
+    expected = range(first, first + (counts[node] if known else len(here)))
+    in_order = here == list(expected) if len(here) > 1 else process in expected
+    if not in_order:
+        raise UsageError(
+            f"Slurm: the tasks of a node must follow each other, and node {node} of {nodes} has "
+            f"{', '.join(map(str, here))} of {processes}; start them with srun -m block"
+        )
+    if known and len(set(counts)) > 1:
+        return process, processes
+    _check_blocks("Slurm", process, processes, node=node, nodes=nodes)
+    return node, nodes
+
+
+def _tasks_by_node(environ: Mapping[str, str]) -> list[int]:
+    """Return how many tasks each node has, from a text such as "2(x3),1"; [] if it is not told."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    counts: list[int] = []
+    for part in filter(None, text.split(",")):
+        count, _, times = part.removesuffix(")").partition("(x")
+        if not count.isdecimal() or not (times or "1").isdecimal():
+            return []
+        counts += [int(count)] * int(times or "1")
+    return counts
 
 
 ROWS: tuple[Callable[[Mapping[str, str]], Row | None], ...] = (_torchrun, _open_mpi, _mpich, _slurm)
@@ -107,11 +143,17 @@ def endpoint_of(environ: Mapping[str, str], row: Row) -> tuple[str, int] | None:
         host, port = address, number(environ, "MASTER_PORT", at_least=1, at_most=65535)
         if port is None:
             raise UsageError(f"MASTER_ADDR={address} needs MASTER_PORT, the port on that host")
-        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (environ is os.environ and _torch_has_met()):
             port += 1 if port < 65535 else -1
     if host is None or port is None:
         return None
     return ("127.0.0.1" if row.nodes == 1 else host), port
+
+
+def _torch_has_met() -> bool:
+    """Whether torch.distributed has begun in this process, and so in all: then its store holds `MASTER_PORT`."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def is_loopback(host: str) -> bool:

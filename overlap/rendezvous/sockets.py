@@ -84,6 +84,8 @@ def _complaint(endpoint: Endpoint, error: OSError) -> str:
     where = f"cannot listen at {format_endpoint(endpoint)}"
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(endpoint[1])
+        if holder is not None and holder.startswith(f"process {os.getpid()} "):
+            return f"{where}: something else in this process listens there, such as torch's store; choose another port"
         return f"{where}: port {endpoint[1]} is taken{f' by {holder}' if holder else ''}; choose another one"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{where}: not an address of this machine; name one that the process of node 0 has"

@@ -13,7 +13,7 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import contests, costs, layer, pytorch, results, simulation, sockets, truth, two_hosts
+from . import connecting, contests, costs, layer, pytorch, results, simulation, sockets, truth, two_hosts
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -39,6 +39,7 @@ MEASURED: dict[str, Measure] = {
     "results": lambda how, _: results.figures(how),
     "contests": contests.figures,
     "layer": lambda how, _: layer.figures(how),
+    "connect": lambda how, _: connecting.figures(how),
     "simulation": lambda how, _: simulation.figures(how),
     "truth": lambda how, _: truth.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
@@ -59,6 +60,7 @@ WHAT is
   contests    all-reduces beside those of gloo and MPI
 or, by itself,
   layer       what training strategies cost beside bare futures, and how much they hide on the virtual clock
+  connect     8 bytes between two processes, and issuing, through overlap.connect: on the loop, and in a thread
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)

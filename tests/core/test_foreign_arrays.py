@@ -117,3 +117,16 @@ REFUSED: list[tuple[object, str]] = [
 def test_what_cannot_be_written_is_refused(value: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         as_output(value, "out")
+
+
+def test_masked_arrays_are_refused() -> None:
+    async def main(rank: overlap.Rank) -> list[str]:
+        masked, texts = np.ma.masked_array(np.ones(2), [True, False]), []
+        for call in (lambda: rank.all_reduce(masked), lambda: rank.all_reduce(np.ones(2), out=masked)):
+            with pytest.raises(overlap.UsageError) as caught:
+                call()
+            texts.append(str(caught.value))
+        return texts
+
+    told = "is a masked array; pass x.filled(value), or its .data and .mask one after the other"
+    assert run(main, 1) == [[f"x: {told}", f"out: {told}"]]

@@ -1,6 +1,9 @@
-"""The README's first program, as it is printed."""
+"""The README's programs, as they are printed."""
 
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import overlap
@@ -22,3 +25,15 @@ def test_the_first_program_sends_gradients_while_it_computes_and_says_how_much_w
         assert min(s.info.issued_ns for s in sent if s.info) < max(s.end_ns for s in computed)
     timeline = overlap.timeline.Timeline.collect(recorders, world_size=2)
     assert "hidden" in str(overlap.timeline.verdict_of(timeline, step=1))
+
+
+def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8")
+    [program] = re.findall(r"## In a program of your own.*?```python\n(.*?)```", text, re.DOTALL)
+    [printed] = re.findall(r"Each prints `(.*?)`", text)
+    script = tmp_path / "meet.py"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        script.write_text(program.replace("29470", str(probe.getsockname()[1])))
+    ranks = [subprocess.Popen([sys.executable, script, str(me)], stdout=subprocess.PIPE, text=True) for me in range(2)]
+    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [printed] * 2

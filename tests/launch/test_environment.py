@@ -1,10 +1,14 @@
 import os
+import sys
+import types
 
 import pytest
+import trio
 
 from overlap import UsageError
 from overlap.rendezvous.hostlist import first_host
 from overlap.rendezvous.launcher_environment import Place, find_place, member_variables, without_membership
+from overlap.rendezvous.mpi_introduction import introduced
 from overlap.rendezvous.other_launchers import is_loopback
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
@@ -104,6 +108,32 @@ def test_slurm():
 def test_the_step_counts_and_not_the_job():
     step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}
     assert find_place(SLURM | SECRET | step).processes == 2
+
+
+CYCLIC = [("0", "0", "0,2"), ("1", "1", "1,3"), ("2", "0", "0,2"), ("3", "1", "1,3")]
+
+
+@pytest.mark.parametrize(("task", "node", "here"), CYCLIC)
+def test_every_task_of_slurm_finds_out_that_nodes_do_not_have_them_in_order(task, node, here):
+    told = {"SLURM_PROCID": task, "SLURM_NTASKS": "4", "SLURM_NODEID": node, "SLURM_GTIDS": here}
+    for more in ({}, {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}):
+        assert error_of(SLURM | SECRET | told | more) == (
+            f"Slurm: the tasks of a node must follow each other, and node {node} of 2 has {here.replace(',', ', ')} "
+            "of 4; start them with srun -m block"
+        )
+
+
+def test_a_lone_task_of_slurm_finds_out_too():
+    told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_GTIDS": "1", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    assert "node 1 of 2 has 1 of 3; start them with srun -m block" in error_of(SLURM | SECRET | told)
+
+
+@pytest.mark.parametrize(("task", "node", "here"), [("0", "0", "0,1"), ("1", "0", "0,1"), ("2", "1", "2")])
+def test_nodes_of_slurm_may_have_unequally_many_tasks(task, node, here):
+    told = {"SLURM_PROCID": task, "SLURM_NTASKS": "3", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": "2,1"}
+    for more in ({}, {"SLURM_GTIDS": here}):
+        place = find_place(SLURM | SECRET | told | more)
+        assert (place.process, place.processes, place.node, place.nodes) == (int(task), 3, int(task), 3)
 
 
 def test_a_batch_script_is_one_process():
@@ -250,3 +280,29 @@ def test_no_host_list(hosts):
 )
 def test_loopback(host, answer):
     assert is_loopback(host) is answer
+
+
+@pytest.mark.parametrize(("begun", "port"), [(True, 29501), (False, 29500)])
+def test_the_next_port_is_taken_where_torch_has_begun_at_that_one(monkeypatch, begun, port):
+    distributed = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: begun)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    for name, value in ({"RANK": "1", "WORLD_SIZE": "2"} | MASTER | SECRET).items():
+        monkeypatch.setenv(name, value)
+    assert find_place().endpoint == ("10.0.0.1", port)
+
+
+def test_an_mpi_library_that_is_not_the_launchers(monkeypatch):
+    async def introduce(mine):
+        return [mine]
+
+    library = types.SimpleNamespace(Get_library_version=lambda: "MPICH Version: 4.3.0\nMPICH Release date: today")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", library)
+    monkeypatch.setattr("transports.mpi.introduce", introduce)
+    place = find_place({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"})
+    with pytest.raises(UsageError) as caught:
+        trio.run(introduced, place)
+    assert str(caught.value) == (
+        "Open MPI started 4 processes, and the library of mpi4py (MPICH Version: 4.3.0) sees 1: it is not the "
+        "launcher's; start with the mpiexec that belongs to it, install an mpi4py that was built for the launcher's "
+        "library, or set MASTER_ADDR and MASTER_PORT"
+    )

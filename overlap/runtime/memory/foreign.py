@@ -36,6 +36,7 @@ def as_input(value: object) -> Array:
     tensor = _torch_of(value)
     if tensor is not None:
         return _tensor_array(value, tensor, "x")
+    _refuse_masked(value, "x")
     try:
         x = np.from_dlpack(value) if _speaks_only_dlpack(value) else np.asarray(value)  # type: ignore[arg-type]
     except Exception as error:
@@ -51,12 +52,21 @@ def as_output(value: object, argument: str) -> Array:
     Raises:
         UsageError: Naming `argument`, if it has no such memory, or one that is read-only or not C-contiguous.
     """
+    _refuse_masked(value, argument)
     array = value if isinstance(value, np.ndarray) else _shared(value, argument)
     if not array.flags.c_contiguous:
         raise UsageError(f"{argument}: must be C-contiguous, got strides {array.strides} for shape {array.shape}")
     if not array.flags.writeable:
         raise UsageError(f"{argument}: is read-only; pass an array that may be written (is it still in flight?)")
     return array
+
+
+def _refuse_masked(value: object, argument: str) -> None:
+    """Raise `UsageError` for an array of which some elements do not count: they would be added up with the others."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(
+            f"{argument}: is a masked array; pass x.filled(value), or its .data and .mask one after the other"
+        )
 
 
 def changes(value: object) -> Callable[[], bool] | None:
