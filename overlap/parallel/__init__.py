@@ -18,12 +18,12 @@ await model.finish()
 #                  settings: what they may be asked for;  ahead: how far a program may be ahead
 #   data_parallel  DataParallel: every rank has all weights;  tuning: buckets chosen by replaying recorded steps
 #   sharded        Sharded: ZeRO;  shards: what a rank keeps of a bucket;  shared_bucket: its operations
-#                  gathering: when whole parameters are there;  memory: what it all takes
+#                  gathering: when whole parameters are there;  model_memory: what it all takes
 #   schedules/     pipeline schedules as data
 #   layers         what issues: Local functions;  sequential: a chain of layers, in parts that hide each other
 #   tensor         ColumnLinear, RowLinear: matrices cut over a group;  vocabulary: the loss of scores cut by words
 #   experts        Experts: a mixture of experts, by all-to-all;  routing: who goes where;  own_experts: those of a rank
-#   pipeline       Pipeline: runs a schedule;  pipeline_pass: one batch on its way through a rank's stages
+#   stages         Pipeline: runs a schedule;  stages_pass: one batch on its way through a rank's stages
 #   models         Models: several as one, as experts are averaged over other ranks than the rest
 #   local_steps    LocalSGD, DiLoCo: ranks train apart for a while;  outer_steps: what brings them together
 #   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
@@ -37,14 +37,14 @@ from .data_parallel import DataParallel
 from .experts import Experts
 from .layers import Layer, Local
 from .local_steps import DiLoCo, LocalSGD, LocalSteps
-from .memory import ModelMemory, expected_memory
+from .model_memory import ModelMemory, expected_memory
 from .models import Models
 from .optimizers import SGD, Adam, AdamW, Optimizer
 from .outer_steps import Nesterov
-from .pipeline import Passed, Pipeline
 from .sequential import Replicated, Sequential
 from .sharded import Sharded
 from .shards import Stage
+from .stages import Passed, Pipeline
 from .tensor import ColumnLinear, RowLinear
 from .tree import flatten, rebuild
 from .vocabulary import VocabularyLoss

@@ -18,7 +18,7 @@ from .ahead import Ahead
 from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
 from .finite import Blame
-from .memory import ModelMemory
+from .model_memory import ModelMemory
 from .optimizers import Optimizer
 from .own_state import Own
 from .parameters import Parameters

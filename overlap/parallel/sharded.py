@@ -16,7 +16,7 @@ from ..runtime.rank import Rank
 from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
 from .gathering import Gathering, Kept, Prefetched
-from .memory import ModelMemory, expected_memory
+from .model_memory import ModelMemory, expected_memory
 from .optimizers import Optimizer
 from .own_state import Own
 from .pieces import Piece, Tensors, state_name

@@ -16,7 +16,7 @@ from ..runtime.rank import Rank
 from .layers import Cost, Layer, splits
 from .memory_work import MemoryWork
 from .pending import last_future, leaves
-from .pipeline_pass import IssuedLoss, Model, Pass
+from .stages_pass import IssuedLoss, Model, Pass
 
 if TYPE_CHECKING:
     from ..runtime.calls import Like
