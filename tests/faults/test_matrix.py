@@ -34,7 +34,7 @@ GRADIENT = r"gradient #\d+ on group 'world' \(train\.py:\d+\)"
 MATRIX = """
 raise    starting    efa            1    NODE exited with code 1
 raise    idle        efa            1    RAISED
-raise    compute     efa            1  + RAISED
+raise    compute     efa            1    RAISED
 raise    collective  efa            1    RAISED
 raise    moving      efa            1  + RAISED; unfinished there: GRADIENT
 raise    in file     efa            1    RAISED
@@ -43,7 +43,7 @@ raise    finally     efa            1    RAISED
 raise    after       efa            1    NODE exited with code 1
 exit     starting    efa            3    NODE exited with code 3
 exit     compute     efa            3    EXITED
-exit     collective  efa            3  + EXITED
+exit     collective  efa            3    EXITED
 exit     ending      efa            3    EXITED
 vanish   starting    efa            1    NODE exited with code 0 without joining
 vanish   idle        efa            1    NODE exited with code 0 before its world had ended
@@ -53,7 +53,7 @@ SIGKILL  starting    efa            137  NODE was killed by SIGKILL
 SIGKILL  idle        efa            137  NODE was killed by SIGKILL
 SIGKILL  compute     efa            137  NODE was killed by SIGKILL
 SIGKILL  collective  efa            137  NODE was killed by SIGKILL
-SIGKILL  moving      efa            137+ NODE was killed by SIGKILL
+SIGKILL  moving      efa            137  NODE was killed by SIGKILL
 SIGKILL  in file     efa            137  NODE was killed by SIGKILL
 SIGKILL  ending      efa            137  NODE was killed by SIGKILL
 SIGKILL  after       efa            137  NODE was killed by SIGKILL
@@ -83,14 +83,14 @@ exit     collective  memory         3    EXITED
 SIGTERM  moving      memory         143  SIGTERM
 SIGKILL  moving      memory         -9   $
 raise    compute     mpi            1    RAISED
-raise    moving      mpi            1  + RAISED; unfinished there: GRADIENT
+raise    moving      mpi            1    RAISED; unfinished there: GRADIENT
 exit     collective  mpi            3    EXITED
 SIGKILL  moving      mpi            9    $
 """
 
 # what is sent to the launcher, at which moment, the exit code, what stderr must say
 LAUNCHER = """
-SIGINT   moving      efa            130+ interrupted
+SIGINT   moving      efa            130  interrupted
 SIGINT   compute     efa            130  interrupted
 SIGTERM  moving      efa            143+ SIGTERM
 SIGTERM  idle        efa,_4_rails   143  SIGTERM

@@ -45,7 +45,8 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "how"), [(64, "idle"), (64 << 20, "busy"), pytest.param(64, "busy", marks=pytest.mark.slow)]
+    ("nbytes", "how"),
+    [(64, "idle"), *(pytest.param(nbytes, "busy", marks=pytest.mark.slow) for nbytes in (64, 64 << 20))],
 )
 def test_both_sides_of_a_cut_cable_end_and_name_the_other(
     tmp_path: Path, hosts: tuple[Host, Host], nbytes: int, how: str

@@ -193,7 +193,7 @@ def test_the_error_of_the_culprit_is_told_last_and_ends_the_others(job):
     [
         pytest.param("sys.exit(3)", 3, ") exited with code 3", marks=pytest.mark.slow),
         ("os._exit(4)", 4, ") exited with code 4, without saying why"),
-        ("os.kill(os.getpid(), 9)", 137, ") was killed by SIGKILL; "),
+        pytest.param("os.kill(os.getpid(), 9)", 137, ") was killed by SIGKILL; ", marks=pytest.mark.slow),
         pytest.param("os.kill(os.getpid(), 11)", 139, ") was killed by SIGSEGV", marks=pytest.mark.slow),
     ],
 )
@@ -254,7 +254,7 @@ WAIT = "print('up')\ntime.sleep(600)"
     ("number", "code", "told"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        pytest.param(signal.SIGTERM, 143, "ended by SIGTERM", marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 129, "the terminal is gone", marks=pytest.mark.slow),
     ],
 )

@@ -229,8 +229,9 @@ def check_kills(job, tmp_path, kills, *options):
     assert not (tmp_path / "killed" / "records").exists()  # nothing remains of a run that ended well
 
 
-def test_ten_kills_leave_the_same_bits(job, tmp_path):
-    check_kills(job, tmp_path, 10)
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_kills_leave_the_same_bits(job, tmp_path, kills):
+    check_kills(job, tmp_path, kills)
 
 
 @pytest.mark.slow
@@ -287,6 +288,7 @@ overlap.run(main)
 """
 
 
+@pytest.mark.slow
 def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     (tmp_path / "further.py").write_text(FURTHER)
     ended = subprocess.run(
@@ -354,7 +356,8 @@ def free_port():
         return found.getsockname()[1]
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_is_lost_with_its_launcher_is_replaced_by_another(job, tmp_path, lost):
     """As on two machines: each has a launcher; one is gone, and another takes its place with the same secret."""
     secret = "00" * 32
