@@ -10,7 +10,7 @@
 #     world       World: starts the ranks, ends them together, names the culprit
 #     world_member  a rank as its world holds it;  standing, reports, world_watch: who waits for whom, when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
-#     calls       the collectives as users call them, with rooted and messages: functions that return futures at once
+#     calls       the collectives as users call them; rooted, point_to_point: some of them. All return futures at once
 #     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent

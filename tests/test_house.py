@@ -48,7 +48,7 @@ HOUSE = (
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),
     ("overlap.runtime.issuing",),
-    ("overlap.runtime.rooted", "overlap.runtime.messages", "overlap.runtime.objects"),
+    ("overlap.runtime.rooted", "overlap.runtime.point_to_point", "overlap.runtime.objects"),
     ("overlap.runtime.calls", "overlap.runtime.checking"),
     ("overlap.runtime.group",),
     ("overlap.runtime.mesh", "overlap.state"),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from .messages import Messages
 from .objects import Objects
 from .operation import CollectiveFuture
 from .outstanding import CallSite
+from .point_to_point import PointToPoint
 from .request import Input, Like
 from .rooted import Rooted
 from .stream import Stream
@@ -29,7 +29,7 @@ Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
 
 
-class Calls(Rooted, Messages, Objects):
+class Calls(Rooted, PointToPoint, Objects):
     """Every collective and point-to-point operation of a group.
 
     What holds for all of them:

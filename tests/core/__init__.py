@@ -48,7 +48,7 @@ TESTS = {
     "runtime/object_codec": "core/test_objects",
     "runtime/objects": "core/test_objects",
     "runtime/operation": "core/test_arrays_in_flight core/test_cancellation core/test_futures",
-    "runtime/messages": "core/test_point_to_point core/test_any_source",
+    "runtime/point_to_point": "core/test_point_to_point core/test_any_source",
     "runtime/outstanding": "core/test_failure core/test_futures",
     "runtime/program_places": "core/test_stall",
     "runtime/rank": "core/test_compute core/test_memory core/test_bad_input",

@@ -13,10 +13,10 @@ from .outstanding import CallSite, Issued
 from .request import Input, Like
 from .stream import Stream
 
-__all__ = ["Messages"]
+__all__ = ["PointToPoint"]
 
 
-class Messages:
+class PointToPoint:
     """The messages of `Calls`."""
 
     _issuer: Issuer
