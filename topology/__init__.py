@@ -26,7 +26,7 @@ from .grouprules import Finding, Rule
 from .groups import Axis
 from .instances import cluster, names
 from .machine import Figure, LinkKind, Machine
-from .overheads import Curve
+from .overheads import Curve, WireOverheads
 from .rankmap import Place
 from .routes import Link, Port
 
@@ -45,6 +45,7 @@ __all__ = [
     "Rule",
     "TopologyError",
     "TopologyWarning",
+    "WireOverheads",
     "cluster",
     "format_ranks",
     "names",

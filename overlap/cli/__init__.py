@@ -30,6 +30,7 @@ COMMANDS = {
     "topology": "draw a machine, its legal groups and rings",
     "plan": "say what a collective becomes on a machine, how long it takes, and why",
     "pipeline": "draw a pipeline schedule: what each rank computes when, its bubble, what ranks hold at once",
+    "calibrate": "make a machine file from the output of a benchmark, and say how far to trust it",
     "validate": "compare predictions with published measurements, and say how far off they are",
 }
 """Every command and its line of help: `overlap --help` must not load them."""

@@ -1,0 +1,128 @@
+"""`overlap calibrate`: from the output of a benchmark to the machine file of a cluster, and how far to trust it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import topology
+
+from ...collectives.cost.fitting import Fit, Fitted, Sample, fit
+from ...errors import UsageError
+from ...units import format_bytes, format_ns
+from ..outputs import written
+from .logs import Log, Row, read
+
+_DESCRIPTION = """\
+Read what a benchmark printed (nccl-tests, nccom-test, hccl_demo, OSU, or `overlap bench --json`), fit the launch of an
+operation and the shares of their bandwidth that wires give, and write a machine file that plans and simulations take.
+
+Every third row of a collective is left out: its error says how far to trust predictions. All else is as the machine
+that --cluster names says it.
+"""
+
+_EPILOG = """\
+examples:
+  overlap calibrate all_reduce.log --cluster "p5.48xlarge x2" --name ours -o ours.toml
+  overlap calibrate redsct.txt --op reduce_scatter --cluster trn2.48xlarge
+  overlap plan all_reduce --bytes 1G --cluster "ours.toml x16"
+"""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Tell the front door's parser what the command is for and what it takes."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="output of a benchmark")
+    parser.add_argument("--cluster", required=True, metavar="NAME", help='where it ran, such as "p5.48xlarge x2"')
+    parser.add_argument("--op", metavar="NAME", help="the collective, where a log does not say it")
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")
+    parser.add_argument("--name", metavar="NAME", help="of the new machine; default: that of the file")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the machine file there; default: print it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code: 0, or 1 if the file cannot be written.
+
+    Raises:
+        UsageError: If a log cannot be read, or does not fit the cluster; naming file, row and what was expected.
+        TopologyError: If there is no such machine.
+    """
+    cluster = topology.cluster(args.cluster, strict=False)
+    if cluster.machine.devices is None:
+        raise UsageError("--cluster: 'local' has no wires to fit; name the machine that the log is of")
+    base = args.cluster.split()[0]
+    if base not in topology.names():
+        raise UsageError(f"--cluster: a machine file extends one of ours, which {base!r} is not")
+    if args.ranks is not None and args.ranks < 2:
+        raise UsageError(f"--ranks: expected 2 or more, got {args.ranks}")
+    told = [read(path, op=args.op, ranks=args.ranks) for path in args.logs]
+    samples = [_sample(row, cluster) for log in told for row in log.rows]
+    if len(samples) < _LEAST_ROWS:
+        raise UsageError(f"{args.logs[0]}: expected {_LEAST_ROWS} rows or more, found {len(samples)}")
+    found = fit(cluster, samples)
+    source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(told, args.logs, strict=True))
+    name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
+    text = _toml(base, name, found, source, args.logs)
+    print("\n".join(_page(found, told, cluster)))
+    if args.output is None:
+        print("\n" + text, end="")
+        return 0
+    if not written(text, args.output, option="--output"):
+        return 1
+    print(f"\nmachine in {args.output}; plan with it: overlap plan all_reduce --bytes 1G --cluster {args.output}")
+    return 0
+
+
+_LEAST_ROWS = 4
+
+
+def _sample(row: Row, cluster: topology.Cluster) -> Sample:
+    ranks = row.ranks or cluster.world_size
+    if ranks > cluster.world_size:
+        raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
+    return Sample(
+        collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=tuple(range(ranks)), time_s=row.time_s
+    )
+
+
+def _page(found: Fit, told: Sequence[Log], cluster: topology.Cluster) -> list[str]:
+    lines = [f"{'collective':<15} {'size':>10} {'measured':>9} {'predicted':>9} {'error':>7}"]
+    lines += [_line(row) for row in found.rows]
+    lines += [f"dropped: {why}" for log in told for why in log.dropped]
+    fitted, left = (found.errors(left_out=out) for out in (False, True))
+    shares = ", ".join(f"{share:.0%} of {kind}" for kind, share in found.shares.items())
+    return [
+        *lines,
+        "",
+        f"on {cluster.name}: launch {format_ns(found.launch_s * 1e9)}, {shares}",
+        f"rows fitted: {fitted[0]}, median error {fitted[1]:.1%}, worst {fitted[2]:.1%}",
+        f"rows left out: {left[0]}, median error {left[1]:.1%}, worst {left[2]:.1%}"
+        + ("" if left[0] else ": nothing says how far to trust this"),
+        "Other sizes, ranks and collectives than these are extrapolated.",
+    ]
+
+
+def _line(row: Fitted) -> str:
+    of = row.sample
+    times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
+    return f"{of.collective:<15} {format_bytes(of.nbytes):>10} {times}{'  left out' if row.left_out else ''}"
+
+
+def _toml(base: str, name: str, found: Fit, source: str, paths: Sequence[str]) -> str:
+    count, middle, worst = found.errors(left_out=True)
+    hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in paths)
+    origin = f'source = "fitted: {source}", confidence = "B"'
+    lines = [
+        f"# Written by `overlap calibrate` from {source} (SHA-256 {hashes}).",
+        f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
+        f'extends = "{base}"',
+        f'name = "{name}"',
+        "",
+        "[collectives]",
+        f"launch_s = {{ value = {found.launch_s:.6g}, {origin} }}",
+    ]
+    for kind, share in found.shares.items():
+        lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
+    return "\n".join(lines) + "\n"

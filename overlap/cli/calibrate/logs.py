@@ -1,0 +1,264 @@
+"""What benchmarks print, as rows: nccl-tests, nccom-test, hccl_demo, OSU, and our own.
+
+Each says sizes and times in its own way: the whole buffer or one rank's, micro- or milliseconds. Rows here have the
+bytes of the whole vector (the larger one of a rank's input and output) and seconds. Where a tool prints a bandwidth, it
+is computed again from size and time, so that a log of other units is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...collectives.generators import GENERATORS
+from ...errors import UsageError
+
+__all__ = ["Log", "Row", "read"]
+
+_OPERATIONS = {
+    "all_reduce": "all_reduce", "allreduce": "all_reduce", "allr": "all_reduce",
+    "all_gather": "all_gather", "allgather": "all_gather", "allg": "all_gather",
+    "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter", "redsct": "reduce_scatter",
+    "alltoall": "all_to_all", "all2all": "all_to_all", "all_to_all": "all_to_all",
+    "broadcast": "broadcast", "bcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
+}  # fmt: skip
+_DTYPES = {
+    "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16",
+    "double": "float64",
+}  # fmt: skip
+# What a printed bandwidth may differ by from size over time: four digits are printed of either.
+_CLOSE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured collective.
+
+    Attributes:
+        collective: its name.
+        nbytes: of the whole vector.
+        dtype: of the elements.
+        ranks: that took part; None if the log does not say it.
+        time_s: of one operation.
+        where: file and line.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: str
+    ranks: int | None
+    time_s: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A benchmark's output.
+
+    Attributes:
+        tool: that wrote it.
+        rows: in the order of the file.
+        dropped: why rows were left out.
+    """
+
+    tool: str
+    rows: tuple[Row, ...]
+    dropped: tuple[str, ...] = ()
+
+
+def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
+    """Read a log.
+
+    Args:
+        path: Of the file.
+        op: The collective, where the log does not say it.
+        ranks: That took part, where the log does not say it; sizes of some tools are one rank's.
+
+    Raises:
+        UsageError: In one line, naming the file, the row and what was expected.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    name = Path(path).name
+    if text.lstrip().startswith("{"):
+        return _ours(text, name)
+    lines = list(enumerate(text.splitlines(), 1))
+    for sign, parse in _TOOLS:
+        if sign.search(text):
+            return parse(_Context(name=name, op=op, ranks=ranks), lines)
+    raise UsageError(f"{name}: expected the output of nccl-tests, nccom-test, hccl_demo, OSU or `overlap bench --json`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    name: str
+    op: str | None
+    ranks: int | None
+
+    def fail(self, line: int, expected: str, found: str) -> UsageError:
+        return UsageError(f"{self.name}:{line}: expected {expected}, found {found.strip()!r}")
+
+    def collective(self, said: str | None) -> str:
+        name = (said or self.op or "").lower().removesuffix("_perf")
+        if name not in _OPERATIONS:
+            known = ", ".join(sorted(set(_OPERATIONS.values())))
+            raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {known}")
+        return _OPERATIONS[name]
+
+    def many(self, said: int | None, why: str) -> int:
+        ranks = said or self.ranks
+        if ranks is None:
+            raise UsageError(f"{self.name}: {why}; give --ranks")
+        return ranks
+
+    def number(self, text: str, line: int, what: str, *, least: float = 0.0) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.fail(line, what, text) from None
+        if not value > least or value == float("inf"):
+            raise self.fail(line, f"{what}, more than {least:g}", text)
+        return value
+
+    def check(self, line: int, nbytes: float, time_s: float, printed: str, units: Sequence[float]) -> None:
+        """Refuse a bandwidth that does not follow from size and time in any of the units it may have."""
+        rate = self.number(printed, line, "a bandwidth")
+        exact = [nbytes / time_s / unit for unit in units]
+        rounding = 0.006 / rate  # of two digits
+        if all(abs(rate / each - 1) > _CLOSE + rounding for each in exact):
+            raise self.fail(line, f"a bandwidth of {exact[0]:.4g} GB/s ({nbytes:g} bytes in {time_s:g} s)", printed)
+
+
+_Lines = Sequence[tuple[int, str]]
+
+
+def _nccl(of: _Context, lines: _Lines) -> Log:
+    found = re.search(r"starting: (\w+)", "\n".join(line for _, line in lines))
+    collective = of.collective(found[1] if found else None)
+    ranks = sum(bool(re.match(r"#\s+Rank\s+\d+", line)) for _, line in lines) or of.ranks
+    rows, dropped = [], []
+    for number, line in lines:
+        words = line.split()
+        if not words or line.startswith("#") or not words[0].isdigit():
+            continue
+        if len(words) < 9:
+            raise of.fail(number, "size count type redop root time algbw busbw #wrong", line)
+        size, time_us = of.number(words[0], number, "bytes", least=-1), of.number(words[5], number, "microseconds")
+        if not size:
+            continue
+        of.check(number, size, time_us / 1e6, words[6], (1e9,))
+        if words[8] not in ("0", "N/A"):
+            dropped.append(f"{of.name}:{number}: {words[8]} wrong results")
+            continue
+        rows.append(_row(of, number, collective, size, words[2], ranks, time_us / 1e6))
+    return Log(tool="nccl-tests", rows=tuple(rows), dropped=tuple(dropped))
+
+
+def _nccom(of: _Context, lines: _Lines) -> Log:
+    collective, columns, rows, dropped = of.collective(None), list[str](), [], []
+    for number, line in lines:
+        if "size(B)" in line:
+            columns = re.findall(r"\S+\(us\)|\S+", line)
+        words = line.split()
+        if not columns or not words or not words[0].isdigit():
+            continue
+        if "Failure" in line:
+            dropped.append(f"{of.name}:{number}: {' '.join(words[1:4])}")
+            continue
+        if len(words) < len(columns):
+            raise of.fail(number, " ".join(columns), line)
+        value = dict(zip(columns, words, strict=False))
+        time = next((name for name in columns if name.startswith("time")), None)
+        if time is None:
+            raise of.fail(number, "a column of times", line)
+        size, time_us = of.number(words[0], number, "bytes"), of.number(value[time], number, "microseconds")
+        if "algbw(GB/s)" in value:
+            of.check(number, size, time_us / 1e6, value["algbw(GB/s)"], (1e9, 2.0**30))
+        rows.append(_row(of, number, collective, size, value.get("type", "fp32"), of.ranks, time_us / 1e6))
+    return Log(tool="nccom-test", rows=tuple(rows), dropped=tuple(dropped))
+
+
+def _hccl(of: _Context, lines: _Lines) -> Log:
+    collective, rows = of.collective(None), []
+    ranks = of.many(None, "hccl_demo does not say how many ranks took part")
+    for number, line in lines:
+        words = line.split()
+        if not words or not words[0].isdigit():
+            continue
+        if len(words) < 6:
+            raise of.fail(number, "size count type redop time algoBW nw_bw", line)
+        *_, time, rate, _nw = (word for word in words if word not in ("GB/s", "ms"))
+        size, time_s = of.number(words[0], number, "bytes"), of.number(time, number, "milliseconds") / 1e3
+        of.check(number, size, time_s, rate, (1e9,))
+        whole = size * (ranks if collective == "all_gather" else 1)  # sizes are those of the input
+        rows.append(_row(of, number, collective, whole, words[2], ranks, time_s))
+    return Log(tool="hccl_demo", rows=tuple(rows))
+
+
+_PER_RANK = ("all_gather", "all_to_all", "gather", "scatter")
+
+
+def _osu(of: _Context, lines: _Lines) -> Log:
+    found = re.search(r"# OSU MPI(?:-\w+)? ([\w-]+)", "\n".join(line for _, line in lines))
+    collective = of.collective(found[1].replace("-", "_") if found else None)
+    ranks = of.many(None, "OSU does not say how many ranks took part")
+    times = ranks if collective in _PER_RANK else 1
+    rows = []
+    for number, line in lines:
+        words = line.split()
+        if not words or line.startswith("#") or not words[0].isdigit():
+            continue
+        if len(words) < 2:
+            raise of.fail(number, "size and microseconds", line)
+        size, time_us = of.number(words[0], number, "bytes"), of.number(words[1], number, "microseconds")
+        rows.append(_row(of, number, collective, size * times, "float", ranks, time_us / 1e6))
+    return Log(tool="OSU", rows=tuple(rows))
+
+
+def _ours(text: str, name: str) -> Log:
+    of = _Context(name=name, op=None, ranks=None)
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{name}:{error.lineno}: expected JSON of `overlap bench --json`, found no JSON") from None
+    found = document.get("rows") if isinstance(document, Mapping) else None
+    if not isinstance(found, list):
+        raise UsageError(f"{name}: expected JSON of `overlap bench --json`, with rows")
+    rows, dropped = [], []
+    for number, row in enumerate(found):
+        try:
+            operation, size, dtype, ranks, time_ns = (
+                row[key] for key in ("operation", "size_bytes", "dtype", "ranks", "median_ns")
+            )
+            if row["wrong"]:
+                dropped.append(f"{name}: row {number}: {row['wrong']} wrong results")
+                continue
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{name}: row {number}: expected {error} beside the others") from None
+        if _OPERATIONS.get(str(operation).lower()) in GENERATORS:
+            rows.append(_row(of, number, of.collective(operation), float(size), dtype, ranks, float(time_ns) / 1e9))
+    return Log(tool="overlap bench", rows=tuple(rows), dropped=tuple(dropped))
+
+
+def _row(of: _Context, line: int, collective: str, nbytes: float, dtype: str, ranks: int | None, time_s: float) -> Row:
+    return Row(
+        collective=collective,
+        nbytes=round(nbytes),
+        dtype=_DTYPES.get(dtype.lower(), dtype.lower()),
+        ranks=ranks,
+        time_s=time_s,
+        where=f"{of.name}:{line}",
+    )
+
+
+_TOOLS = (
+    (re.compile(r"^# OSU", re.M), _osu),
+    (re.compile(r"size\(B\)"), _nccom),
+    (re.compile(r"SUMMARY REPORT|algoBW|algo_bw", re.I), _hccl),
+    (re.compile(r"Collective test starting|#\s+size\s+count\s+type", re.M), _nccl),
+)

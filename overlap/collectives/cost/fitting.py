@@ -1,0 +1,181 @@
+"""The figures of a machine's `[collectives]` from measured collectives: a few with a meaning, and how far they carry.
+
+What is fitted: the launch of an operation, the share of their bandwidth that wires inside nodes give, and that of the
+network. Every third row of each collective is left out, and tells how well the others predict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from statistics import median
+
+import numpy as np
+
+from topology import Cluster, Figure, Machine, WireOverheads
+
+from ..placement import Floats
+from ..select import plan
+
+__all__ = ["Fit", "Fitted", "Sample", "fit", "with_shares"]
+
+_LEAST_SHARE = 0.02
+# Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
+_GOLDEN = (5**0.5 - 1) / 2
+_STEPS = 9
+_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured collective.
+
+    Attributes:
+        collective: its name.
+        nbytes: of the whole vector.
+        dtype: of the elements.
+        ranks: world ranks that took part.
+        time_s: that it took.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: str
+    ranks: tuple[int, ...]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A sample beside what the fitted machine says of it.
+
+    Attributes:
+        sample: what was measured.
+        predicted_s: what is predicted.
+        left_out: whether the figures have not seen it.
+    """
+
+    sample: Sample
+    predicted_s: float
+    left_out: bool
+
+    @property
+    def error(self) -> float:
+        """The prediction's, as a share of what was measured."""
+        return self.predicted_s / self.sample.time_s - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was found.
+
+    Attributes:
+        launch_s: of an operation.
+        shares: of their bandwidth that wires give, by kind.
+        rows: all samples.
+    """
+
+    launch_s: float
+    shares: Mapping[str, float]
+    rows: tuple[Fitted, ...]
+
+    def errors(self, *, left_out: bool) -> tuple[int, float, float]:
+        """Return how many rows were left out, or were not, with the median and the worst error, as shares."""
+        found = [abs(row.error) for row in self.rows if row.left_out is left_out]
+        return len(found), median(found) if found else 0.0, max(found, default=0.0)
+
+
+def with_shares(machine: Machine, launch_s: float, shares: Mapping[str, float], source: str) -> Machine:
+    """Return a machine with other figures of collectives; all that the file says besides stays."""
+    told = machine.collectives
+    wires = {wire.kind: wire for wire in told.usual.wires}
+    for kind, share in shares.items():
+        figure = Figure(value=share, source=source, confidence="B")
+        wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=figure)
+    launch = Figure(value=launch_s, source=source, confidence="B")
+    usual = replace(told.usual, launch_s=launch, wires=tuple(wires.values()))
+    return replace(machine, collectives=replace(told, usual=usual))
+
+
+def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
+    """Find the figures that predict samples best: least squares of the logarithms of predicted over measured.
+
+    Cost: some dozens of plans for each collective.
+    """
+    left_out = _left_out(samples)
+    seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
+    kinds = _kinds(cluster, samples)
+    shares = dict.fromkeys(kinds, 0.8)
+    for _ in range(_TURNS if len(kinds) > 1 else 1):
+        for kind in kinds:
+            shares[kind] = _best(cluster, seen, shares, kind)
+    without_s = _predicted_s(cluster, samples, shares)
+    launch_s = _launch_s(seen, without_s[~np.array(left_out)])
+    rows = (
+        Fitted(sample=sample, predicted_s=launch_s + float(time_s), left_out=out)
+        for sample, time_s, out in zip(samples, without_s, left_out, strict=True)
+    )
+    return Fit(launch_s=launch_s, shares=shares, rows=tuple(rows))
+
+
+def _left_out(samples: Sequence[Sample]) -> list[bool]:
+    """Choose every third row of a collective, but none of two."""
+    seen, found = dict[str, int](), []
+    for sample in samples:
+        number = seen.get(sample.collective, 0)
+        seen[sample.collective] = number + 1
+        found.append(number % 3 == 1)
+    return [out and seen[sample.collective] > 2 for out, sample in zip(found, samples, strict=True)]
+
+
+def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
+    """Return the kinds of wires that the samples cross and that bound them: inside nodes, and between them."""
+    nodes = max(len({cluster.place(rank).node for rank in sample.ranks}) for sample in samples)
+    wires, network = cluster.machine.wires.link, cluster.machine.network
+    inside = [wires] if wires != "none" else ["chip"]
+    return [*inside, *([network.link] if network and nodes > 1 else [])]
+
+
+def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float], kind: str) -> float:
+    """Return the best share of one kind, the others given."""
+
+    def loss(share: float) -> float:
+        times_s = _predicted_s(cluster, samples, {**shares, kind: exp(share)})
+        return _loss(samples, times_s + _launch_s(samples, times_s))
+
+    low, high = log(_LEAST_SHARE), 0.0
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_left, of_right = loss(left), loss(right)
+    for _ in range(_STEPS):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - _GOLDEN * (high - low)
+            of_left = loss(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + _GOLDEN * (high - low)
+            of_right = loss(right)
+    return exp(left if of_left <= of_right else right)
+
+
+def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float]) -> Floats:
+    """Predict samples on a machine with these shares, without any launch."""
+    machine = replace(cluster, machine=with_shares(cluster.machine, 0.0, shares, "being fitted"))
+    return np.array(
+        [plan(s.collective, s.nbytes, machine, s.ranks, dtype=s.dtype).predicted_s for s in samples], np.float64
+    )
+
+
+def _launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
+    """Return the launch that, added to all predictions, makes them best: of those that would be right for one."""
+    choices: list[float] = [
+        0.0,
+        *(s.time_s - each for s, each in zip(samples, without_s.tolist(), strict=True) if s.time_s > each),
+    ]
+    return float(min(choices, key=lambda launch_s: _loss(samples, without_s + launch_s)))
+
+
+def _loss(samples: Sequence[Sample], predicted_s: Floats) -> float:
+    measured_s = np.array([sample.time_s for sample in samples])
+    return float((np.log(np.maximum(predicted_s, 1e-12) / measured_s) ** 2).sum())

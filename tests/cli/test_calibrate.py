@@ -1,0 +1,208 @@
+"""`overlap calibrate`: logs of every tool become the same rows, and machine files predict what was measured."""
+
+import json
+
+import pytest
+
+import topology
+from overlap.cli.calibrate.logs import read
+from overlap.collectives.cost.fitting import Sample, fit, with_shares
+from overlap.collectives.select import plan
+from overlap.errors import UsageError
+
+NCCL = """\
+# nccl-tests version 2.19.6
+# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid   1 on a device  0 [0000:01:00] NVIDIA H100
+#  Rank  1 Group  0 Pid   2 on a device  1 [0000:02:00] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+    33554432       8388608     float     sum      -1   250.10  134.16  134.16       0   249.80  134.33  134.33       0
+    67108864      16777216     float     sum      -1   500.20  134.16  134.16       3   499.60  134.33  134.33       0
+# Out of bounds values : 0 OK
+"""
+NCCOM = """\
+    size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)
+      65536           16384    fp32            8.17           8.02           7.77
+   33554432    Failure running neuron-bench - log file /tmp/x
+"""
+HCCL = """\
+[BANDWIDTH SUMMARY REPORT]
+  size(bytes) count type redop time(ms) algoBW nw_bw
+  32000000  8000000  float  sum  2.500 12.80 99.20
+"""
+OSU = """\
+# OSU MPI Allgather Latency Test v7.0
+# Size       Avg Latency(us)
+1024                   12.50
+"""
+OURS = {
+    "schema_version": 1,
+    "rows": [
+        {
+            "operation": "all_reduce", "size_bytes": 4096, "dtype": "float32", "ranks": 4,
+            "median_ns": 1500.0, "wrong": 0,
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def log(tmp_path):
+    def log(text):
+        path = tmp_path / "it.log"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return log
+
+
+def row_of(found):
+    (row,) = found.rows
+    return found.tool, row.collective, row.nbytes, row.dtype, row.ranks, row.time_s
+
+
+def test_every_tool_says_the_same_in_its_own_way(log):
+    assert row_of(read(log(NCCL))) == ("nccl-tests", "all_reduce", 33554432, "float32", 2, pytest.approx(250.1e-6))
+    assert row_of(read(log(NCCOM), op="allg", ranks=32)) == (
+        "nccom-test", "all_gather", 65536, "float32", 32, pytest.approx(8.17e-6),
+    )  # fmt: skip
+    assert row_of(read(log(HCCL), op="reduce_scatter", ranks=32))[1:3] == ("reduce_scatter", 32_000_000)
+    assert row_of(read(log(OSU), ranks=8)) == (
+        "OSU", "all_gather", 8 * 1024, "float32", 8, pytest.approx(12.5e-6),
+    )  # fmt: skip
+    assert row_of(read(log(json.dumps(OURS)))) == ("overlap bench", "all_reduce", 4096, "float32", 4, 1.5e-6)
+
+
+def test_sizes_of_one_rank_become_those_of_the_whole(log):
+    """hccl_demo counts what a rank gives: an all-gather has as many times that as there are ranks."""
+    assert row_of(read(log(HCCL), op="all_gather", ranks=32))[2] == 32 * 32_000_000
+
+
+def test_wrong_results_and_failures_are_left_out_and_told(log):
+    assert read(log(NCCL)).dropped == ("it.log:7: 3 wrong results",)
+    assert read(log(NCCOM), op="allg", ranks=32).dropped == ("it.log:3: Failure running neuron-bench",)
+
+
+BAD = [
+    ("hello\n", {}, "it.log: expected the output of nccl-tests, nccom-test, hccl_demo, OSU or `overlap bench --json`"),
+    ("{", {}, "it.log:1: expected JSON of `overlap bench --json`, found no JSON"),
+    ("{}", {}, "it.log: expected JSON of `overlap bench --json`, with rows"),
+    ('{"rows": [{"operation": "all_reduce"}]}', {}, "it.log: row 0: expected 'size_bytes' beside the others"),
+    (
+        NCCOM,
+        {},
+        "it.log: says no collective that is known; give --op, one of all_gather, all_reduce, all_to_all, broadcast, "
+        "gather, reduce, reduce_scatter, scatter",
+    ),
+    (HCCL, {"op": "all_reduce"}, "it.log: hccl_demo does not say how many ranks took part; give --ranks"),
+    (OSU, {}, "it.log: OSU does not say how many ranks took part; give --ranks"),
+    (
+        NCCL.replace("250.10", "0.00"),
+        {},
+        "it.log:6: expected microseconds, more than 0, found '0.00'",
+    ),
+    (
+        NCCL.replace("250.10", "2,5"),
+        {},
+        "it.log:6: expected microseconds, found '2,5'",
+    ),
+    (
+        NCCL.replace("   250.10  134.16", "   0.2501  134.16"),
+        {},
+        "it.log:6: expected a bandwidth of 1.342e+05 GB/s (3.35544e+07 bytes in 2.501e-07 s), found '134.16'",
+    ),
+    (
+        NCCL.replace("  134.16  134.16       0   249.80  134.33  134.33       0", ""),
+        {},
+        "it.log:6: expected size count type redop root time algbw busbw #wrong, found '33554432       8388608     float"
+        "     sum      -1   250.10'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "message"), BAD)
+def test_a_log_that_makes_no_sense_is_one_line_that_names_the_row(log, text, options, message):
+    with pytest.raises(UsageError) as caught:
+        read(log(text), **options)
+    assert str(caught.value) == message
+
+
+def test_a_log_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        read(str(tmp_path / "none.log"))
+    assert str(caught.value) == f"{tmp_path}/none.log: cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cluster", "local"], "--cluster: 'local' has no wires to fit; name the machine that the log is of"),
+        (["--cluster", "trn1.2xlarge", "--ranks", "1"], "--ranks: expected 2 or more, got 1"),
+        (["--cluster", "trn1.2xlarge"], "LOG: expected 4 rows or more, found 1"),
+    ],
+)
+def test_what_cannot_be_fitted(overlap, log, words, message):
+    path = log(NCCL)
+    code, out, err = overlap("calibrate", path, *words)
+    assert (code, out) == (2, "")
+    assert err == f"overlap: {message.replace('LOG', path)}\n"
+
+
+def test_more_ranks_than_the_cluster_has(overlap, log):
+    more = NCCL.replace("#  Rank  1", "#  Rank  2 x\n#  Rank  3 x\n#  Rank  1")
+    code, _, err = overlap("calibrate", log(more), "--cluster", "trn1.2xlarge")
+    assert (code, err) == (2, "overlap: it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2\n")
+
+
+SIZES = tuple(1 << power for power in range(12, 29, 2))
+
+
+def samples_of(cluster):
+    ranks = tuple(range(cluster.world_size))
+    return [
+        Sample(
+            collective="all_gather",
+            nbytes=size,
+            dtype="float32",
+            ranks=ranks,
+            time_s=plan("all_gather", size, cluster).predicted_s,
+        )
+        for size in SIZES
+    ]
+
+
+def test_figures_are_found_again():
+    """Times of a machine whose figures are known give these figures, and its left out rows to 1 %."""
+    machine = topology.cluster("dl1.24xlarge").machine
+    strange = topology.Cluster.of(with_shares(machine, 50e-6, {"roce": 0.4}, "made up"))
+    found = fit(topology.cluster("dl1.24xlarge"), samples_of(strange))
+    assert found.launch_s == pytest.approx(50e-6, rel=0.05)
+    assert found.shares == {"roce": pytest.approx(0.4, rel=0.03)}
+    count, median, worst = found.errors(left_out=True)
+    assert count == 3
+    assert median <= worst <= 0.03
+
+
+def test_from_a_log_to_a_prediction(overlap, tmp_path):
+    """One command makes the machine file, and the planner takes it."""
+    strange = topology.Cluster.of(
+        with_shares(topology.cluster("dl1.24xlarge").machine, 50e-6, {"roce": 0.4}, "made up")
+    )
+    rows = [
+        {
+            "operation": sample.collective, "size_bytes": sample.nbytes, "dtype": "float32", "ranks": 8,
+            "median_ns": sample.time_s * 1e9, "wrong": 0,
+        }
+        for sample in samples_of(strange)
+    ]  # fmt: skip
+    log, file = tmp_path / "ours.json", tmp_path / "ours.toml"
+    log.write_text(json.dumps({"rows": rows}))
+    code, out, err = overlap("calibrate", str(log), "--cluster", "dl1.24xlarge", "-o", str(file))
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines()[:-1])) <= 80
+    assert "rows left out: 3, median error " in out
+    machine = topology.cluster(str(file))
+    assert machine.name == "ours"
+    size = 3 << 20  # that no row has
+    expected_s = plan("all_gather", size, strange).predicted_s
+    assert plan("all_gather", size, machine).predicted_s == pytest.approx(expected_s, rel=0.03)
