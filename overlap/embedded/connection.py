@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 import trio
 
-from ..diagnostics import first
+from ..diagnostics import first, place_of
 from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
 from ..runtime.future import Failure, settle
 from ..runtime.group import Group
@@ -45,7 +45,7 @@ class Connection:
 
     def __init__(self, index: int, size: int, live: _Live) -> None:
         self.size, self._index = size, index
-        self._live = live
+        self._live, self._owner = live, threading.get_ident()
         self._met, self._ended = threading.Event(), threading.Event()
         self._world: World | None = None
         self._error: BaseException | None = None  # of the program, with which the rank is to end
@@ -193,6 +193,11 @@ class Connection:
 
     def _begun(self, world: World) -> None:
         self._world = world
+        world.runs_elsewhere(self._place)
+
+    def _place(self) -> str:
+        """Return where the thread is that has connected, for who waits for this rank to read."""
+        return place_of(sys._current_frames().get(self._owner))
 
     async def _main(self, rank: Rank) -> None:
         self.rank = rank

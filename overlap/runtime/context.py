@@ -58,6 +58,7 @@ class RankContext:
         step: Index of the step that it is in, if any.
         closed: Whether it has ended: nothing may be issued any more.
         deadlines: Of its operations.
+        elsewhere: Returns "file:line" of its program, where that runs in another thread than the event loop.
     """
 
     rank: int
@@ -75,6 +76,7 @@ class RankContext:
     step: int | None = None
     closed: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
+    elsewhere: Callable[[], str] | None = None
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.

@@ -307,6 +307,17 @@ class World:
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
+    def runs_elsewhere(self, place: Callable[[], str]) -> None:
+        """Take note that the programs of the ranks here run in another thread.
+
+        Whatever the loop's tasks wait for, that thread may issue something: it is never given up as hopeless.
+
+        Args:
+            place: Returns where that is now, as "file:line".
+        """
+        for member in self._members:
+            member.context.elsewhere = place
+
     def deadlock(self) -> None:
         """End the world because every rank is blocked and nothing is due; only virtual time can know."""
         self._stop("cannot finish: every rank is blocked, and nothing is due")

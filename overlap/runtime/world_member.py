@@ -76,4 +76,6 @@ class Member:
         return "" if self.context.outstanding.operations else "whose program is elsewhere"
 
     def _places(self) -> list[str]:
+        if self.context.elsewhere is not None:
+            return [self.context.elsewhere()]
         return program_places(self.task) if self.task is not None else []

@@ -124,6 +124,24 @@ def test_an_error_that_nobody_asks_for_is_raised_at_the_end() -> None:
     assert type(caught.value.cause) is ZeroDivisionError
 
 
+def test_a_stall_names_the_line_of_the_thread_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(world: W) -> int:
+        if world.rank.rank == 1:
+            assert told.wait(TIMEOUT_S)  # where it is
+        world.rank.barrier().result(TIMEOUT_S)
+        return sys._getframe().f_code.co_firstlineno + 2
+
+    def notify(text: str) -> None:
+        texts.append(text)
+        told.set()
+
+    told, texts = threading.Event(), list[str]()
+    monkeypatch.setattr("overlap.runtime.stall_watch.notify", notify)
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
+    line = connected(program, 2)[0]
+    assert f"rank 0 waits for rank 1, whose program is at test_connect.py:{line}" in texts[0]
+
+
 def test_after_the_end_a_call_says_so() -> None:
     with overlap.connect(0, 1) as world:
         pass
