@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import TypeAlias
 
-from .ranklist import listed
+from .ranklist import group_listed
 from .spans import CollectiveInfo, Span, span_order
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -133,7 +133,7 @@ def _collective_args(info: CollectiveInfo) -> dict[str, Json]:
         "transfer_ns": info.transfer_ns,
     }
     if info.ranks:
-        args |= {"Process Group Ranks": listed(info.ranks), "Group size": len(info.ranks)}
+        args |= {"Process Group Ranks": group_listed(info.ranks), "Group size": len(info.ranks)}
     if info.op in _SAME_SIZE and (itemsize := _itemsize_bytes(info.dtype)):
         args["In msg nelems"] = args["Out msg nelems"] = info.nbytes // itemsize
     return args

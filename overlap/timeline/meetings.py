@@ -28,7 +28,28 @@ class Last:
 def number_of(span: Span) -> Key | None:
     """Return group, stream, operation and number of it; None if they are not known."""
     info = span.info
-    return None if info is None else (info.group, info.ranks, span.lane, info.op, info.seq)
+    return None if info is None else (info.group, _number(info.ranks), span.lane, info.op, info.seq)
+
+
+_SMALL = 16
+"""Ranks of a group that take no longer to hash than to look for."""
+
+_numbers: dict[tuple[int, ...], int] = {}  # of the large groups that were seen
+_seen: dict[int, tuple[tuple[int, ...], int]] = {}  # the same by identity
+
+
+def _number(ranks: tuple[int, ...]) -> object:
+    """Return what stands for a group in a key: hashing a thousand ranks for each span is what takes longest."""
+    if len(ranks) <= _SMALL:
+        return ranks
+    known = _seen.get(id(ranks))
+    if known is not None and known[0] is ranks:
+        return known[1]
+    if len(_seen) > 10_000:
+        _seen.clear()
+    number = _numbers.setdefault(ranks, len(_numbers))
+    _seen[id(ranks)] = ranks, number
+    return number
 
 
 def key_of(span: Span) -> Key | None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 LIMIT = 1_000_000
 """More ranks than this in one list are a slip or an attack, not a machine."""
 
 _PART = re.compile(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", re.ASCII)
+
+
+@lru_cache(maxsize=256)
+def group_listed(ranks: tuple[int, ...]) -> str:
+    """Write the ranks of a group, of which a run has few and its spans many."""
+    return listed(ranks)
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -22,6 +29,7 @@ def listed(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
+@lru_cache(maxsize=256)
 def unlisted(text: str) -> tuple[int, ...]:
     """Read what `listed` wrote; blanks do not matter.
 

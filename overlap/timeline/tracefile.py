@@ -131,7 +131,7 @@ def _encoded(header: Json, spans: Iterable[Sequence[Span]]) -> Iterator[str]:
     yield f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n'
     between = ""
     for events in to_events(spans):
-        yield between + ",\n".join(map(_dumps, events))
+        yield between + _dumps(events)[1:-1]  # a line for each rank
         between = ",\n"
     yield "\n]}\n"
 

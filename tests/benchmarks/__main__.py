@@ -13,7 +13,7 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import connecting, contests, costs, layer, pytorch, results, simulation, sockets, truth, two_hosts
+from . import connecting, contests, costs, layer, pytorch, results, simulation, sockets, timeline, truth, two_hosts
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -41,6 +41,7 @@ MEASURED: dict[str, Measure] = {
     "layer": lambda how, _: layer.figures(how),
     "connect": lambda how, _: connecting.figures(how),
     "simulation": lambda how, _: simulation.figures(how),
+    "timeline": lambda how, _: timeline.figures(how),
     "truth": lambda how, _: truth.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
     "two_hosts": lambda how, _: two_hosts.figures(how),
@@ -64,6 +65,7 @@ or, by itself,
   simulation  virtual time: messages, worlds of 1024 and 4096 ranks, costing a ring; SimPy's ring if it is installed
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
+  timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
   truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
 

@@ -6,7 +6,8 @@ import pytest
 
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import render_text, verdict_of, write_trace
+from overlap.timeline import Span, Timeline, render_text, verdict_of, write_trace
+from overlap.timeline.page import page, page_data
 
 
 @pytest.fixture
@@ -94,13 +95,18 @@ def test_json_has_a_version_and_exact_figures(command, training):
     }
 
 
-def test_html_stands_alone(command, tmp_path, monkeypatch):
+def test_html_stands_alone(command, training, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     command("--html", str(tmp_path / "run.html"))
     html = (tmp_path / "run.html").read_text(encoding="utf-8")
-    assert "#0072b2" in html
     assert "0.1 waiting for rank 2" in html
-    assert re.findall(r"(?:https?:)?//|<link|<script|@import", html) == []
+    assert re.findall(r"https?:|<link|src=|@import|url[(]", html) == []
+    data = json.loads(re.search(r"data=(\{.*\});$", html, re.M)[1])
+    assert data == page_data(training(3), step=1)
+    assert data["lanes"] == ["0 compute", "0 comm", "1 compute", "1 comm", "2 compute", "2 comm"]
+    row = next(row for row in data["spans"] if row[0] == 5)
+    assert row[1:6] == ["comm", "all_reduce 0", 4_950_000, 6_950_000, 4_950_000]
+    assert (data["origin_ns"], data["length_ns"], data["left_out"]) == (5_012_000_000, 11_600_000, 0)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +132,11 @@ def test_user_errors_are_one_line(command, argv, message):
 def test_a_missing_file_is_a_user_error(command, tmp_path):
     with pytest.raises(UsageError, match=r"none\.json: cannot be read"):
         command(file=tmp_path / "none.json")
+
+
+def test_names_cannot_leave_the_page():
+    span = Span(rank=0, kind="compute", lane="compute", name="</script><b>", start_ns=0, end_ns=1)
+    told = page(Timeline(spans=[span], world_size=1), "<verdict>")
+    assert "</script><b>" not in told
+    assert "&lt;verdict&gt;" in told
+    assert told.count("</script>") == 1

@@ -85,7 +85,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "--fail-if", action="append", metavar="TEST", help="exit with 1 if so: 'exposed > 5%%', 'step > 40ms'"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
-    parser.add_argument("--html", metavar="OUT", help="also write the drawing as a self-contained HTML file")
+    parser.add_argument("--html", metavar="OUT", help="also write a page that stands alone: zoom, search, details")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -147,7 +147,8 @@ def _shown(
         show.tables(console, args, timeline, step, ranks, view.verdict)
     else:
         show.picture(console, view, timeline, ranks)
-    return view.verdict, args.html is None or show.write_html(view, args.html, console.width)
+    kept_all = args.html is None or show.write_html(timeline, view.verdict, args.html, step=step, ranks=ranks)
+    return view.verdict, kept_all
 
 
 def _merge(files: Sequence[str], path: str) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Sequence
 
-import rich.console
 from rich.text import Text
 
 from ...timeline.comparison import compared, comparison_table
 from ...timeline.critical_path import critical_path, critical_path_table
 from ...timeline.draw import TimelineView
 from ...timeline.operations import operations, operations_table
+from ...timeline.page import page
 from ...timeline.replay.prediction import Prediction, prediction_table
 from ...timeline.spans import Timeline
 from ...timeline.stragglers import stragglers, stragglers_table
@@ -98,8 +97,6 @@ _LABEL = len("100 like 100")
 _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 
 
-def write_html(shown: TimelineView, path: str, width: int) -> bool:
-    """Write the picture as a page that stands alone; return False if that could not be."""
-    page = rich.console.Console(file=io.StringIO(), record=True, width=width, color_system="truecolor", no_color=False)
-    page.print(shown)
-    return written(page.export_html(), path, option="--html")
+def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, ranks: Sequence[int] | None) -> bool:
+    """Write a page that stands alone; return False if that could not be."""
+    return written(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")

@@ -11,8 +11,10 @@ from ..metrics import median_step
 from ..spans import Timeline
 from ..verdict import Verdict, verdict_of
 from .changes import Change, applied
+from .graph import Graph
 from .inference import graph_of
 from .simulation import run_graph
+from .wires import fits
 
 __all__ = ["Prediction", "predict", "prediction_table"]
 
@@ -75,10 +77,13 @@ def predict(timeline: Timeline, changes: Sequence[Change], *, step: int | None =
     at = median_step(timeline) if step is None else step
     measured = verdict_of(timeline, step=at)
     replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=at)
-    careful = _changed(timeline, changes, likely=True)
+    graph = _changed(timeline, changes)
+    careful, bold = (run_graph(graph, timeline, likely=likely) for likely in (True, False))
+    others = [bold]
+    if any(fit.sizes == 1 for fit in fits(graph).values()):
+        others.append(run_graph(_changed(timeline, changes, latency_share=1.0), timeline, likely=True))
     predicted = verdict_of(careful, step=at)
     off_ns = abs(replayed.wall_ns - measured.wall_ns)
-    others = (_changed(timeline, changes, likely=likely, share=share) for likely, share in ((False, 0.0), (True, 1.0)))
     walls = predicted.wall_ns, *(verdict_of(other, step=at).wall_ns for other in others)
     return Prediction(
         changes=tuple(changes),
@@ -91,11 +96,11 @@ def predict(timeline: Timeline, changes: Sequence[Change], *, step: int | None =
     )
 
 
-def _changed(timeline: Timeline, changes: Sequence[Change], *, likely: bool, share: float = 0.0) -> Timeline:
+def _changed(timeline: Timeline, changes: Sequence[Change], *, latency_share: float = 0.0) -> Graph:
     graph = graph_of(timeline)
-    graph.latency_share = share
+    graph.latency_share = latency_share
     applied(graph, changes)
-    return run_graph(graph, timeline, likely=likely)
+    return graph
 
 
 def prediction_table(one: Prediction, *, width: int) -> list[str]:
