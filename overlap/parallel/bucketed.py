@@ -42,14 +42,12 @@ class Bucket(Protocol):
     Attributes:
         handed: Gradients of this step that have not been sent, by name.
         place: Where one was handed over last.
-        reduced: What came back of the step that was sent last, as far as this rank needs it.
         hooked: What the hook has around it, if there is one.
     """
 
     hooked: Hooked | None
     handed: dict[str, object]
     place: Place | None
-    reduced: Future[Array] | None
 
     @property
     def plan(self) -> BucketPlan:
@@ -141,8 +139,8 @@ class Bucketed(ABC, Generic[B]):
         """Let buckets fit gradients that come in that order."""
 
     @abstractmethod
-    def _places(self, bucket: B) -> list[tuple[str, slice]]:
-        """Return where parameters are in what comes back of a bucket."""
+    def _arrived(self, bucket: B) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        """Yield what comes back of a bucket that has been sent, and where parameters are in it."""
 
     @abstractmethod
     async def _whole(self) -> object:
@@ -283,10 +281,11 @@ class Bucketed(ABC, Generic[B]):
         limit, stream = self._settings.clip_norm, self._update_stream
         if limit is None or not self._real:
             return ()
+        arrived = [each for bucket in self._buckets for each in self._arrived(bucket)]
         parts: list[list[Part]] = [
-            [(place, self._copies.get(name, 1)) for name, place in self._places(bucket)] for bucket in self._buckets
+            [(place, self._copies.get(name, 1)) for name, place in places] for _, places in arrived
         ]
-        reduced = [bucket.reduced for bucket in self._buckets]
+        reduced = [future for future, _ in arrived]
         nbytes = sum(bucket.plan.nbytes for bucket in self._buckets)
         squares: Future[Array] = self._work.compute(
             partial(square_sums, parts), *reduced, name="norm", moved_bytes=nbytes, stream=stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -137,7 +137,14 @@ class DataParallel(Bucketed[Reduction]):
         """Make the buckets, for gradients that come in the order of `_backward`."""
         plans = plan_by_size(self._leaves, self._backward, self._bucket_bytes)
         places = {name: place if self._order == "forward" else 0 for place, name in enumerate(self._leaves)}
-        self._use([Reduction(self._wiring, plan, priority=min(places[name] for name in plan.names)) for plan in plans])
+        priorities = [min(places[name] for name in plan.names) for plan in plans]
+        last = max(range(len(plans)), key=lambda index: (priorities[index], index))
+        self._use(
+            [
+                Reduction(self._wiring, plan, priority=priority, comes_last=plan.index == last)
+                for plan, priority in zip(plans, priorities, strict=True)
+            ]
+        )
 
     def _broadcast(self) -> Future[dict[str, Array]]:
         """Give all ranks the weights of the first, once it is known that they have the same parameters."""
@@ -209,7 +216,7 @@ class DataParallel(Bucketed[Reduction]):
         bucket.send(self.steps + 1)
 
     def _end_step(self, factors: tuple[Future[object], ...]) -> Sequence[Future[object]]:
-        reduced = [bucket.reduced for bucket in self._buckets if bucket.reduced is not None]
+        reduced = [each for bucket in self._buckets for each in bucket.arrived]
         self._factors = factors
         for bucket in self._buckets:
             bucket.sent = False
@@ -305,8 +312,10 @@ class DataParallel(Bucketed[Reduction]):
         """
         self._all_hidden = sum(not future.done for future in reduced) <= 1
 
-    def _places(self, bucket: Reduction) -> list[tuple[str, slice]]:
-        return [(slot.name, slice(slot.start, slot.stop)) for slot in bucket.plan.slots]
+    def _arrived(self, bucket: Reduction) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        slots = [(slot.name, slice(slot.start, slot.stop)) for slot in bucket.plan.slots]
+        for part, arrived in zip(bucket.parts, bucket.arrived, strict=True):
+            yield arrived, slots if len(bucket.parts) == 1 else [(slots[0][0], slice(0, part.stop - part.start))]
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Make the buckets anew."""

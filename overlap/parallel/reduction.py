@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
-from .buckets import BucketPlan, Hook
+from .buckets import BUCKET_BYTES, BucketPlan, Hook
 from .finite import Blame, Place, check_packed
 from .hooked import Hooked
 from .memory_work import MemoryWork
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .tree import Array
 
 __all__ = ["Reduction", "Wiring"]
+
+_PARTS = 4  # so a quarter of its update is not hidden; more parts would cost latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +66,14 @@ class Reduction:
         sent: Whether the gradients of this step have been.
         place: Where one was handed over last.
         views: Where they are packed, by name, each in its parameter's shape.
-        reduced: The mean over the group, of the step that was sent last.
+        parts: Where in it what comes back by itself is.
+        arrived: The mean over the group, part by part, of the step that was sent last.
         hooked: What the hook has around it, if there is one.
     """
 
-    def __init__(self, wiring: Wiring, plan: BucketPlan, *, priority: int) -> None:
+    def __init__(self, wiring: Wiring, plan: BucketPlan, *, priority: int, comes_last: bool = False) -> None:
         self.plan, self.handed, self.sent = plan, dict[str, object](), False
-        self.reduced: Future[Array] | None = None
+        self.arrived: list[Future[Array]] = []
         self.place: Place | None = None
         self._wiring, self._priority = wiring, priority
         self._rank, self._parameters = wiring.rank, wiring.parameters
@@ -83,6 +87,8 @@ class Reduction:
         self._step = self._updated = 0  # that was sent last, and updated last
         self._added: set[str] = set()  # of which the buffer holds gradients that have not been sent
         self._alone = len(plan.slots) == 1 and wiring.hook is None  # so it need not be copied
+        cut = comes_last and self._alone and wiring.group.size > 1
+        self.parts = _parts(plan) if cut else [slice(0, plan.size)]
         self._looks_late = self._alone and wiring.rank.clock == "real"  # ranks ask each other then, which takes threads
         self._mine: Array | None = None  # this rank's gradient, if it has been sent from where it was
         self._update: Future[dict[str, Array]] | None = None
@@ -104,15 +110,15 @@ class Reduction:
         assert not self.waits, "an update reads the buffer first"
         gradients = [self.handed.get(name) for name in self.plan.names]
         self.handed.clear()
-        buffer = self._buffer[:]  # a view for this step: the one of the step before may still be locked
-        pack = partial(self._pack, buffer, frozenset(self._added), step)
+        places = [self._buffer[part] for part in self.parts]  # views for this step: those of the last may be locked
+        pack = partial(self._packed, places, frozenset(self._added), step)
         moved_bytes = 0 if self._alone else 2 * self.plan.nbytes
-        packed = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=moved_bytes)
-        self.reduced = self._reduce(packed, buffer, step)
+        packed: Future[Any] = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=moved_bytes)
+        self.arrived = [self._reduce(packed[index], place, step) for index, place in enumerate(places)]
         self._step, self.sent = step, True
         self._added.clear()
 
-    def _reduce(self, packed: Future[Array], buffer: Array, step: int) -> Future[Array]:
+    def _reduce(self, packed: Future[Any], out: Array, step: int) -> Future[Array]:
         if self.hooked is not None:
             return self.hooked.start(packed, step)
         if self._group.size == 1:
@@ -121,7 +127,7 @@ class Reduction:
             packed,
             op="mean",
             exact=self._wiring.exact,
-            out=buffer,
+            out=out,
             priority=self._priority,
             stream=self._wiring.stream,
             name=f"bucket {self.plan.index}",
@@ -140,16 +146,18 @@ class Reduction:
             after: What its gradient is multiplied with: numbers, or futures of numbers.
         """
         self._updated = self._step
-        return self._wiring.work.compute(
-            self._apply,
-            self._step,
-            self.reduced,
-            *after,
-            name="update",
-            moved_bytes=self._parameters.moved_bytes(self.plan),
-        )
+        moved_bytes = self._parameters.moved_bytes(self.plan) / len(self.parts)
+        for part, arrived in zip(self.parts, self.arrived, strict=True):
+            apply = partial(self._apply, self._step, part)
+            newest = self._wiring.work.compute(apply, arrived, *after, name="update", moved_bytes=moved_bytes)
+        return newest
 
     # -- on the compute stream, and in tasks -------------------------------------------------------------------
+
+    def _packed(self, places: list[Array], added: frozenset[str], step: int, *gradients: Array | None) -> list[Array]:
+        """Return the gradients, flat, part by part: in their places, or from where they are."""
+        flat = self._pack(self._buffer, added, step, *gradients)
+        return places if flat is self._buffer else [flat[part] for part in self.parts]
 
     def _pack(self, buffer: Array, added: frozenset[str], step: int, *gradients: Array | None) -> Array:
         self._mine = self._ready(gradients[0]) if self._alone and not added else None
@@ -193,15 +201,27 @@ class Reduction:
         elif not _is_same(gradient, view):
             view[...] = gradient
 
-    def _apply(self, step: int, reduced: Array, *factors: float | None) -> dict[str, Array]:
+    def _apply(self, step: int, part: slice, reduced: Array, *factors: float | None) -> dict[str, Array]:
         for factor in factors:
             if factor not in (None, 1.0) and self._parameters.real:
                 reduced = reduced * reduced.dtype.type(factor)  # type: ignore[operator]
-        if not self._parameters.update(self.plan.dtype, self._runs, reduced, step, check=self._looks_late):
+        runs = self._runs
+        if len(self.parts) > 1:
+            begin = runs[0][0].start
+            runs = [(slice(begin + part.start, begin + part.stop), slice(0, part.stop - part.start))]
+        if not self._parameters.update(self.plan.dtype, runs, reduced, step, check=self._looks_late):
             [(name, view)] = self.views.items()
             self._wiring.blame.find(name, self._mine, view, step, self.place)
-        self._mine = None
+        if part.stop == self.plan.size:
+            self._mine = None
         return self._parameters.views
+
+
+def _parts(plan: BucketPlan) -> list[slice]:
+    """Return where the gradient that comes last is cut, if it is large: nothing hides the update of its last part."""
+    count = max(1, min(_PARTS, plan.nbytes // BUCKET_BYTES))
+    ends = [plan.size * (index + 1) // count for index in range(count)]
+    return [slice(start, stop) for start, stop in pairwise([0, *ends])]
 
 
 def _is_same(gradient: Array, view: Array) -> bool:

@@ -226,8 +226,9 @@ class Sharded(Bucketed[SharedBucket]):
         mine = [self.group] if self.group.size > 1 else []
         return mine + super()._with_other_parts()
 
-    def _places(self, bucket: SharedBucket) -> list[tuple[str, slice]]:
-        return bucket.shard.places()
+    def _arrived(self, bucket: SharedBucket) -> Iterator[tuple[Future[Array], list[tuple[str, slice]]]]:
+        assert bucket.reduced is not None, "the step has sent it"
+        yield bucket.reduced, bucket.shard.places()
 
     def _reorder(self, order: Sequence[str]) -> None:
         """Let buckets travel in the order in which their last gradients come."""

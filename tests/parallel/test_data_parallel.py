@@ -8,6 +8,7 @@ import pytest
 
 import overlap
 from overlap import parallel
+from overlap.parallel import reduction
 from overlap.requested import overriding
 
 from ..core.companies import by_sockets, run_far
@@ -211,6 +212,29 @@ def test_ranks_with_fewer_samples_join_the_steps_of_the_others():
     for total, active in ((6, 3), (7, 2), (5, 1)):
         expected -= 0.1 * ((total / 3) * (3 / active))
     assert run(main, 3) == [(expected.tolist(), 3)] * 3
+
+
+def test_a_large_gradient_that_comes_last_is_updated_in_parts(monkeypatch):
+    monkeypatch.setattr(reduction, "BUCKET_BYTES", 24)  # so one of 10 numbers has three parts, of 3, 3 and 4
+
+    async def main(rank, clip_norm):
+        params = {"v": np.zeros(10), "w": np.zeros(10)}
+        model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(1.0), clip_norm=clip_norm, bucket_bytes=1)
+        for step in range(2):
+            with rank.step(step):
+                model.reduce("w", rank.compute(lambda: np.arange(10.0) + rank.rank))
+                model.reduce("v", np.zeros(10))
+                model.step()
+        found = await model.finish()
+        spans = rank.recorder.spans()
+        sent = [s.info.nbytes for s in spans if s.name.startswith("bucket") and s.step == 1]
+        return found["w"].tolist(), sorted(sent)
+
+    mean = np.arange(10.0) + 0.5
+    assert run(main, 2, None) == [((-mean - mean).tolist(), [24, 24, 32, 80])] * 2
+    factor = 1 / (np.sqrt((mean**2).sum()) + 1e-6)
+    for w, _ in run(main, 2, 1.0):
+        np.testing.assert_allclose(w, -2 * mean * factor, rtol=1e-12)
 
 
 def test_the_norm_of_all_gradients_is_limited():
