@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.distributed as dist
@@ -54,7 +57,20 @@ def _create(asked: Any, _: object = None) -> ProcessGroup:
         raise backend_error(error) from error
     if not ranks:
         _Joined.world = made
+    # forks of multiprocessing end without the exit handlers that a connection counts on
+    Finalize(None, _at_exit, (weakref.ref(made),), exitpriority=0)
     return ProcessGroup(asked.store, made.rank.world, timeout, leave=lambda: _leave(made), abort=lambda: _abort(made))
+
+
+def _at_exit(reference: weakref.ref[Connection]) -> None:
+    """Let a world end that a program has left open; if it ends with an error, the others hear of that."""
+    connection, error = reference(), sys.exc_info()[1]
+    if connection is None:
+        return
+    if error is None or isinstance(error, SystemExit):
+        _leave(connection)
+    else:
+        connection.fail(error)
 
 
 def _leave(connection: Connection) -> None:
@@ -65,6 +81,8 @@ def _leave(connection: Connection) -> None:
         with suppress(OverlapError):  # whoever waits for an operation has been given its error
             connection.close()
 
+    if connection.error is not None:
+        return
     closing = threading.Thread(target=close, name="overlap leaves", daemon=True)
     closing.start()
     closing.join(_LEAVE_S)

@@ -55,6 +55,12 @@ def test_reductions(pair: Ranks, name: str) -> None:
     assert reduced(pair, getattr(dist.ReduceOp, name), [1, 2], [4, 5]) == [OPS[name]] * 2
 
 
+@pytest.mark.parametrize(("name", "expected"), [("BAND", [4, 1]), ("BOR", [7, 7]), ("BXOR", [3, 6])])
+def test_reductions_of_bits(pair: Ranks, name: str, expected: list[int]) -> None:
+    op = getattr(dist.ReduceOp, name)
+    assert reduced(pair, op, [6, 3], [5, 5], dtype=torch.int32) == [expected] * 2
+
+
 def test_a_sum_of_multiples(pair: Ranks) -> None:
     assert reduced(pair, dist._make_nccl_premul_sum(2.0), [1, 2], [4, 5]) == [[10, 14]] * 2
 
