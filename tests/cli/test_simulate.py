@@ -60,7 +60,7 @@ def test_the_page(overlap, script):
     comm_ns = all_reduce_ns()
     assert comm_ns < MS
     step_ns = 2 * MS + comm_ns
-    page, picture = re.sub(r"\d+\.\d\d s$", "0.00 s", out, flags=re.MULTILINE).split("\n\n")
+    page, picture, verdict = re.sub(r"\d+\.\d\d s$", "0.00 s", out, flags=re.MULTILINE).split("\n\n")
     assert page == (
         f"""\
 program --epochs 3
@@ -83,10 +83,10 @@ trn1.32xlarge, 8 ranks, virtual time
   simulated in    0.00 s"""
     )
     lines = picture.splitlines()
-    assert lines[0] == "step 1: 3 of 8 ranks, virtual time"
-    assert lines[1].startswith("0 compute │█████")
-    assert [line[:1] for line in lines[1:7:2]] == ["0", "3", "7"]
-    assert all(len(line) <= 60 for line in lines)
+    assert lines[:2] == ["step 1: 8 of 8 ranks, virtual time; ranks in one row are", "equal"]
+    assert lines[2].startswith("8 like 3 compute │█████")
+    assert verdict.startswith(f"step {step_ns / 1e3:.4g} us: compute 2000, exposed ")
+    assert all(len(line) <= 60 for line in [*lines, *verdict.splitlines()])
 
 
 def test_what_was_published_is_no_extrapolation(overlap, script):
@@ -175,7 +175,7 @@ def test_what_goes_wrong_is_told_and_how_to_see_it_again(overlap, script):
 def test_ascii(overlap, script):
     out = overlap("simulate", "--ascii", *WHERE, script(TRAIN))[1]
     assert out.isascii()
-    assert "0 compute |####" in out
+    assert "8 like 3 compute |####" in out
 
 
 # -- what it measures --------------------------------------------------------------------------------------------
