@@ -51,6 +51,7 @@ class Joining:
         neighbours: The processes of this host, this one among them, once that is known.
         segment: This process's memory for others, then.
         bell: Descriptor of what wakes this process.
+        unshared: Why this process can share no memory at all; empty if it can.
         refused: Why other processes of this host cannot be reached, by index.
     """
 
@@ -65,6 +66,7 @@ class Joining:
     neighbours: tuple[int, ...] = ()
     segment: Segment | None = None
     bell: int = -1
+    unshared: str = ""
     refused: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,8 +114,15 @@ class Joining:
         """Return what makes processes neighbours of this one; empty if it can have none."""
         if not hasattr(os, "memfd_create") or not hasattr(os, "eventfd") or not hasattr(socket, "SOCK_SEQPACKET"):
             return ""
-        allow()
-        return host_identity()
+        identity = host_identity()
+        if identity and self.members > 1:
+            try:
+                self.segment = self._make_segment()
+            except OSError as error:
+                self.unshared = f"shares no memory with processes of this host, which sockets reach: {error.strerror}"
+                return ""
+            allow()
+        return identity
 
     def _unpacked(self, card: bytes) -> tuple[str, str]:
         try:
@@ -129,14 +138,13 @@ class Joining:
         self._expected = set(self.neighbours) - {self.member}
         self._names = {i: told[i][1] for i in self._expected}
         if self._expected:
-            self.segment = self._make_segment()
             self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _make_segment(self) -> Segment:
         """Make this process's segment; where the limit leaves no room, the smallest that is of any use."""
         half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-        limit = self.limit_bytes if self.limit_bytes is not None else half // len(self.neighbours)
-        slots = SLOTS * SLOT_BYTES * len(self.neighbours)
+        limit = self.limit_bytes if self.limit_bytes is not None else half // self.members
+        slots = SLOTS * SLOT_BYTES * self.members
         return Segment.make(max(limit // SLOT_BYTES * SLOT_BYTES, slots + SLOT_BYTES))
 
     async def _come_together(self, door: Door, listeners: list[socket.socket]) -> None:
@@ -286,8 +294,8 @@ class Joining:
         )
 
     def _slots(self, segment: Segment, reader: int) -> memoryview:
-        """Return the slots of a segment that one of the neighbours reads."""
-        start = self.neighbours.index(reader) * SLOTS * SLOT_BYTES
+        """Return the slots of a segment that one of the processes reads."""
+        start = reader * SLOTS * SLOT_BYTES
         return segment.view[start : start + SLOTS * SLOT_BYTES]
 
 

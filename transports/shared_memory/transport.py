@@ -150,9 +150,9 @@ class SharedMemory(MatchedTransport):
 
     def _make_boards(self) -> None:
         segment = self._joining.segment
-        if segment is None:
+        if segment is None or not self.links:
             return
-        first = SLOTS * SLOT_BYTES * len(self._joining.neighbours)
+        first = SLOTS * SLOT_BYTES * len(self.placement)
         self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
@@ -174,6 +174,8 @@ class SharedMemory(MatchedTransport):
                 os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)
 
     def _tell_refused(self) -> None:
+        if self._joining.unshared:
+            self._report(f"process {self.member} {self._joining.unshared}")
         for other, reason in sorted(self._joining.refused.items()):
             self._report(f"process {other} of this host is reached by sockets: {reason}")
         missing = [i for i in range(len(self.placement)) if i != self.member and i not in self.links]

@@ -114,6 +114,21 @@ def test_who_cannot_share_memory_is_left_to_sockets_with_a_sentence(monkeypatch:
     run(main)
 
 
+def test_a_process_that_has_no_memory_to_share_says_so_and_is_reached_by_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Segment, "make", Mock(side_effect=OSError(27, "File too large")))
+
+    async def main() -> None:
+        host = Host()
+        await _look_at_all(host)
+        for member, lines in enumerate(host.reports):
+            how = "shares no memory with processes of this host, which sockets reach: File too large"
+            assert lines == [f"process {member} {how}"]
+
+    run(main)
+
+
 def test_processes_of_other_hosts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "host_identity", lambda: "")
 
