@@ -156,3 +156,16 @@ def test_files_of_parts_become_one(tmp_path: Path, capsys: pytest.CaptureFixture
     assert Path(names[0]).read_bytes() == Path(names[2]).read_bytes()
     assert main(["timeline", names[0], names[1], "-o", names[2]]) == 2
     assert capsys.readouterr().err == "overlap: not parts of one run: rank 1 is in two of them\n"
+
+
+def test_a_part_keeps_where_and_when_computes_were_issued() -> None:
+    def compute(issued_ns: int | None, call_site: str) -> Span:
+        return Span(
+            rank=0, kind="compute", lane="compute", name="f", start_ns=500, end_ns=600, issued_ns=issued_ns,
+            call_site=call_site, step=3,
+        )  # fmt: skip
+
+    spans = [compute(400, "train.py:7"), compute(None, ""), compute(0, "train.py:8")]
+    for offset_ns in (0, -300, 10**15):
+        (read,) = Part(io.BytesIO(pack_part(part(*spans), offset_ns=offset_ns))).spans()
+        assert read == [span.shifted(offset_ns) for span in part(*spans).spans]

@@ -25,6 +25,8 @@ def raw_spans(draw):
     info = None
     if kind == "step":
         info = draw(st.integers(0, 9))
+    elif kind == "compute" and draw(st.booleans()):
+        info = (draw(texts), 0, draw(times_ns), draw(st.none() | st.integers(0, 9)))
     elif kind == "comm" and draw(st.booleans()):
         numbers = [draw(times_ns) for _ in range(4)]
         op = draw(st.sampled_from(["all_reduce", "all_gather", "send"]))
