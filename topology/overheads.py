@@ -60,6 +60,8 @@ class WireOverheads:
         gap_s: between two messages that one rank starts in one step.
         incast_s: for each further message that comes to one rank in one step.
         efficiency: share of the wire's bandwidth that payload gets, of any message or by its size.
+        busy_s: what a message takes of processors, at both ends together; matters where `Overheads.cores` are shared.
+        busy_bytes_per_s: bytes of messages that one processor handles, at both ends together.
     """
 
     kind: str
@@ -68,6 +70,8 @@ class WireOverheads:
     gap_s: Figure | None = None
     incast_s: Figure | None = None
     efficiency: Figure | Curve | None = None
+    busy_s: Figure | None = None
+    busy_bytes_per_s: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,8 @@ class Overheads:
         slice_bytes: the vector is not cut in pieces that are shorter; any length if absent.
         shared_loop: whether ranks of one process start things one after the other, so that launches, steps, gaps and
             meetings count once for each of them.
+        cores: processors that all ranks share, where their nodes are processes of one computer: launches, messages and
+            reductions of all of them take no less than these can do; no limit if absent.
         meeting_s: for a rank to meet the others of its process, where they read each other's memory.
         wires: by kind of wire.
     """
@@ -100,6 +106,7 @@ class Overheads:
     slices: Figure | None = None
     slice_bytes: Figure | None = None
     shared_loop: bool | None = None
+    cores: Figure | None = None
     meeting_s: Figure | None = None
     wires: tuple[WireOverheads, ...] = ()
 

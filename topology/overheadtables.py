@@ -57,6 +57,8 @@ class WireTable(TomlTable):
     gap_s: DurationKey | None = None
     incast_s: DurationKey | None = None
     efficiency: ShareKey | None = None
+    busy_s: DurationKey | None = None
+    busy_bytes_per_s: AmountKey | None = None
 
 
 WiresByKind = Annotated[
@@ -76,6 +78,7 @@ class OverheadsTable(TomlTable):
     slices: AmountKey | None = None
     slice_bytes: AmountKey | None = None
     shared_loop: Flag | None = None
+    cores: AmountKey | None = None
     meeting_s: DurationKey | None = None
     wires: WiresByKind | None = None
 
@@ -105,6 +108,7 @@ class OverheadsTable(TomlTable):
             slices=figure_or_none(self.slices, where) or rest.slices,
             slice_bytes=figure_or_none(self.slice_bytes, where) or rest.slice_bytes,
             shared_loop=rest.shared_loop if self.shared_loop is None else self.shared_loop,
+            cores=figure_or_none(self.cores, where) or rest.cores,
             meeting_s=figure_or_none(self.meeting_s, where) or rest.meeting_s,
             wires=tuple(wires.values()),
         )
@@ -160,6 +164,8 @@ def _wire(kind: str, table: WireTable, rest: WireOverheads, where: str) -> WireO
         gap_s=figure_or_none(table.gap_s, where) or rest.gap_s,
         incast_s=figure_or_none(table.incast_s, where) or rest.incast_s,
         efficiency=_share(table.efficiency, where) or rest.efficiency,
+        busy_s=figure_or_none(table.busy_s, where) or rest.busy_s,
+        busy_bytes_per_s=figure_or_none(table.busy_bytes_per_s, where) or rest.busy_bytes_per_s,
     )
 
 

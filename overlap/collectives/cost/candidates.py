@@ -53,7 +53,11 @@ def candidates(
     )
     together = max(len(node) for node in request.geometry.nodes)
     figures = parameters(
-        cluster, peer_direct=peer_direct, ranks_per_process=together, networked=request.geometry.units > 1
+        cluster,
+        peer_direct=peer_direct,
+        ranks_per_process=together,
+        processes=len(request.geometry.nodes),
+        networked=request.geometry.units > 1,
     )
     placement = place(cluster, ranks)
     found = (

@@ -70,6 +70,7 @@ class Part:
         self.model = model
         # Steps overlap where ranks are not in step with each other: what they share bounds the whole all the same.
         self._least_s_per_byte = max(model.memory_s_per_byte(), model.busiest_s_per_byte())
+        self._work: tuple[float, float] | None = None
         self._known: dict[float, float] = {}
         self._busy: Floats | None = None
 
@@ -92,18 +93,34 @@ class Part:
         if nbytes not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            self._known[nbytes] = max(cost(self.model, self.share * nbytes).total_s, self._least_s(nbytes))
+            least_s = max(self._least_s(nbytes), self._processors_s(nbytes))
+            self._known[nbytes] = max(cost(self.model, self.share * nbytes).total_s, least_s)
         return self._known[nbytes]
 
     def _least_s(self, nbytes: float) -> float:
         return self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
+
+    def _processors_s(self, nbytes: float) -> float:
+        once_s, per_byte_s = self._shared_work_s
+        return self.model.parameters.launch_s + once_s + per_byte_s * self.share * nbytes
+
+    @property
+    def _shared_work_s(self) -> tuple[float, float]:
+        """How long processors that all ranks share are busy: once, and for each byte of the phase."""
+        if self._work is None:
+            self._work = (0.0, 0.0) if self.model.parameters.cores is None else self.placed.shared_work_s()
+        return self._work
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
         """Return where that time goes."""
         found = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert found is not None
         total_s = sum(getattr(found, each.name) for each in fields(found))
-        return replace(found, memory_s=found.memory_s + max(self._least_s(nbytes) - total_s, 0.0))
+        memory_s = max(self._least_s(nbytes) - total_s, 0.0)
+        # What shared processors take beyond that is of messages as much as they themselves count, and else of bytes.
+        rest_s = max(self._processors_s(nbytes) - total_s - memory_s, 0.0)
+        start_s = min(rest_s, self._shared_work_s[0])
+        return replace(found, memory_s=found.memory_s + memory_s + rest_s - start_s, start_s=found.start_s + start_s)
 
 
 class Option(ABC):

@@ -45,6 +45,9 @@ class Parameters:
         reduction_overlaps: whether reducing goes on while more arrives, as with chunks cut in slices.
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
         slice_bytes: the least bytes of the vector that such a piece is.
+        cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
+        busy_s: what a message takes of them, at both ends together, by kind of its first wire.
+        busy_s_per_byte: what a byte of a message takes of them, likewise.
     """
 
     launch_s: float = 0.0
@@ -59,6 +62,9 @@ class Parameters:
     reduction_overlaps: bool = True
     most_slices: int = _SLICES
     slice_bytes: float = 0.0
+    cores: float | None = None
+    busy_s: ByKind = ()
+    busy_s_per_byte: ByKind = ()
 
     def starts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return the start of messages that leave over wires of some kinds."""
@@ -71,6 +77,10 @@ class Parameters:
     def incasts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return what one more message costs that comes over wires of some kinds."""
         return _by_kind(kind, self.incast_s, 0.0)
+
+    def busy(self, kind: NDArray[np.str_]) -> tuple[Floats, Floats]:
+        """Return what messages that leave over wires of some kinds take of shared processors: each, and for each byte."""
+        return _by_kind(kind, self.busy_s, 0.0), _by_kind(kind, self.busy_s_per_byte, 0.0)
 
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
         """Return the efficiency of each wire."""
@@ -89,7 +99,12 @@ IDEAL = Parameters()
 
 
 def parameters(
-    cluster: Cluster, *, peer_direct: bool = True, ranks_per_process: int = 1, networked: bool = False
+    cluster: Cluster,
+    *,
+    peer_direct: bool = True,
+    ranks_per_process: int = 1,
+    processes: int = 1,
+    networked: bool = False,
 ) -> Parameters:
     """Return what the machine's file says of collectives; a file that says nothing describes a perfect machine.
 
@@ -98,6 +113,7 @@ def parameters(
         peer_direct: Whether adapters read device memory themselves; matters where the file says what copies cost.
         ranks_per_process: How many ranks share a process; matters where they share what starts their messages.
         networked: Whether the operation crosses the network.
+        processes: How many there are; matters where they share processors.
     """
     told = cluster.machine.collectives
     figures = told.usual if cluster.nodes == 1 or told.between_nodes is None else told.between_nodes
@@ -108,9 +124,10 @@ def parameters(
         wire.launch_s.value for wire in figures.wires if wire.launch_s and network and wire.kind == network.link
     ]
     times = ranks_per_process if figures.shared_loop else 1
+    crowd = max(1.0, processes / figures.cores.value) if figures.cores else 1.0
     reducer = figures.reducer_bytes_per_s
     return Parameters(
-        launch_s=times * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
+        launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
         gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
         incast_s=tuple((wire.kind, wire.incast_s.value) for wire in figures.wires if wire.incast_s),
@@ -122,6 +139,9 @@ def parameters(
         reduction_overlaps=not figures.serial_reduction,
         most_slices=int(_value(figures.slices, _SLICES)),
         slice_bytes=_value(figures.slice_bytes, 0.0),
+        cores=figures.cores.value if figures.cores else None,
+        busy_s=tuple((wire.kind, wire.busy_s.value) for wire in figures.wires if wire.busy_s),
+        busy_s_per_byte=tuple((w.kind, 1 / w.busy_bytes_per_s.value) for w in figures.wires if w.busy_bytes_per_s),
     )
 
 

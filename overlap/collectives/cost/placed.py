@@ -28,6 +28,8 @@ class PlacedRound:
         reducing_s_per_byte: (messages,) in the reducer of the receiver.
         local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
         load_s_per_byte: (wires,) on every wire, for the whole round once.
+        busy_s: of shared processors, for the whole round once.
+        busy_s_per_byte: the same, for each byte of a slot.
         hops: wires crossed by the message with the longest way, by kind.
         curves: which messages get a share of their wires that depends on their size, and (bytes, share) of that.
     """
@@ -41,6 +43,8 @@ class PlacedRound:
     reducing_s_per_byte: Floats
     local_s_per_byte: Floats
     load_s_per_byte: Floats
+    busy_s: float
+    busy_s_per_byte: float
     hops: dict[str, int]
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
 
@@ -88,6 +92,15 @@ class Placed:
             total += one.repeat * (one.moving + one.adding + one.local)
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
+
+    def shared_work_s(self) -> tuple[float, float]:
+        """Return how long shared processors are busy with all messages and reductions: once, and for each byte."""
+        cores = self.parameters.cores
+        if cores is None:
+            return 0.0, 0.0
+        once_s = sum(one.round.repeat * one.busy_s for one in self.each)
+        per_byte_s = sum(one.round.repeat * one.busy_s_per_byte for one in self.each)
+        return once_s / cores, per_byte_s / (cores * self.rounds.slots)
 
     def busiest_s_per_byte(self) -> float:
         """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
@@ -152,6 +165,9 @@ def _placed(
     # Of the two memories a message waits for the one that is busy longer.
     busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
     reducer = parameters.reduction_s_per_byte
+    memory_bytes_per_s = placement.memory_bytes_per_s
+    copied_s = float(one.local.sum()) / memory_bytes_per_s if memory_bytes_per_s else 0.0
+    message_s, byte_s = parameters.busy(wires.kind[way.wire[start]])
     return PlacedRound(
         round=one,
         latency_s=latency_s,
@@ -162,6 +178,8 @@ def _placed(
         reducing_s_per_byte=one.added[one.dst] * reducer,
         local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
         load_s_per_byte=load,
+        busy_s=float(message_s.sum()),
+        busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),
         hops=_longest(latency_s, way, wires),
         curves=tuple(_curves(way, wires, parameters)),
     )
