@@ -1,5 +1,7 @@
 """`[collectives]` of a machine file: figures become the model's, and every mistake is one line that names the key."""
 
+from dataclasses import asdict
+
 import pytest
 
 from overlap.collectives.cost import on, parameters, rounds
@@ -8,6 +10,7 @@ from overlap.collectives.cost.parameters import IDEAL
 from overlap.collectives.cost.startup import Startup, startup
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
+from overlap.collectives.select import plan
 from topology import Cluster, Curve, TopologyError, cluster, names
 
 BARE = """
@@ -86,6 +89,29 @@ def test_figures_reach_the_model(load):
     assert found.curves == (("ethernet", ((1000, 0.25), (1e6, 0.75))),)
     assert (found.reduction_s_per_byte, found.reduction_overlaps) == (1e-10, True)
     assert startup(load(GOOD)) == Startup(launch_s=1e-3, trigger_s=1e-5)
+
+
+SHARED = (
+    BARE.replace("devices = 4", "devices = 1").replace("cores = 2", "cores = 1")
+    + """
+[collectives.between_nodes]
+cores = 2
+launch_s = 0.25
+[collectives.between_nodes.wires.ethernet]
+busy_s = 0.5
+busy_bytes_per_s = 1024
+"""
+)
+
+
+def test_processes_of_one_computer_take_at_least_what_its_processors_do(load):
+    cluster = load(SHARED, nodes=4)
+    found = plan("broadcast", 4096, cluster, algorithm="mesh")  # three messages
+    assert found.predicted_s == (4 * 0.25 + 3 * 0.5 + 3 * 4096 / 1024) / 2
+    assert sum(asdict(found.breakdown).values()) == pytest.approx(found.predicted_s, rel=1e-12)
+    assert found.breakdown.start_s == 3 * 0.5 / 2
+    two = plan("broadcast", 4096, load(SHARED, nodes=2), algorithm="mesh")  # who each have one of their own
+    assert two.predicted_s == 0.25 + (0.5 + 4096 / 1024) / 2
 
 
 def test_what_is_not_said_of_host_copies_or_of_nodes_is_as_usual(load):

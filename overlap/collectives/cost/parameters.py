@@ -79,7 +79,7 @@ class Parameters:
         return _by_kind(kind, self.incast_s, 0.0)
 
     def busy(self, kind: NDArray[np.str_]) -> tuple[Floats, Floats]:
-        """Return what messages that leave over wires of some kinds take of shared processors: each, and for each byte."""
+        """Return what messages take of shared processors, by the kinds of their wires: each, and for each byte."""
         return _by_kind(kind, self.busy_s, 0.0), _by_kind(kind, self.busy_s_per_byte, 0.0)
 
     def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
