@@ -13,7 +13,20 @@ from overlap.cli.bench.options import sampling
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
 
-from . import connecting, contests, costs, layer, pytorch, results, simulation, sockets, timeline, truth, two_hosts
+from . import (
+    algorithms,
+    connecting,
+    contests,
+    costs,
+    layer,
+    pytorch,
+    results,
+    simulation,
+    sockets,
+    timeline,
+    truth,
+    two_hosts,
+)
 from .figures import HEADING, Figure, line, rows, verdict
 
 __all__ = ["main"]
@@ -43,6 +56,7 @@ MEASURED: dict[str, Measure] = {
     "simulation": lambda how, _: simulation.figures(how),
     "timeline": lambda how, _: timeline.figures(how),
     "truth": lambda how, _: truth.figures(how),
+    "algorithms": lambda how, _: algorithms.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
     "two_hosts": lambda how, _: two_hosts.figures(how),
     "torch": lambda how, _: pytorch.lines(how),
@@ -66,6 +80,7 @@ or, by itself,
   sockets     every collective between 2 and 4 processes, 16 KiB to 64 MiB, in turn with gloo's (10 minutes)
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
   timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
+  algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
 

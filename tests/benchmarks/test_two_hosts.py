@@ -283,6 +283,13 @@ def test_results_stay_exact_over_links_that_lose_packets(joined, rails):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rails", [1, 2])
+def test_a_receiver_whose_loop_stands_still_gets_everything(joined, rails):
+    with joined as pair:
+        assert programs.echoed(pair, rails=rails) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("rails", "how", "for_s"), [(1, "slow", 2), (1, "down", 3), (2, "down", 3)])
 def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how, for_s):
     """Less than it takes to give a connection up: what was lost is sent again, and the links are used again."""

@@ -6,6 +6,7 @@
 #   perceptron   what is trained
 #   training     one rank of ours: the step, and what it is made of
 #   ddp          one rank of PyTorch's DistributedDataParallel
+#   standing_still  one rank of ours, of which the second seldom looks
 #   raw          one process that exchanges bytes over a bare socket
 #   programs     runs one program in both namespaces
 #   simulated    the same step on the virtual clock

@@ -18,7 +18,7 @@ from overlap.rendezvous.launcher_environment import without_membership
 
 from .network import Host
 
-__all__ = ["all_reduces", "ddp_steps", "our_steps", "raw_exchanges", "traced_steps"]
+__all__ = ["all_reduces", "ddp_steps", "echoed", "our_steps", "raw_exchanges", "traced_steps"]
 
 _PORT = 29500  # a namespace of our own has no port in use
 _LIMIT_S = 600  # absolute, as for peers
@@ -27,6 +27,7 @@ _QUIET = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # it warns of
 
 _TRAINING = "tests.benchmarks.two_hosts.training"
 _DDP = "tests.benchmarks.two_hosts.ddp"
+_STANDING_STILL = "tests.benchmarks.two_hosts.standing_still"
 _RAW = "tests.benchmarks.two_hosts.raw"
 
 
@@ -42,6 +43,12 @@ def traced_steps(hosts: Sequence[Host], steps: int, trace: Path) -> None:
         raise AssertionError("nobody has anything to tell")
 
 
+def echoed(hosts: Sequence[Host], *, rails: int) -> object:
+    """Have a rank that seldom looks send back what it gets; return how many elements were wrong."""
+    [row] = _run(hosts, _rails(rails), [_STANDING_STILL])
+    return row["told"]
+
+
 def raw_exchanges(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int]) -> dict[str, list[int]]:
     """Send so many bytes each way over a bare socket; return samples by size, in nanoseconds."""
     where = [hosts[0].address(), str(_PORT), json.dumps(asdict(sampling)), json.dumps([str(size) for size in sizes])]
@@ -53,9 +60,12 @@ def raw_exchanges(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int
 
 def all_reduces(hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int) -> list[Result]:
     """Measure rows with one rank on each host, over one rail for each of the first links."""
-    options = ["--rails", ",".join(f"rail{link}" for link in range(rails))]
-    rows = _run(hosts, options, [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
+    rows = _run(hosts, _rails(rails), [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
     return [summarised(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
+
+
+def _rails(count: int) -> list[str]:
+    return ["--rails", ",".join(f"rail{link}" for link in range(count))]
 
 
 def _run(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,148 @@
+"""Every algorithm of every collective between processes of this machine, and whether the plan names the fastest one.
+
+What is told of each size is the regret: the time of the algorithm that `overlap plan` names, over that of the fastest,
+both the 10th percentile of their samples.
+Each process runs `python -m tests.benchmarks.algorithms`; a sample begins on all of them at one instant, after a pause,
+for what ranks do on their way out of a barrier depends on the algorithm, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from math import exp, fsum, log
+from time import perf_counter_ns, sleep
+
+import numpy as np
+
+import topology
+from overlap import Rank, run
+from overlap.cli.bench.cases import Assignment, Case
+from overlap.cli.bench.layout import NodeLayout
+from overlap.cli.bench.operations import find
+from overlap.cli.bench.sampling import Sampling, Times, slowest
+from overlap.cli.children import hear, start
+from overlap.collectives.generators import GENERATORS
+from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
+from overlap.collectives.select import plan
+from overlap.errors import ScheduleError
+from overlap.units import format_bytes, format_ns
+
+from .figures import Figure
+
+__all__ = ["figures", "summary"]
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))
+PROCESSES = (2, 4)
+REGRET_AIM = 1.1
+
+_PAUSE_NS = 2_000_000
+
+
+def figures(sampling: Sampling) -> Iterator[Figure | str]:
+    """Measure each collective by each algorithm on 2 and 4 processes joined by Unix sockets."""
+    for processes in PROCESSES:
+        place = f"{processes} processes, Unix"
+        yield f"{place}: regret  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
+        regrets: list[tuple[float, str, Times]] = []
+        for name in OPERATIONS:
+            rows = _measured(name, processes, sampling)
+            found = [_regret(name, processes, size, times) for size, times in zip(SIZES_BYTES, rows, strict=True)]
+            yield f"{name:<25}  {'  '.join(f'{regret:>6.2f}x' for regret, *_ in found)}"
+            for (regret, told, times), size in zip(found, SIZES_BYTES, strict=True):
+                regrets.append((regret, f"{name} {format_bytes(size)}", times))
+                if regret > REGRET_AIM:
+                    yield f"  {name} {format_bytes(size)}: {told}"
+        yield from summary(f"algorithms/{processes}", place, regrets)
+
+
+def summary(name: str, place: str, regrets: Sequence[tuple[float, str, Times]]) -> Iterator[Figure]:
+    """Return the largest regret, and the geometric mean of all; aims are met from below, so they are turned around."""
+    regret, row, times = max(regrets, key=lambda each: each[0])
+    mean = exp(fsum(log(each[0]) for each in regrets) / len(regrets))
+    for which, text, value in (
+        ("worst", f"{place}: fastest over chosen, {row}", 1 / regret),
+        ("mean", f"{place}: fastest over chosen, mean of {len(regrets)}", 1 / mean),
+    ):
+        yield Figure(name=f"{name}/{which}", text=text, value=value, unit="ratio", aim=1 / REGRET_AIM, times=times)
+
+
+def _regret(name: str, processes: int, size: int, measured: dict[str, Times]) -> tuple[float, str, Times]:
+    """Return the regret, what was chosen and what is fastest, and the times of the former."""
+    chosen = plan(name, size, topology.cluster("local", nodes=processes, ranks=processes)).algorithm
+    quick = {algorithm: times.p10_ns for algorithm, times in measured.items()}  # what else goes on here only adds
+    fastest = min(quick, key=lambda algorithm: quick[algorithm])
+    told = f"{chosen} {format_ns(quick[chosen])}, {fastest} {format_ns(quick[fastest])}"
+    return quick[chosen] / quick[fastest], told, measured[chosen]
+
+
+def _measured(name: str, processes: int, sampling: Sampling) -> list[dict[str, Times]]:
+    """Return the times of each size by algorithm."""
+    operation, layout = find(name), NodeLayout(nodes=processes, transport="efa")
+    cases = [
+        Case(
+            operation=operation,
+            ranks=processes,
+            count=size // (4 * operation.blocks(processes)),
+            dtype=np.dtype(np.float32),
+            in_place=operation.in_place,
+        )
+        for size in SIZES_BYTES
+    ]
+    algorithms = _algorithms(name, processes)
+    program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), *algorithms]
+    told = hear([start(layout.options(processes), program)])
+    rows = []
+    for _ in cases:
+        there, back = ([next(told)["told"] for _ in algorithms] for _ in range(2))
+        both = zip(algorithms, there, reversed(back), strict=True)
+        rows.append({name: slowest(np.hstack([one, other]).tolist(), batch=1) for name, one, other in both})
+    next(told, None)  # which sees them end
+    return rows
+
+
+def _algorithms(name: str, processes: int) -> list[str]:
+    """Return those that a group of processes can run."""
+    cluster, found = topology.cluster("local", nodes=processes, ranks=processes), []
+    for algorithm in GENERATORS[name]:
+        try:
+            plan(name, SIZES_BYTES[0], cluster, algorithm=algorithm)
+        except ScheduleError:
+            continue
+        if algorithm not in ONLY_FOR_ORDER:
+            found.append(algorithm)
+    return found
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+async def _sampled(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
+    x, out = case.buffers(rank.rank)
+    samples = []
+    for _ in range(sampling.warmup + sampling.iters):
+        await rank.barrier()
+        instant = await rank.broadcast(np.array([perf_counter_ns() + _PAUSE_NS]) if rank.rank == 0 else None)
+        begun_ns = int(instant[0])  # the clocks of processes of one computer are one
+        sleep(max(0, begun_ns - perf_counter_ns()) / 1e9)  # noqa: ASYNC251 (nothing else is to run)
+        for future in case.operation.issue(rank, x, out, case.op, case.root):
+            await future
+        samples.append(perf_counter_ns() - begun_ns)
+    told = await rank.gather(np.array(samples[sampling.warmup :], np.int64))
+    return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
+
+
+def main(text: str, *algorithms: str) -> None:
+    """Measure every row by every algorithm, each in a world of its own; the process of rank 0 prints them."""
+    assignment = Assignment.from_json(text)
+    for case in assignment.cases:
+        for algorithm in (*algorithms, *reversed(algorithms)):  # whoever comes first finds cold memory
+            told = run(_sampled, case, assignment.sampling, algorithm=algorithm)[0]
+            if told is not None:
+                print(json.dumps({"told": told}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
