@@ -47,6 +47,7 @@ IN_A_THREAD = Cost(
 
 _PROVE = "prove a ring all-reduce, {} ranks"
 _COST = f"cost a ring, {schedules.RANKS} ranks"
+_PLAN = f"first plan of any kind, {schedules.RANKS_PLANNED:,} ranks"
 _COMPILE = f"generate, prove, project, {schedules.RANKS_COMPILED} ranks"
 
 
@@ -104,6 +105,7 @@ COSTS = (
         aim_ns=0.2e9,
         measure=schedules.measure_proof,
     ),
+    Cost(name="plan", word="schedules", text=_PLAN, aim_ns=2e9, measure=schedules.measure_planning),
     Cost(name="compile", word="schedules", text=_COMPILE, aim_ns=50e6, measure=schedules.measure_compiling),
     Cost(
         name="cost",

@@ -14,10 +14,12 @@ from overlap.collectives.cost.placed import on
 from overlap.collectives.cost.rounds import rounds
 from overlap.collectives.cost.star import Star
 from overlap.collectives.generators import generate
+from overlap.collectives.generators.composed import KINDS
 from overlap.collectives.placement import Placement, place
 from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import Schedule
+from overlap.collectives.select import plan
 from overlap.runtime.engine.compiler import Compiler
 from topology import cluster
 
@@ -25,10 +27,12 @@ __all__ = [
     "RANKS",
     "RANKS_COMPILED",
     "RANKS_ONCE",
+    "RANKS_PLANNED",
     "measure_compiling",
     "measure_costing",
     "measure_costing_loads",
     "measure_look_up",
+    "measure_planning",
     "measure_proof",
     "measure_proof_once",
     "ring_costing_s",
@@ -37,6 +41,7 @@ __all__ = [
 RANKS = 1024
 RANKS_ONCE = 4096  # 34 million rows: too many to prove over and over
 RANKS_COMPILED = 64
+RANKS_PLANNED = 16384
 
 _NODE_RANKS = 64
 _LOOK_UPS = 1000  # in a sample: one takes a few us, of which two looks at the clock would be a part
@@ -74,6 +79,16 @@ def measure_costing(sampling: Sampling) -> Times:
 def measure_costing_loads(sampling: Sampling) -> Times:
     """Time to do so on trn2.48xlarge nodes, with what is on every wire in every step."""
     return Times.of([ring_costing_s(RANKS)[1] * 1e9 for _ in range(sampling.few)])
+
+
+def measure_planning(_: Sampling) -> Times:
+    """Time to plan a collective for the first time on 16,384 ranks: the one that takes longest, once."""
+    machine, samples = cluster("trn2.48xlarge", nodes=RANKS_PLANNED // _NODE_RANKS), []
+    for collective in KINDS:
+        begun_ns = perf_counter_ns()
+        plan(collective, 1 << 26, machine)
+        samples.append(perf_counter_ns() - begun_ns)
+    return Times.of([max(samples)])
 
 
 def measure_look_up(sampling: Sampling) -> Times:
