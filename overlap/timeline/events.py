@@ -67,6 +67,21 @@ def _rank_events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
         yield from _thread(rank, issues, "issue", place=1)
         for at_ns in issued:
             yield _event(rank, issues, "X", at_ns, name="issue", cat="issue", dur=ISSUE_NS / 1000)
+    yield from _in_flight(rank, spans)
+
+
+def _in_flight(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
+    """Count the bytes of the operations that move, whenever that changes."""
+    changes: dict[int, int] = {}
+    for span in spans:
+        if span.info and span.info.nbytes and span.info.met_ns < span.end_ns:
+            for at_ns, nbytes in ((span.info.met_ns, span.info.nbytes), (span.end_ns, -span.info.nbytes)):
+                changes[at_ns] = changes.get(at_ns, 0) + nbytes
+    total = 0
+    for at_ns in sorted(changes):
+        if changes[at_ns]:
+            total += changes[at_ns]
+            yield _event(rank, 0, "C", at_ns, name="bytes in flight", args={"bytes": total})
 
 
 def _rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:

@@ -118,6 +118,15 @@ def test_nothing_crosses_whatever_overlaps(comm, compute):
     assert check_viewable(to_events(Timeline.collect([recorder], world_size=1))) == len(comm)
 
 
+def test_a_counter_shows_the_bytes_in_flight(training):
+    counted = [e for e in to_events(training(1, late_ns=0)) if e["ph"] == "C"]
+    assert {event["name"] for event in counted} == {"bytes in flight"}
+    first = [(event["ts"], event["args"]["bytes"]) for event in counted[:4]]
+    assert first == [(5_003_950.0, 4096), (5_004_950.0, 8192), (5_006_950.0, 12288), (5_007_350.0, 8192)]
+    assert counted[-1]["args"] == {"bytes": 0}
+    assert all(event["args"]["bytes"] >= 0 for event in counted)
+
+
 def test_crossing_operations_of_a_stream_move_to_further_threads():
     recorder = Recorder(0)
     for start, end in ((0, 10), (5, 15), (10, 20), (12, 13)):
