@@ -146,7 +146,6 @@ all_reduce, 64 MiB, 2 nodes x 2, Unix                       30 us  1 us - 2 us
         "issue/behind",
         "span",
         "run",
-        "plan",
         "compile",
         "cost/loads",
         "all_reduce/1048576/2/gloo",
