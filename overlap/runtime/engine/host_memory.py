@@ -37,6 +37,8 @@ class HostMemory:
     def start(self, communicator: Communicator, match: Match) -> bool:
         """Start all ends that are ready and not under way; False if the ranks have no memory in common."""
         ends = match.ends
+        if communicator.key.messages:  # each is forgotten when it is at rest
+            return False
         if communicator not in self._meetings:
             self._meetings[communicator] = self._open(communicator, ends[0])
         meeting = self._meetings[communicator]
@@ -48,7 +50,7 @@ class HostMemory:
         return True
 
     def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
-        if communicator.key.messages or operation.port.stream.window > OPERATIONS // 2:
+        if operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
         return None if board is None else Meeting(self._common, board, communicator)
