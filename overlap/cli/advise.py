@@ -27,6 +27,7 @@ _EPILOG = """\
 examples:
   overlap run --trace run.json train.py
   overlap advise run.json
+  overlap advise rank0.json rank1.json --json          those of PyTorch's profiler, one file for each rank
   overlap timeline run.json --what-if "bucket_bytes=4MiB" --what-if "compute 'tokenise'=0.5x"
 """
 
