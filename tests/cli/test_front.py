@@ -15,7 +15,7 @@ def test_without_arguments_the_commands_are_listed(overlap):
     assert (code, err) == (0, "")
     assert out == overlap("--help")[1]
     for name, summary in COMMANDS.items():
-        assert f"    {name:<9} {summary[:40]}" in out
+        assert f"    {name:<10} {summary[:40]}" in out
 
 
 def test_the_overview_loads_no_command():
@@ -253,7 +253,7 @@ def test_an_error_of_our_own_keeps_its_frames(overlap, monkeypatch):
     monkeypatch.setattr("overlap.cli.timeline.read_trace", None)
     code, _, err = overlap("timeline", "x.json")
     assert code == 1
-    assert f"{os.sep}timeline.py" in err
+    assert f"timeline{os.sep}__init__.py" in err
     assert err.endswith("TypeError: 'NoneType' object is not callable\n")
 
 
