@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_both_ranks_learn_alike():
     pytest.importorskip("jax", reason="not installed: jax")
-    script = ROOT / "examples" / "19_jax.py"
+    script = ROOT / "examples" / "20_jax.py"
     done = subprocess.run([sys.executable, script, "10"], capture_output=True, text=True, timeout=100, check=True)
     words = done.stdout.split()
     assert words[:1] == ["loss"]

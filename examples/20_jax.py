@@ -5,7 +5,7 @@ writes an array, so nothing is done in place, and `out=` takes none of them.
 
 You will see the loss fall on both ranks alike. It needs JAX: pip install jax
 
-    python examples/19_jax.py 100     steps; 30 by default
+    python examples/20_jax.py 100     steps; 30 by default
 """
 
 import sys
