@@ -194,7 +194,7 @@ def test_a_program_that_only_one_node_could_read_is_refused(overlap, script, mon
 
 
 def test_each_run_writes_a_trace_of_its_own(overlap, script, tmp_path):
-    twice = WORLD + "    overlap.run(main, ranks=3)\n"
+    twice = WORLD.replace("    return", "    await rank.barrier()\n    return") + "    overlap.run(main, ranks=3)\n"
     code, _, err = overlap("run", "--trace", "a.json", script(twice))
     told = "look at it with `overlap timeline a.json` or at ui.perfetto.dev"
     first, verdict = err.splitlines()

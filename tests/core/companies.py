@@ -166,7 +166,7 @@ Wires = Callable[[list[Company], Sequence[range]], AbstractAsyncContextManager[l
 
 @asynccontextmanager
 async def opened(
-    processes: int, each: int, wires: Wires, check: str | None = None
+    processes: int, each: int, wires: Wires, check: str | None = None, algorithm: str | None = None
 ) -> AsyncIterator[tuple[list[World], list[Company]]]:
     """Open the worlds of `processes` processes with `each` ranks."""
     size = processes * each
@@ -177,7 +177,7 @@ async def opened(
         Company(member, everybody)
     async with wires(everybody, placement) as transports:
         worlds = [
-            World(size, cluster, transport, algorithm=None, check=check, others=ControlPlane(company, placement))
+            World(size, cluster, transport, algorithm=algorithm, check=check, others=ControlPlane(company, placement))
             for company, transport in zip(everybody, transports, strict=True)
         ]
         yield worlds, everybody
@@ -192,6 +192,7 @@ def run_far(
     nemesis: Callable[[list[Company]], Awaitable[None]] | None = None,
     wires: Wires = in_memory,
     check: str | None = None,
+    algorithm: str | None = None,
 ) -> list[T | BaseException]:
     """Run `main` in a world of several processes; return each rank's result, or its process's error."""
     outcomes: dict[int, list[T] | BaseException] = {}
@@ -203,7 +204,10 @@ def run_far(
             outcomes[member] = error
 
     async def all_of_them() -> None:
-        async with opened(processes, each, wires, check) as (worlds, everybody), trio.open_nursery() as nursery:
+        async with (
+            opened(processes, each, wires, check, algorithm) as (worlds, everybody),
+            trio.open_nursery() as nursery,
+        ):
             for member, world in enumerate(worlds):
                 nursery.start_soon(one, member, world)
             if nemesis is not None:

@@ -46,7 +46,9 @@ class _NotingEndpoint(WrapperEndpoint):
         return delivery
 
 
-def noting(main: Callable[[overlap.Rank], Awaitable[list[int]]], nodes: int) -> tuple[list[list[int]], list[list[str]]]:
+def noting(
+    main: Callable[[overlap.Rank], Awaitable[list[int]]], nodes: int, algorithm: str | None = None
+) -> tuple[list[list[int]], list[list[str]]]:
     """Run a program with a rank a node; return its results and what each node's messages did."""
     wires: list[Noting] = []
 
@@ -57,7 +59,7 @@ def noting(main: Callable[[overlap.Rank], Awaitable[list[int]]], nodes: int) -> 
             memory = [NeuronLink(list(ranks)) for ranks in placement]
             yield [Router(parts) for parts in zip(memory, wires, strict=True)]
 
-    return run_far(main, nodes, 1, wires=noted), [wire.events for wire in wires]
+    return run_far(main, nodes, 1, wires=noted, algorithm=algorithm), [wire.events for wire in wires]
 
 
 def test_all_sends_of_an_exchange_begin_before_the_first_is_acknowledged() -> None:
@@ -65,7 +67,7 @@ def test_all_sends_of_an_exchange_begin_before_the_first_is_acknowledged() -> No
         received = await rank.all_to_all(np.full((4, 1 << 12), rank.rank))
         return received[:, 0].tolist()
 
-    results, events = noting(main, 4)
+    results, events = noting(main, 4, "mesh")
     assert results == [[0, 1, 2, 3]] * 4
     assert events == [["begun"] * 3 + ["acknowledged"] * 3] * 4
 

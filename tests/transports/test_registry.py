@@ -10,7 +10,7 @@ from transports import ArgumentError, Efa, NeuronLink
 from transports.factory import Bootstrap
 from transports.registry import UnknownTransportError, check, find, names
 
-NOBODY_INSTALLED = "known are efa, mpi, neuronlink"
+NOBODY_INSTALLED = "known are efa, mpi, neuronlink, shared_memory"
 
 
 async def alone(name: str, mine: bytes) -> list[bytes]:
