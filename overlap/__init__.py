@@ -14,7 +14,8 @@
 #     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
-#     communicator  where the ranks of a group find each other's operations;  dispute: who disagrees
+#     communicator  where the ranks of a group find each other's operations;  communicators: all of a world;
+#                 dispute: who disagrees
 #     backend     what differs between real and simulated time
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
 #                 algorithm by cost, proves its table, cuts out each rank's program), program_runner and cc_core

@@ -45,6 +45,7 @@ HOUSE = (
     ("overlap.runtime.match",),
     ("overlap.runtime.dispute",),
     ("overlap.runtime.communicator",),
+    ("overlap.runtime.communicators",),
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),
     ("overlap.runtime.issuing",),

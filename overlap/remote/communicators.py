@@ -11,7 +11,8 @@ from transports import Transport
 
 from ..collectives.call import Call
 from ..errors import GroupAbortedError
-from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicators import Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation

@@ -19,7 +19,8 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Communicator, Communicators
+from ..runtime.communicator import Communicator
+from ..runtime.communicators import Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
 from ..runtime.match import Key, Match

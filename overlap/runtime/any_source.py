@@ -13,7 +13,7 @@ import trio
 from ..collectives.reduce import Array
 from ..errors import RankLeftError
 from ..flight.recorder import Known
-from .communicator import Communicators
+from .communicators import Communicators
 from .context import RankContext
 from .future import Failure, call_when_done, outcome, settle, tell
 from .match import Key

@@ -16,7 +16,8 @@ from trio.lowlevel import TrioToken
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
-from .communicator import BaseEngine, Communicators
+from .communicator import BaseEngine
+from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine

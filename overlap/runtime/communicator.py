@@ -8,14 +8,13 @@ to the engine. A `Port` is one rank's end of a communicator.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable
+from typing import Protocol
 
 import trio
 
 from ..collectives.call import Call
-from ..errors import CollectiveMismatchError, GroupAbortedError, PeerFailedError, RankLeftError, UsageError, in_one_line
+from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
 from .context import RankContext
 from .dispute import Voice, few_and_many, mismatch
 from .future import Failure
@@ -23,7 +22,7 @@ from .match import Key, Match, Unfit
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
-__all__ = ["BaseEngine", "Communicator", "Communicators"]
+__all__ = ["BaseEngine", "Communicator", "Shared"]
 
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
@@ -54,6 +53,30 @@ class BaseEngine(ABC):
         """Wait for the work at hand and end all threads."""
 
 
+class Shared(Protocol):
+    """What the communicators of a world share, as each of them sees it: see `Communicators`.
+
+    Attributes:
+        engine: Runs what has matched.
+        left: World ranks that have finished their program.
+    """
+
+    engine: BaseEngine
+    left: set[int]
+
+    def announce(self, key: Key) -> None:
+        """Let who receives from any source look at a message that nobody has begun to receive."""
+
+    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
+        """Fail whatever is under way, and to come, in the communicators of that key's id."""
+
+    def broken(self, key: Key) -> Callable[[], BaseException] | None:
+        """Return what makes the errors of a group that was aborted; None if it was not."""
+
+    def close(self, communicator: Communicator) -> None:
+        """Forget one of messages that has come to rest."""
+
+
 class Communicator:
     """The operations that the members of one group issue on one stream, in their common order.
 
@@ -73,7 +96,7 @@ class Communicator:
     first_seq = 0
     closed = lasts = False
 
-    def __init__(self, shared: Communicators, key: Key, name: str, members: tuple[int, ...]) -> None:
+    def __init__(self, shared: Shared, key: Key, name: str, members: tuple[int, ...]) -> None:
         self.key, self.name, self.members = key, name, members
         self.size = self.here = len(members)
         self.direct = shared.engine.direct(members) or len(set(members)) == 1  # a rank with itself needs no wire
@@ -311,137 +334,3 @@ class Communicator:
         for end in match.arrived:
             if end is not None:
                 end.fail(Failure(error()))
-
-
-class Communicators:
-    """The communicators of a world, and what they share.
-
-    Attributes:
-        engine: Runs what has matched.
-        left: World ranks that have finished their program.
-    """
-
-    def __init__(self, engine: BaseEngine) -> None:
-        self.engine, self.left = engine, set[int]()
-        self._open: dict[Key, Communicator] = {}
-        self._looking: dict[Key, deque[Callable[[], None]]] = {}  # receives from any source, oldest first
-        # Groups and communicators of which nothing goes on, by the id of their keys.
-        self._off: dict[int, Callable[[], BaseException]] = {}
-
-    def open(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of that key, the same for all ranks of this process."""
-        found = self._open.get(key)
-        if found is None:
-            found = self.keep(self.make(key, name, members))
-            if self._off and (broken := self.broken(key)) is not None:
-                found.break_off(broken)
-        return found
-
-    def broken(self, key: Key) -> Callable[[], BaseException] | None:
-        """Return what makes the errors of a group that was aborted; None if it was not."""
-        return (self._off.get(key.group.id) or self._off.get(key.id)) if self._off else None
-
-    def abort(self, ranks: tuple[int, ...], occurrence: int, error: Callable[[], GroupAbortedError]) -> None:
-        """Fail all that is under way in a group, and all that is to come."""
-        self.break_off(Key(ranks, occurrence, "").id, error)
-
-    def break_off(self, key_id: int, error: Callable[[], BaseException]) -> None:
-        """Do so on the ranks of this process.
-
-        Args:
-            key_id: Of a communicator, or of what stands for all those of a group.
-            error: Makes the errors.
-        """
-        self._off.setdefault(key_id, error)
-        for communicator in list(self._open.values()):
-            if key_id in (communicator.key.id, communicator.key.group.id):
-                communicator.break_off(error)
-        for waiting in list(self._looking.values()):
-            for look in list(waiting):
-                look()
-
-    def known(self, key: Key) -> Communicator | None:
-        """Return the communicator of that key, if it is open."""
-        return self._open.get(key)
-
-    def keep(self, communicator: Communicator) -> Communicator:
-        """Keep a communicator for whoever comes next."""
-        self._open[communicator.key] = communicator
-        return communicator
-
-    def make(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Make a communicator."""
-        return Communicator(self, key, name, members)
-
-    def close(self, communicator: Communicator) -> None:
-        """Forget one of messages that has come to rest."""
-        if self._open.get(communicator.key) is communicator:
-            del self._open[communicator.key]
-            communicator.closed = True
-
-    def rank_left(self, rank: int) -> None:
-        """Fail whatever waits for a rank that has finished its program."""
-        self.left.add(rank)
-        for communicator in self.waiting():
-            if rank in communicator.members:
-                communicator.rank_left(rank)
-        for waiting in list(self._looking.values()):
-            waiting[0]()
-
-    def waiting(self) -> Iterable[Communicator]:
-        """Return those in which some rank waits for another; most have none."""
-        return [communicator for communicator in self._open.values() if communicator.waits]
-
-    # -- receives from any source ------------------------------------------------------------------------------------
-
-    def check_any_source(self) -> None:
-        """Raise `UsageError` if nobody can tell who sends."""
-
-    def queue(self, key: Key, look: Callable[[], None]) -> Callable[[], None]:
-        """Call `look` whenever a rank sends or ends while it is the turn of a receive; return what ends that.
-
-        Receives of one tag take turns, so that no two of them go for one message.
-        """
-        anyone = key.from_any()
-        waiting = self._looking.setdefault(anyone, deque())
-        waiting.append(look)
-        return partial(self._leave, anyone, waiting, look)
-
-    def _leave(self, anyone: Key, waiting: deque[Callable[[], None]], look: Callable[[], None]) -> None:
-        its_turn = waiting[0] is look
-        waiting.remove(look)
-        if not waiting:
-            self._looking.pop(anyone, None)
-        elif its_turn:
-            waiting[0]()
-
-    def announce(self, key: Key) -> None:
-        """Let who receives from any source look at a message that nobody has begun to receive."""
-        if self._looking:
-            waiting = self._looking.get(key.from_any())
-            if waiting:
-                waiting[0]()
-
-    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
-        """Call `look` when it is time to choose among messages."""
-        context.soon(look)
-
-    def offered_ns(self, key: Key) -> int | None:
-        """Return when a rank here has begun to send a message that nobody has begun to receive."""
-        known = self._open.get(key)
-        return known.offered_ns if known is not None else None
-
-    def elsewhere(self, key: Key) -> bool:
-        """Whether the messages come from another process."""
-        return False
-
-    async def announced(self, rank: int, keys: Sequence[Key], call: Call) -> int:
-        """Wait until another process has announced one of some messages; return the index of its key."""
-        raise AssertionError("a world of one process hears of no others")
-
-    def sends_no_more(self, key: Key) -> bool:
-        """Whether the sender has finished, and there is no message of it under way."""
-        return key.ends[0] in self.left
-
-    def __len__(self) -> int:
-        return len(self._open)

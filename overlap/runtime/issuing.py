@@ -17,7 +17,8 @@ from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line
 from ..flight.recorder import Known
 from .any_source import AnyReceive
 from .arguments import receive_like
-from .communicator import Communicator, Communicators
+from .communicator import Communicator
+from .communicators import Communicators
 from .context import RankContext
 from .deadlines import check_timeout
 from .derived import Derived

@@ -22,7 +22,8 @@ from ..notice import notify
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
-from .communicator import BaseEngine, Communicator, Communicators
+from .communicator import BaseEngine, Communicator
+from .communicators import Communicators
 from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending

@@ -10,7 +10,8 @@ import trio
 
 from ..errors import PeerLostError
 from ..runtime.backend import Backend
-from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicators import Communicators
 from ..runtime.context import RankContext
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation

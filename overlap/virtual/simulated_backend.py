@@ -23,7 +23,8 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..runtime.backend import Backend
-from ..runtime.communicator import BaseEngine, Communicators
+from ..runtime.communicator import BaseEngine
+from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.shapes import shape_only

@@ -16,7 +16,8 @@ from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import UsageError
 from ..runtime.backend import Backend
-from ..runtime.communicator import BaseEngine, Communicator, Communicators
+from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.communicators import Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation
 from ..runtime.world import World

@@ -11,6 +11,7 @@ TESTS = {
     "runtime/calls": "core/test_collectives core/test_uneven core/test_bad_input core/test_point_to_point",
     "runtime/checking": "core/test_not_finite",
     "runtime/communicator": "core/test_mismatch core/test_leaving core/test_culprits",
+    "runtime/communicators": "core/test_any_source core/test_leaving core/test_deadlines",
     "runtime/compute": "core/test_compute core/test_lent_arguments",
     "runtime/compute_streams": "core/test_compute virtual/test_worlds",
     "runtime/context": "core/test_culprits core/test_failure",
