@@ -181,7 +181,8 @@ def test_where_ranks_stand_for_others_a_receive_names_its_source() -> None:
 
 def communicators() -> int:
     gc.collect()
-    return sum(isinstance(each, Communicator) for each in gc.get_objects())
+    # by type: `isinstance` would also ask each object for its class, of which some that torch keeps warn
+    return sum(issubclass(type(each), Communicator) for each in gc.get_objects())
 
 
 async def many_tags(rank: R) -> int:
