@@ -125,6 +125,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     """
     nodes = config.nnodes or 1
     assert config.ranks or nodes == 1
+    # as multiprocessing starts its children: nothing public says with which options this interpreter was started
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .future import Failure, Future, outcome, settle, tell
+from .future import Failure, Future, call_when_done, outcome, settle, tell
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -31,7 +31,7 @@ class Derived(Future[T_co]):
         self._parts, self._make, self._thread, self._label = list(parts), make, thread, label
         self._left = len(self._parts)
         for part in self._parts:
-            part._add_callback(self._part_done)
+            call_when_done(part, self._part_done)
 
     @property
     def label(self) -> str:

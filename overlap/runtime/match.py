@@ -55,6 +55,10 @@ class Key(NamedTuple):
         """Return what stands for messages of that tag to that rank, whoever sends them."""
         return self._replace(src=0)
 
+    def of_any_tag(self) -> Key:
+        """Return what stands for all messages from that rank to that rank, whatever their tags."""
+        return self._replace(tag=0)
+
     def tag_base(self, *more: object) -> int:
         """Return 40 bits of a hash of the key, and of whatever else must be the same, above 24 free bits."""
         said = repr((*self, *more)).encode()

@@ -31,7 +31,7 @@ class _Joined:
 
 def register() -> None:
     """Make `init_process_group("overlap")` known to torch; once is enough, and again does no harm."""
-    if "OVERLAP" not in dist.Backend._plugins:
+    if not dist.is_backend_available("overlap"):
         dist.Backend.register_backend("overlap", _create, extended_api=True, devices=["cpu"])
 
 

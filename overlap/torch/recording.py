@@ -106,6 +106,7 @@ class _Recording:
 
     def _backward_reached(self, name: str) -> None:
         if self._backward is None:
+            # torch tells the end of a whole backward pass in no public way; its own parallel modules ask so
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
         self._seen()
         self._close()

@@ -54,16 +54,21 @@ class _Shared(Bucket):
         """Give the memory of the whole back; what refers to it stays."""
         if self.present and self.gathered is None and not self.users:
             self.present = False
-            with torch.autograd._unsafe_preserve_version_counter(self.whole):
-                self.whole.untyped_storage().resize_(0)
+            self._resize(0)
 
     def room(self) -> Array:
         """Give the whole memory again, and return it."""
         if not self.present:
             self.present = True
-            with torch.autograd._unsafe_preserve_version_counter(self.whole):
-                self.whole.untyped_storage().resize_(self.whole.numel() * self.whole.element_size())
+            self._resize(self.whole.numel() * self.whole.element_size())
         return self._array()
+
+    def _resize(self, n_bytes: int) -> None:
+        """Give the whole so much memory."""
+        # The weights are the same again when a backward pass reads what it kept of them, which torch cannot know: it
+        # has no public way to change their memory without a new version, which that pass would refuse.
+        with torch.autograd._unsafe_preserve_version_counter(self.whole):
+            self.whole.untyped_storage().resize_(n_bytes)
 
     def _array(self) -> Array:
         """Return the whole as an array that does not keep torch from taking its memory back, as `numpy()` would."""

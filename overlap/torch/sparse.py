@@ -34,13 +34,13 @@ def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s:
     if op != ("sum", None):
         raise ValueError(f"op: sparse tensors can be summed only, got {op[0]!r}; pass .to_dense()")
     mine = tensor.detach().coalesce()
-    axes = mine.sparse_dim()
+    count, axes = len(mine.values()), mine.sparse_dim()
     said: dict[str, Any] = {"timeout_s": limit_s, "call_site": users_frame()}
-    told = group.all_gather(np.array([mine._nnz(), axes], np.int64), **said).result().reshape(-1, 2)
+    told = group.all_gather(np.array([count, axes], np.int64), **said).result().reshape(-1, 2)
     if (told[:, 1] != axes).any():
         raise ValueError(f"tensor: all ranks must have as many sparse axes, they have {told[:, 1].tolist()}")
     counts = told[:, 0].tolist()
-    width = mine.values()[0:1].numel() if mine._nnz() else _width(mine)
+    width = mine.values()[0:1].numel() if count else _width(mine)
     places = flat_input(mine.indices().t().contiguous()).reshape(-1, axes)
     values = flat_input(mine.values().contiguous()).reshape(-1, width)
     gathered = [group.all_gather(x, counts=counts, **said) for x in (places, values)]

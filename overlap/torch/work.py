@@ -103,7 +103,7 @@ class Joined:
             callback(self)
 
 
-class Work(dist._Work):  # type: ignore[misc]
+class Work(dist.distributed_c10d.Work):  # type: ignore[misc]
     """One operation of torch.
 
     Args:

@@ -61,10 +61,11 @@ class Flow:
         cap: the most its rate may be.
         rate: how fast it gets on now.
         started_ns: when it started.
+        done_ns: work done when it was last given a rate.
     """
 
     __slots__ = (
-        "_age", "_done_ns", "_due_ns", "_mark", "_since_ns", "_stage", "cap", "key", "lane", "marks_ns", "priority",
+        "_age", "_due_ns", "_mark", "_since_ns", "_stage", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
         "rate", "stage", "stages", "started_ns",
     )  # fmt: skip
 
@@ -81,7 +82,7 @@ class Flow:
         self.priority, self.lane = priority, lane
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
-        self._done_ns = 0.0
+        self.done_ns = 0.0
         self._mark, self._stage, self._due_ns, self._age = 0, 0, -1, 0
 
     def __repr__(self) -> str:
@@ -89,5 +90,5 @@ class Flow:
 
     def _turn(self, now_ns: int, rate: float) -> None:
         """Go on at another rate."""
-        self._done_ns += (now_ns - self._since_ns) * self.rate
+        self.done_ns += (now_ns - self._since_ns) * self.rate
         self._since_ns, self.rate = now_ns, rate

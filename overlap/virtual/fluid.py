@@ -153,7 +153,7 @@ class Fluid:
             flow._due_ns = -1
             return
         done_ns, end_ns = flow.marks_ns[flow._mark], flow.stage.end_ns
-        ahead_ns = round(((done_ns if done_ns < end_ns else end_ns) - flow._done_ns) / rate)
+        ahead_ns = round(((done_ns if done_ns < end_ns else end_ns) - flow.done_ns) / rate)
         due_ns = flow._due_ns = flow._since_ns + (ahead_ns if ahead_ns > 0 else 0)
         batch = self._due.get(due_ns)
         if batch is None:

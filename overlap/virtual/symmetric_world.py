@@ -89,7 +89,7 @@ class SymmetricCommunicators(Communicators):
         rows = self._alike.rows(key.ranks)
         if key.messages:
             return self._messages(rows, key, name, members)
-        shared = key._replace(ranks=tuple(rows[0].tolist()))
+        shared = Key(tuple(rows[0].tolist()), key.occurrence, key.stream)
         return self._found(shared, name, rows, [self._simulated(rows)])
 
     def check_any_source(self) -> None:
@@ -102,9 +102,8 @@ class SymmetricCommunicators(Communicators):
         pairs = np.stack([rows, np.roll(rows, -shift, axis=1)], axis=-1).reshape(-1, 2)
         pairs = pairs[(classes[pairs] == classes[list(members)]).all(axis=1)]
         like = ", ".join(map(str, classes[list(members)].tolist()))
-        shared = key._replace(
-            ranks=tuple(rows[0].tolist()), stream=f"messages between classes {like}", src=0, dst=shift
-        )
+        stream = f"messages between classes {like}"
+        shared = Key(tuple(rows[0].tolist()), key.occurrence, stream, src=0, dst=shift, tag=key.tag)
         return self._found(shared, name, pairs, [self._simulated(pairs[:, 0]), self._simulated(pairs[:, 1])])
 
     def _simulated(self, ranks: Ints) -> list[int]:
@@ -191,7 +190,7 @@ class SymmetricEngine(SimulatedEngine):
             "send" if sends else pattern.kind.value,
             demand,
             priority=min(operation.priority for operation in operations),
-            lane=communicator.key._replace(tag=0) if sends else name,
+            lane=communicator.key.of_any_tag() if sends else name,
         )
 
     def _demand(self, communicator: SymmetricCommunicator, pattern: Call, late_ns: Ints) -> tuple[Demand, str]:

@@ -75,7 +75,8 @@ def changes(value: object) -> Callable[[], bool] | None:
         return None
     tensor: Any = value
     try:
-        version = tensor._version  # counts what changes this tensor or any that shares its memory
+        # counts what changes this tensor or any that shares its memory; torch says it under no public name
+        version = tensor._version
     except RuntimeError:  # inference tensors do not count
         return None
     return lambda: bool(tensor._version != version)
