@@ -11,7 +11,7 @@
     |-- machine     what a file says, as records;  grouprules: about groups;  overheads: about collectives
     |-- machinefile TOML to machine;  document, overheadtables: the tables of a file;  keys: what their keys hold;
     |               complaint: what is wrong with one;  data/: files
-    |-- picture     the machine as text (not imported here: only the command line draws)
+    |-- picture     the machine as text;  paragraph: lines of a width (only the command line draws)
     `-- errors      TopologyError, TopologyWarning
 
 Pure: no I/O but reading a machine file, nothing asynchronous, nothing imported from the rest of the project.

@@ -3,61 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from .cluster import Cluster
 from .errors import format_ranks
+from .paragraph import paragraph
 
 _TO_ASCII = str.maketrans("┌┐└┘├┤┬┴─│·", "++++++++-|.")
 _WIDEST_ROW = 8
+_WIDEST_UNWIRED_ROW = 4
 _LISTED_DEVICES = 64
 
 
-def draw(cluster: Cluster, *, ascii: bool = False) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    """How closely the picture is drawn.
+
+    Attributes:
+        gap: Columns between two devices, and left of the first.
+        short: Whether a device says only numbers.
+    """
+
+    gap: int
+    short: bool
+
+
+_STYLES = [_Style(gap=gap, short=short) for short in (False, True) for gap in (3, 2, 1)]  # the first that fits is taken
+
+
+def draw(cluster: Cluster, *, ascii: bool = False, width: int = 80) -> str:
     """Draw one node of a cluster and list its devices and links.
 
     Args:
         cluster: what to draw; its other nodes look the same.
         ascii: use only ASCII characters.
+        width: columns; a picture that does not fit is left out.
 
     Returns:
         Lines joined by newlines, without colour, none ending in a blank.
     """
-    parts = [_title(cluster), picture(cluster), _device_table(cluster), _link_table(cluster), _summary(cluster)]
+    parts = [
+        _title(cluster, width),
+        picture(cluster, width=width),
+        _device_table(cluster),
+        _link_table(cluster, width),
+        _summary(cluster, width),
+    ]
     lines = "\n\n".join(part for part in parts if part).split("\n")
     text = "\n".join(line.rstrip() for line in lines)
     return text.translate(_TO_ASCII) if ascii else text
 
 
-def _title(cluster: Cluster) -> str:
+def _title(cluster: Cluster, width: int) -> str:
     size = f"{cluster.world_size} rank{'s' * (cluster.world_size > 1)}"
     if cluster.nodes > 1:
         size = f"{cluster.nodes} nodes of {cluster.ranks_per_node} ranks, {size} in all; node 0 is shown"
     lnc = f" (LNC={cluster.lnc})" if len(cluster.machine.chip.lnc) > 1 else ""
-    return f"{cluster.name}: {cluster.machine.description}\n{size}{lnc}"
+    lines = [*paragraph(f"{cluster.name}: {cluster.machine.description}", width), *paragraph(f"{size}{lnc}", width)]
+    return "\n".join(lines)
 
 
-def picture(cluster: Cluster) -> str:
+def picture(cluster: Cluster, *, width: int = 80) -> str:
     """Draw the devices of a node in their grid; wires that leave the picture come back on its other side.
 
     Returns:
-        "" for shapes that have no rows, such as a long chain or an irregular graph.
+        "" for shapes that have no rows, such as a long chain or an irregular graph, and where it is too narrow.
     """
     rows = _rows(cluster)
     if not rows or max(map(len, rows)) > _WIDEST_ROW:
         return ""
-    cells = {device: _cell(cluster, device) for row in rows for device in row}
+    for style in _STYLES:
+        lines = _picture_lines(cluster, rows, style, width)
+        if max(map(len, lines)) <= width:
+            return "\n".join([*lines, *_remark(cluster, width)])
+    return ""
+
+
+def _picture_lines(cluster: Cluster, rows: list[list[int]], style: _Style, columns: int) -> list[str]:
+    cells = {device: _cell(cluster, device, short=style.short) for row in rows for device in row}
     width = max(len(line) for cell in cells.values() for line in cell)
-    blocks = [_row_lines(cluster, rows, index, cells, width) for index in range(len(rows))]
-    return "\n".join([*(line for block in blocks for line in block), *_remark(cluster)])
+    lines = [
+        line.rstrip() for index in range(len(rows)) for line in _row_lines(cluster, rows, index, cells, width, style)
+    ]
+    notes = [_numa(cluster, row) for row in rows]
+    for at, note in zip(_last_of_cells(lines), notes, strict=True):
+        if len(lines[at]) + len(note) <= columns:
+            lines[at] += note
+    return lines
+
+
+def _last_of_cells(lines: Sequence[str]) -> list[int]:
+    return [at - 1 for at, line in enumerate(lines) if "└" in line]
 
 
 def _rows(cluster: Cluster) -> list[list[int]]:
-    """Arrange devices in rows; a long ring is folded so that it closes at both ends."""
+    """Arrange devices in rows; a long ring or chain is folded."""
     grid, devices = cluster.wiring.grid, cluster.devices_per_node
     if grid is None:
-        return [list(range(devices))] if devices <= _WIDEST_ROW and (devices == 1 or cluster.wiring.complete) else []
-    if len(grid.dims) == 1 and grid.wraps[0] and devices % 2 == 0 and devices > 4:
+        if devices > _WIDEST_ROW or (devices > 1 and not cluster.wiring.complete):
+            return []
+        return [list(range(devices))[at : at + _WIDEST_UNWIRED_ROW] for at in range(0, devices, _WIDEST_UNWIRED_ROW)]
+    if len(grid.dims) == 1 and devices % 2 == 0 and devices > 4:
         return [list(range(devices // 2)), list(range(devices - 1, devices // 2 - 1, -1))]
     if len(grid.dims) > 2:
         return []
@@ -65,8 +112,10 @@ def _rows(cluster: Cluster) -> list[list[int]]:
     return [list(range(first, first + side)) for first in range(0, devices, side)]
 
 
-def _cell(cluster: Cluster, device: int) -> list[str]:
-    lines = [f"device {device}", _ranks(cluster, device)]
+def _cell(cluster: Cluster, device: int, *, short: bool) -> list[str]:
+    lines = [f"dev {device}" if short else f"device {device}", _ranks(cluster, device)]
+    if short:
+        lines[1] = lines[1].replace("ranks ", "r ").replace("rank ", "r ")
     if cluster.machine.network is not None:
         lines.append(f"{cluster.machine.network.link} {_nic(cluster, device)}")
     return lines
@@ -83,23 +132,23 @@ def _nic(cluster: Cluster, device: int) -> int:
 
 
 def _row_lines(
-    cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int
+    cluster: Cluster, rows: list[list[int]], index: int, cells: dict[int, list[str]], width: int, style: _Style
 ) -> list[str]:
-    row = rows[index]
+    row, gap = rows[index], style.gap
     above = [_joined(cluster, rows, index - 1, index, column) for column in range(len(row))]
     below = [_joined(cluster, rows, index, index + 1, column) for column in range(len(row))]
     sides = [cluster.wiring.grid is not None and cluster.wiring.linked(a, b) for a, b in pairwise(row)]
     closes = len(rows[0]) > 2 and cluster.wiring.grid is not None and cluster.wiring.linked(row[0], row[-1])
-    stubs = _edge_line(["│" if up else " " for up in above], width) if index == 0 and any(above) else None
+    stubs = _edge_line(["│" if up else " " for up in above], width, gap) if index == 0 and any(above) else None
     lines = [stubs] if stubs else []
-    lines.append(_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above]))
+    lines.append(_boxes([_border("┌", "┴" if up else "─", "┐", width) for up in above], gap))
     for number in range(max(len(cells[device]) for device in row)):
         texts = [cells[device][number].ljust(width) for device in row]
-        lines.append(_wired(texts, sides, closes=closes) if number == 0 else _wired(texts, [False] * len(sides)))
-    lines[-1] += _numa(cluster, row)
-    lines.append(_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below]))
+        wired = number == 0
+        lines.append(_wired(texts, sides if wired else [False] * len(sides), gap, closes=wired and closes))
+    lines.append(_boxes([_border("└", "┬" if down else "─", "┘", width) for down in below], gap))
     if any(below):
-        lines.append(_edge_line(["│" if down else " " for down in below], width))
+        lines.append(_edge_line(["│" if down else " " for down in below], width, gap))
     return lines
 
 
@@ -116,7 +165,7 @@ def _joined(cluster: Cluster, rows: list[list[int]], upper: int, lower: int, col
 
 def _numa(cluster: Cluster, row: Sequence[int]) -> str:
     nodes = sorted({cluster.machine.numa[device] for device in row}) if cluster.machine.numa else []
-    return f"   NUMA {','.join(map(str, nodes))}" if nodes else ""
+    return f"  NUMA {','.join(map(str, nodes))}" if nodes else ""
 
 
 def _border(left: str, middle: str, right: str, width: int) -> str:
@@ -124,32 +173,32 @@ def _border(left: str, middle: str, right: str, width: int) -> str:
     return left + "─" * half + middle + "─" * (width + 1 - half) + right
 
 
-def _boxes(boxes: Sequence[str]) -> str:
-    return "   " + "   ".join(boxes)
+def _boxes(boxes: Sequence[str], gap: int) -> str:
+    return " " * gap + (" " * gap).join(boxes)
 
 
-def _edge_line(marks: Sequence[str], width: int) -> str:
+def _edge_line(marks: Sequence[str], width: int, gap: int) -> str:
     half = (width + 2) // 2 + 1
-    return "   " + "   ".join(" " * half + mark + " " * (width + 3 - half) for mark in marks)
+    return _boxes([" " * half + mark + " " * (width + 3 - half) for mark in marks], gap)
 
 
-def _wired(texts: Sequence[str], sides: Sequence[bool], *, closes: bool = False) -> str:
-    line = "───┤" if closes else "   │"
+def _wired(texts: Sequence[str], sides: Sequence[bool], gap: int, *, closes: bool) -> str:
+    wire, blank = "─" * gap, " " * gap
+    line = f"{wire}┤" if closes else f"{blank}│"
     for text, joined in zip(texts, [*sides, None], strict=True):
         line += f" {text} "
         if joined is not None:
-            line += "├───┤" if joined else "│   │"
-    return line + ("├───" if closes else "│")
+            line += f"├{wire}┤" if joined else f"│{blank}│"
+    return line + (f"├{wire}" if closes else "│")
 
 
-def _remark(cluster: Cluster) -> list[str]:
-    kind = cluster.machine.wires.link
+def _remark(cluster: Cluster, width: int) -> list[str]:
+    kind, said = cluster.machine.wires.link, ""
     if cluster.wiring.complete and cluster.devices_per_node > 1:
-        switched = f"   {kind} from every device to one switch"
-        return [switched if cluster.wiring.switched else f"   {kind} from every device to every other"]
-    if cluster.servers > 1:
-        return [f"   device d also to device d of the servers before and after, in a ring of {cluster.servers}"]
-    return []
+        said = f"{kind} from every device to {'one switch' if cluster.wiring.switched else 'every other'}"
+    elif cluster.servers > 1:
+        said = f"device d also to device d of the servers before and after, in a ring of {cluster.servers}"
+    return paragraph(said, width, first="   ", rest="   ") if said else []
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -183,24 +232,28 @@ def _neighbours(cluster: Cluster, device: int) -> str:
     return ",".join(map(str, found)) or "none"
 
 
-def _link_table(cluster: Cluster) -> str:
+def _link_table(cluster: Cluster, width: int) -> str:
     rows = [
         [
             spec.kind,
             f"{cluster.bandwidth_bytes_per_s(spec.kind) / 1e9:.2f}",
             f"{spec.latency_s.value * 1e6:.1f}",
             f"{spec.bandwidth_bytes_per_s.confidence}/{spec.latency_s.confidence}",
-            spec.bandwidth_bytes_per_s.source,
         ]
         for spec in cluster.machine.links
     ]
-    return _table(["link", "GB/s one way", "latency us", "confidence", "source of the bandwidth"], rows) if rows else ""
+    if not rows:
+        return ""
+    lines = [_table(["link", "GB/s one way", "latency us", "confidence"], rows), "sources of the bandwidths:"]
+    for spec in cluster.machine.links:
+        lines += paragraph(f"{spec.kind}: {spec.bandwidth_bytes_per_s.source}", width, first="  ", rest="    ")
+    return "\n".join(lines)
 
 
-def _summary(cluster: Cluster) -> str:
+def _summary(cluster: Cluster, width: int) -> str:
     facts = [f"bisection {cluster.bisection_bytes_per_s() / 1e9:.1f} GB/s one way"]
     if cluster.nics_per_node:
         facts.append(f"network {cluster.nic_share_bytes_per_s() / 1e9:.2f} GB/s per rank")
     if cluster.cc_cores_per_rank:
         facts.append(f"{cluster.cc_cores_per_rank} CC-cores per rank")
-    return " · ".join(facts)
+    return "\n".join(paragraph(" · ".join(facts), width))

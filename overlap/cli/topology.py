@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
 from dataclasses import asdict
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
+from topology.paragraph import paragraph
 from topology.picture import draw
 
 SCHEMA_VERSION = 1
@@ -17,6 +20,7 @@ ILLEGAL_EXIT = 2
 """Exit code for an illegal group, the same whether it is told as JSON or as an error."""
 
 _LISTED_GROUPS = 4
+_LEAST_WIDTH = 60
 
 _DESCRIPTION = """\
 Show a machine: its devices and wires, what they carry, which groups of ranks are legal, and the rings that it holds.
@@ -55,8 +59,10 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(describe(machine), indent=2, sort_keys=True))
     else:
         # A file of text in memory knows no encoding, and takes everything.
-        plain = args.ascii or not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-        print("\n\n".join([draw(machine, ascii=plain), _groups(machine), _rings(machine)]))
+        blocks = (sys.stdout.encoding or "utf-8").lower().startswith("utf") and os.environ.get("TERM") != "dumb"
+        plain = args.ascii or not blocks
+        width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
+        print("\n\n".join([draw(machine, ascii=plain, width=width), _groups(machine, width), _rings(machine, width)]))
     return 0
 
 
@@ -138,23 +144,26 @@ def _legal(machine: Cluster) -> dict[int, tuple[tuple[int, ...], ...]]:
     return {size: groups for size in sizes if (groups := machine.legal_groups(size))}
 
 
-def _groups(machine: Cluster) -> str:
+def _groups(machine: Cluster, width: int) -> str:
     if not machine.restricted:
         return "legal groups: any"
     lines = ["legal groups on one node" + ("; across nodes the same on each:" if machine.nodes > 1 else ":")]
     for size, groups in _legal(machine).items():
         more = f" | ... {len(groups)} in all" if len(groups) > _LISTED_GROUPS else ""
-        lines.append(f"  {size:>3} ranks: {' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}")
-    lines += [f"  rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]" for rule in machine.rules]
+        listed = f"{' | '.join(map(format_ranks, groups[:_LISTED_GROUPS]))}{more}"
+        lines += paragraph(listed, width, first=f"  {size:>3} ranks: ", rest=" " * 13)
+    for rule in machine.rules:
+        said = f"rule {rule.id} ({rule.severity}): {rule.text} [{rule.source}]"
+        lines += paragraph(said, width, first="  ", rest="    ")
     return "\n".join(lines)
 
 
-def _rings(machine: Cluster) -> str:
+def _rings(machine: Cluster, width: int) -> str:
     inside = machine.rings(range(machine.ranks_per_node))
     lines = ["disjoint rings of devices in a node, each usable both ways:" if inside else "no ring of wires in a node"]
     for ring in inside:
         devices = dict.fromkeys(machine.place(rank).device for rank in ring)
-        lines.append("  " + " ".join(map(str, devices)))
+        lines += paragraph(" ".join(map(str, devices)), width, first="  ", rest="    ")
     if machine.servers > 1:
         coupled = range(machine.servers * machine.ranks_per_node)
         lines.append(f"{len(machine.rings(coupled))} through all {machine.servers} servers")

@@ -7,11 +7,13 @@ import json
 import pytest
 
 from overlap.cli import topology as command
-from topology import TopologyError
+from topology import TopologyError, names
 
 
 @pytest.fixture
-def run(capsys):
+def run(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("TERM", raising=False)
     parser = argparse.ArgumentParser()
     command.fill(parser)
 
@@ -39,12 +41,34 @@ def test_the_whole_page(run):
     assert "├───┤ device 1" in out
     assert "\nlegal groups on one node:\n    2 ranks: 0-1 | 2-3 | 4-5 | 6-7 | ... 16 in all\n" in out
     assert "\n   16 ranks: 0-15 | 16-31\n" in out
-    assert "\n  rule trn1-sixteen-halves (error): groups of 16 are cores 0-15 or 16-31 [" in out
+    assert (
+        "\n  rule trn1-sixteen-halves (error): groups of 16 are cores 0-15 or 16-31\n"
+        "    [aws-neuron/aws-neuron-sdk release notes (2023)]\n"
+    ) in out
     assert out.endswith(
         "disjoint rings of devices in a node, each usable both ways:\n"
         "  0 1 2 3 7 4 5 6 10 11 8 9 13 14 15 12\n"
         "  0 3 15 11 7 6 2 14 10 9 5 1 13 12 8 4\n"
     )
+
+
+@pytest.mark.parametrize("name", [*names(), "trn2u.48xlarge x4", "trn1.32xlarge x2"])
+def test_every_page_fits_in_80_columns(run, name):
+    assert max(map(len, run(name)[1].splitlines())) <= 80
+
+
+def test_a_path_too_long_for_a_line_is_broken_after_a_slash(run):
+    out = run("trn2.48xlarge")[1]
+    assert (
+        "\n  rule trn2-peers-lnc2 (warning): data-parallel peers should be directly linked\n"
+        "    [aws-neuron/neuronx-distributed:src/neuronx_distributed/parallel_layers/\n"
+        "    parallel_state.py]\n"
+    ) in out
+
+
+def test_a_dumb_terminal_gets_ascii(run, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert run("trn1.32xlarge")[1].isascii()
 
 
 def test_machines_without_rules_or_rings(run):
