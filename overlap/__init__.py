@@ -9,7 +9,8 @@
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
 #     world_member  a rank as its world holds it;  standing, reports, world_watch: who waits for whom, when it is told
-#     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes
+#     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes;
+#                 group_rules: what the cluster says of them
 #     calls       the collectives as users call them; rooted, point_to_point: some of them. All return futures at once
 #     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread

@@ -36,7 +36,7 @@ HOUSE = (
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),
     ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
     ("overlap.runtime.loop_watch",),
-    ("overlap.runtime.deadlines", "overlap.runtime.handover"),
+    ("overlap.runtime.deadlines", "overlap.runtime.group_rules", "overlap.runtime.handover", "overlap.runtime.in_turn"),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments", "overlap.runtime.trees"),
     ("overlap.runtime.request",),

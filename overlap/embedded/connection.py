@@ -15,7 +15,6 @@ import trio
 
 from ..diagnostics import first, place_of
 from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
-from ..runtime.future import Failure, settle
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.world import World
@@ -157,9 +156,7 @@ class Connection:
         self._ended.set()
         if self._world is not None:
             cause = UsageError("this process is a fork of the one that has connected; connect again in it")
-            self._world.ending.begin(self._index, cause, [], 0)
-            for operation in list(self.rank._context.outstanding.operations):
-                settle(operation, None, Failure(self._world.ending.peer_failed(), seen=True))
+            self._world.forked(self._index, cause)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 

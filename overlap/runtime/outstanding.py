@@ -15,7 +15,7 @@ from transports import TransportError
 from ..errors import UsageError
 from ..timeline.ranklist import listed
 from ..timeline.spans import call_site
-from .future import Failure, Future
+from .future import Failure, Future, settle
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -125,6 +125,11 @@ class Outstanding:
         self.doing = self.doing or self.lines()
         for operation in reversed(list(self.operations)):  # else room made by the first would start the next
             operation.abandon(error())
+
+    def forsake(self, error: Callable[[], BaseException]) -> None:
+        """Fail everything unfinished where no event loop runs any more: threads are told, tasks are not."""
+        for operation in list(self.operations):
+            settle(operation, None, Failure(error(), seen=True))
 
     def lines(self, now_ns: int | None = None) -> list[str]:
         """Name the unfinished operations, oldest first, and if it is told the time what they wait for, and how long."""

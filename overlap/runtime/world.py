@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -15,10 +14,9 @@ import trio
 
 from transports import LinkLostError, Transport, TransportError
 
-from ..diagnostics import calling, is_interrupt, only, origin, parted, where
+from ..diagnostics import is_interrupt, only, origin, parted, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
-from ..notice import notify
 from ..timeline.spans import Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
@@ -27,7 +25,9 @@ from .communicators import Communicators
 from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending
+from .group_rules import GroupRules
 from .handover import Handover
+from .in_turn import InTurn
 from .interpreter import tuned
 from .issuing import Issuer
 from .match import Key
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
-_SOON_S = 1.0  # people who have asked for an end wonder after a second
 # What ends a program from outside; whatever else it raises is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 
@@ -122,11 +121,8 @@ class World:
         )
         self._cluster, self._others, self._flight = cluster, others, flight
         self._survival = restart, state_dir
-        self._legal: set[tuple[int, ...]] = set()
-        self._advised: set[str] = set()  # rules of which a warning has been given
+        self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
-        self._callbacks: deque[Callable[[], None]] = deque()
-        self._calling = False
         self._reason = ""  # what the world did that was stopped
         self._timed_out: float | None = None  # after how long, if that is what it was
         self._limits = limits or StallLimits()
@@ -140,7 +136,7 @@ class World:
         context = RankContext(
             rank=rank,
             now_ns=self.backend.now_ns,
-            soon=self._soon,
+            soon=self._in_turn.call,
             record=recorder.append,
             arrays=self.backend,
             locks=self._locks,
@@ -258,20 +254,9 @@ class World:
             for member in self._members:
                 self._abandon(member)
             for member in self._members:
-                await self._join(member)
+                await member.computes_ended()
             await self._engine.aclose()
             self.backend.close()
-
-    async def _join(self, member: Member) -> None:
-        """Wait until no function of a rank runs any more, and say so if that takes long."""
-        with trio.move_on_after(_SOON_S):
-            await member.compute.ended()
-            return
-        running = member.compute.current
-        if running is not None:
-            what = f"{running.label} ({running.call_site}) of rank {member.context.rank}"
-            notify(f"waiting for {what} to return: a function cannot be interrupted")
-        await member.compute.ended()
 
     # -- failure -----------------------------------------------------------------------------------------------
 
@@ -307,6 +292,17 @@ class World:
         culprit, cause = origin(rank, error)
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
+
+    def forked(self, rank: int, cause: BaseException) -> None:
+        """Give up a world in a fork of its process, of which no thread goes on there; wakes no task.
+
+        Args:
+            rank: Who is said to have ended it.
+            cause: What its operations fail because of.
+        """
+        self.ending.begin(rank, cause, [], 0)
+        for member in self._members:
+            member.context.outstanding.forsake(self.ending.peer_failed)
 
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
         """Take note that the programs of the ranks here run in another thread.
@@ -375,29 +371,9 @@ class World:
         """Return what ranks of this process tell each other besides an operation, where arrays have no data."""
         return self.backend.notes(key, seq)
 
-    def _soon(self, callback: Callable[[], None]) -> None:
-        """Call `callback` now, or after the one that is running: chains of operations must not recurse."""
-        self._callbacks.append(callback)
-        if self._calling:
-            return
-        self._calling = True
-        try:
-            while self._callbacks:
-                self._callbacks.popleft()()
-        finally:
-            self._calling = False
-
     def check_group(self, ranks: tuple[int, ...]) -> None:
-        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out.
-
-        What is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
-        """
-        if ranks not in self._legal:
-            for finding in self._cluster.check_group(ranks, warn=False):
-                if finding.rule.id not in self._advised:
-                    self._advised.add(finding.rule.id)
-                    finding.warn(stacklevel=calling()[1])
-            self._legal.add(ranks)
+        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out."""
+        self._rules.check(ranks)
 
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from trio.lowlevel import Task
+import trio
 
+from ..notice import notify
 from .compute import ComputeFuture
 from .compute_streams import ComputeStreams
 from .context import RankContext
@@ -15,6 +16,8 @@ from .rank import Rank
 from .standing import Standing
 
 __all__ = ["Member"]
+
+_SOON_S = 1.0  # people who have asked for an end wonder after a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +37,7 @@ class Member:
     left: Container[int]
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> trio.lowlevel.Task | None:
         """The task in which its program runs, once it does."""
         return self.context.nursery.parent_task if self.context.nursery is not None else None
 
@@ -66,6 +69,17 @@ class Member:
         operations = list(self.context.outstanding.operations)
         computes = [each for each in operations if isinstance(each, ComputeFuture)]
         return next((each for each in computes if each.started_ns is not None and not each.done), None)
+
+    async def computes_ended(self) -> None:
+        """Wait until no function of the rank runs any more, and say so if that takes long."""
+        with trio.move_on_after(_SOON_S):
+            await self.compute.ended()
+            return
+        running = self.compute.current
+        if running is not None:
+            what = f"{running.label} ({running.call_site}) of rank {self.context.rank}"
+            notify(f"waiting for {what} to return: a function cannot be interrupted")
+        await self.compute.ended()
 
     def _busy(self, now_ns: int, places: list[str]) -> str:
         running = self.computing()

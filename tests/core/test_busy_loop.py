@@ -10,7 +10,7 @@ import trio
 
 import overlap
 from overlap.requested import overriding
-from overlap.runtime import loop_watch, world, world_watch
+from overlap.runtime import loop_watch, world_member, world_watch
 from overlap.timeline import Timeline, read_trace, write_trace
 from overlap.timeline.spans import Span
 
@@ -26,7 +26,7 @@ class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
         self.any = threading.Event()
-        for module in (world, world_watch):
+        for module in (world_member, world_watch):
             monkeypatch.setattr(module, "notify", self._take)
         monkeypatch.setattr(loop_watch, "BUSY_S", 0.1)
 
@@ -142,7 +142,7 @@ def test_the_end_says_which_function_it_waits_for(monkeypatch: pytest.MonkeyPatc
         await trio.to_thread.run_sync(begun.wait)
         raise ValueError("on purpose")
 
-    monkeypatch.setattr(world, "_SOON_S", 0.01)
+    monkeypatch.setattr(world_member, "_SOON_S", 0.01)
     with failing() as errors:
         overlap.run(main, ranks=2)
     assert errors[0].rank == 1
