@@ -181,8 +181,11 @@ def test_what_cannot_be_meant_is_refused(said: dict[str, Any], text: str) -> Non
 FORKING = """
 import os, numpy as np, overlap
 with overlap.connect(0, 1) as world:
+    pending = world.rank.recv(((1,), "float64"), 0)
+    world.rank.barrier().result(60)  # once it is over, what was issued before it is under way
     child = os.fork()
     if child == 0:
+        print(repr(pending.exception(60)), flush=True)
         try:
             world.rank.barrier()
         except overlap.PeerFailedError as error:
@@ -190,16 +193,19 @@ with overlap.connect(0, 1) as world:
         world.close()
         os._exit(0)
     os.waitpid(child, 0)
-    print(world.rank.all_reduce(np.ones(1)).result(60))
+    world.rank.send(np.ones(1), 0)
+    print(pending.result(60), world.rank.all_reduce(np.ones(1)).result(60))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_is_no_rank() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=TIMEOUT_S)
+    why = "rank 0 failed: UsageError: this process is a fork of the one that has connected; connect again in it"
     assert ran.stdout.splitlines() == [
-        "rank 0 failed: UsageError: this process is a fork of the one that has connected; connect again in it",
-        "[1.]",
+        f"PeerFailedError({why!r})",
+        why,
+        "[1.] [1.]",
     ], ran.stderr
 
 
