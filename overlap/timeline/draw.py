@@ -59,6 +59,7 @@ class TimelineView:
         width: Columns, at least 40; None takes the console's.
         ascii: Draw with `#`, `=`, `~`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
         all: Whether every rank gets a row of its own, however many there are.
+        rows: At most so many rows, each with two lanes, whatever the height; None: as many as fit.
 
     Attributes:
         verdict: What it comes to.
@@ -77,8 +78,9 @@ class TimelineView:
         width: int | None = None,
         ascii: bool = False,
         all: bool = False,
+        rows: int | None = None,
     ) -> None:
-        self._width, self._ascii = width, ascii
+        self._width, self._ascii, self._room = width, ascii, rows
         self._all = all or ranks is not None
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
@@ -118,7 +120,7 @@ class TimelineView:
         two_lanes = len(folds) <= TWO_LANES_UP_TO
         lanes = sum(len(self._streams.get(one.drawn, {})) for one in folds)
         free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(said) - len(folds)
-        streams = two_lanes and lanes + len(folds) <= free
+        streams = two_lanes and self._room is None and lanes + len(folds) <= free
         covers = [self._covers[one.drawn] for one in folds]
         start_ns = min(cover.window[0] for cover in covers)
         window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
@@ -147,6 +149,7 @@ class TimelineView:
                 for rank in self._covers
             ]
         room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - said) // _LINES_PER_ROW
+        room = room if self._room is None else self._room
         return fold(self._rows, blamed_ns, room=max(room, 1))
 
     def _drawn(self, head: str, cover: Coverage, look: _Look, wide: int) -> list[_Line]:

@@ -5,7 +5,7 @@
 #   model      the classifier: blocks, gradients, weights; pure numpy
 #   training   the two loops, and the run in which they take turns;  member: what each of several processes does
 #   progress   how far it is, on a terminal or in a log
-#   report     the figures, and how they are written
+#   report     the figures, and how they are written;  pictures: both programs, drawn
 #   strategies the other demos: training strategies, each without overlap and with it;  modelled: in virtual time
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ...units import parse_bytes
 from ..configoptions import count
 from ..console import Console
 from . import modelled
-from .modelled import figures, listing, pictures, simulated
+from .modelled import drawings as drawings_of
+from .modelled import figures, listing, simulated
 from .progress import progress
-from .report import drawings, gain, introduction, summary
+from .report import drawings, gain, introduction, judged, summary
 from .strategies import STRATEGIES, Strategy
 from .training import Task, compare, fitting_bandwidth
 
@@ -98,6 +99,7 @@ def main(args: argparse.Namespace) -> int:
     for line in drawings(found, of, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(summary(found, of), soft_wrap=True)
+    console.print(judged(found, of, width=console.width), soft_wrap=True)
     return 0 if found.identical else 1
 
 
@@ -108,7 +110,7 @@ def _show(strategy: Strategy, args: argparse.Namespace, console: Console, *, asc
     console.print(modelled.introduction(strategy, before.timeline.world_size), soft_wrap=True)
     _write(after.timeline, args.trace, console)
     console.print()
-    for line in pictures(before, after, width=console.width, ascii=ascii, color=color):
+    for line in drawings_of(before, after, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(figures(before, after), soft_wrap=True)
 

@@ -12,9 +12,10 @@ from ... import Rank, Virtual, run
 from ...requested import overriding
 from ...timeline import Timeline, TimelineView, breakdowns
 from ...units import format_ns
+from .pictures import ROWS, pictures
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["Run", "figures", "introduction", "listing", "pictures", "simulated"]
+__all__ = ["Run", "drawings", "figures", "introduction", "listing", "simulated"]
 
 STEPS = 3
 """That are looked at: one before them fills the pipes, and one after them is still under way when they end."""
@@ -90,16 +91,14 @@ def introduction(strategy: Strategy, ranks: int) -> str:
     return textwrap.fill(said, 79)
 
 
-def pictures(before: Run, after: Run, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the steps of both on the first rank and the last, with one legend for both."""
-    for title, one in (("without overlap", before), ("with overlap", after)):
-        ranks = sorted({0, one.timeline.world_size - 1})
-        view = TimelineView(one.timeline, ranks=ranks)
-        lines = view.lines(width=width, ascii=ascii, color=color)
-        lines[0] = [(f"{title}, {STEPS} steps: ranks {' and '.join(map(str, ranks))}", "")]
-        end = lines.index([])  # below the blank line is a table; `figures` has one
-        for line in lines[: end if one is after else end - 1]:
-            yield Text.assemble(*line, no_wrap=True, overflow="crop")
+def drawings(before: Run, after: Run, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+    """Draw the steps of both."""
+    views = {
+        f"{title}, {STEPS} steps": TimelineView(one.timeline, rows=ROWS)
+        for title, one in (("without overlap", before), ("with overlap", after))
+    }
+    ranks = after.timeline.world_size
+    yield from pictures(*views.items(), ranks=ranks, width=width, ascii=ascii, color=color)
 
 
 def figures(before: Run, after: Run) -> str:

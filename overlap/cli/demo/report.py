@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ...timeline import Timeline, TimelineView, breakdowns
 from ...units import format_ns
+from .pictures import ROWS, pictures, verdict
 from .training import ALGORITHM, COMM_PER_COMPUTE, Comparison, Task
 
-DRAWN_RANKS = 2  # all ranks of a step look alike, and all that is told fits in 24 lines; the trace file has them all
 _SHOWN = 16  # of 64: chance agreement of two digests is one in 2**64
 
 
@@ -74,12 +74,12 @@ class Gain:
         """Say it in words."""
         saved, possible, spread = map(format_ns, (self.saved_ns, self.possible_ns, self.spread_ns))
         if self.share is not None:
-            return f"{self.share:.0%}: {saved} of the {possible} that ideal overlap saves"
+            return f"{self.share:.0%} ({saved} of {possible})"
         if self.possible_ns == 0:
-            return "n/a: there is no communication to hide"
+            return "n/a (no communication to hide)"
         if self.possible_ns <= self.spread_ns:
-            return f"n/a: ideal overlap saves {possible} of {format_ns(self.without.wall_ns)}, steps differ by {spread}"
-        return f"about all: {saved} of the {possible} that ideal overlap saves; steps differ by {spread}"
+            return f"n/a ({possible}; steps differ by {spread})"
+        return f"about all ({saved} of {possible}; steps differ by {spread})"
 
 
 def gain(found: Comparison) -> Gain:
@@ -139,18 +139,16 @@ def summary(found: Comparison, of: Gain) -> str:
     before, after = of.without, of.overlapped
     times = [
         (f"step (median of {of.counted})", before.wall_ns, after.wall_ns),
-        ("  compute", before.compute_ns, after.compute_ns),
-        ("  communication", before.comm_ns, after.comm_ns),
-        ("    hidden under compute", before.overlapped_ns, after.overlapped_ns),
+        ("communication", before.comm_ns, after.comm_ns),
+        ("  hidden under compute", before.overlapped_ns, after.overlapped_ns),
     ]
     return "\n".join(
         [
             f"{'':28}{'without overlap':>16}{'with overlap':>16}",
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
-            f"test accuracy      {found.right / found.tests:.1%} of {found.tests} images",
             *_weights(found),
-            f"speed-up           {before.wall_ns / after.wall_ns:.2f}x",
-            textwrap.fill(f"possible gain      {of}", 79, subsequent_indent=" " * 19),
+            f"test accuracy      {found.right / found.tests:.1%} of {found.tests} images",
+            f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; of the possible gain {of}",
         ]
     )
 
@@ -167,13 +165,15 @@ def _weights(found: Comparison) -> Iterator[str]:
 
 
 def drawings(found: Comparison, of: Gain, *, width: int, ascii: bool, color: bool) -> Iterator[Text]:
-    """Draw the median step without overlap and the one with it, with one legend for both."""
-    ranks = range(min(DRAWN_RANKS, found.timeline.world_size))
-    for title, step in (("without overlap", of.without), ("with overlap", of.overlapped)):
-        picture = TimelineView(found.timeline, step=step.index, ranks=ranks).lines(
-            width=width, ascii=ascii, color=color
-        )
-        picture[0] = [(f"{title}, ", ""), *picture[0]]
-        end = picture.index([])  # below the blank line is a table; the summary has one
-        for line in picture[: end if step is of.overlapped else end - 1]:
-            yield Text.assemble(*line, no_wrap=True, overflow="crop")
+    """Draw the median step without overlap and the one with it."""
+    views = {
+        f"{title}, step {step.index}": TimelineView(found.timeline, step=step.index, rows=ROWS)
+        for title, step in (("without overlap", of.without), ("with overlap", of.overlapped))
+    }
+    ranks = found.timeline.world_size
+    yield from pictures(*views.items(), ranks=ranks, width=width, ascii=ascii, color=color)
+
+
+def judged(found: Comparison, of: Gain, *, width: int) -> str:
+    """Return the verdict on the median step with overlap."""
+    return verdict(TimelineView(found.timeline, step=of.overlapped.index), width=width)

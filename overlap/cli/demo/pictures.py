@@ -1,0 +1,41 @@
+"""What every demo draws: two programs one above the other on one time axis, by the rules of `overlap timeline`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from rich.text import Text
+
+from ...timeline import TimelineView
+
+__all__ = ["ROWS", "pictures", "verdict"]
+
+ROWS = 2
+"""Of each picture: with two pictures, the figures and the verdict fit in 24 lines."""
+
+
+def pictures(*titled: tuple[str, TimelineView], ranks: int, width: int, ascii: bool, color: bool) -> Iterator[Text]:
+    """Draw each under its title, with one ruler and one legend for all.
+
+    The titles say how rows were chosen: as `timeline.folding` does.
+    """
+    length_ns, label = max(view.length_ns for _, view in titled), len(f"{ranks} like {ranks}")
+    for title, view in titled:
+        lines = view.lines(width=width, ascii=ascii, color=color, length_ns=length_ns, label=label)
+        above = lines[: lines.index([])]  # below the blank line is a table; the demos have their own
+        last = max(at for at, line in enumerate(above) if _is_lane(line))
+        below = above[last + 1 :] if view is titled[-1][1] else []
+        told = f"{title}: {ranks} ranks; most waited for first, alike in one row"
+        yield Text(told, style="bold" if color else "", no_wrap=True, overflow="crop")
+        for line in [*filter(_is_lane, above), *below]:
+            yield Text.assemble(*line, no_wrap=True, overflow="crop")
+
+
+def _is_lane(line: list[tuple[str, str]]) -> bool:
+    return line[-1][0] in ("│", "|")
+
+
+def verdict(view: TimelineView, *, width: int) -> str:
+    """Return what the program with overlap comes to, in lines of that width."""
+    return "\n".join(wrap(f"with overlap, {view.verdict}", width, break_on_hyphens=False))
