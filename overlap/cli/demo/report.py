@@ -74,12 +74,12 @@ class Gain:
         """Say it in words."""
         saved, possible, spread = map(format_ns, (self.saved_ns, self.possible_ns, self.spread_ns))
         if self.share is not None:
-            return f"{self.share:.0%} ({saved} of {possible})"
+            return f"{self.share:.0%}: {saved} of the {possible} that ideal overlap saves"
         if self.possible_ns == 0:
-            return "n/a (no communication to hide)"
+            return "n/a: there is no communication to hide"
         if self.possible_ns <= self.spread_ns:
-            return f"n/a ({possible}; steps differ by {spread})"
-        return f"about all ({saved} of {possible}; steps differ by {spread})"
+            return f"n/a: ideal overlap saves {possible}, steps differ by {spread}"
+        return f"about all: {saved} of {possible}; steps differ by {spread}"
 
 
 def gain(found: Comparison) -> Gain:
@@ -147,8 +147,9 @@ def summary(found: Comparison, of: Gain) -> str:
             f"{'':28}{'without overlap':>16}{'with overlap':>16}",
             *(f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in times),
             *_weights(found),
-            f"test accuracy      {found.right / found.tests:.1%} of {found.tests} images",
-            f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; of the possible gain {of}",
+            f"speed-up           {before.wall_ns / after.wall_ns:.2f}x; "
+            f"test accuracy {found.right / found.tests:.1%} of {found.tests} images",
+            f"possible gain      {of}",
         ]
     )
 
