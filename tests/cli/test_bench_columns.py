@@ -41,11 +41,12 @@ def test_rows_and_columns():
     assert (
         "\n".join([columns.header(), *map(columns.row, rows)])
         == """\
-      size(B)      count      type  redop  root  ranks   time(us)      p10      p90  algbw(GB/s)  busbw(GB/s)  wrong
-      1048576     262144   float32    sum    -1      4     1000.0    900.5   1100.2        1.049        1.573      0
-      1048576      65536   float32    sum    -1      4      99.99    900.5   1100.2       10.486        7.865      0
-            8          2   float32   none     3      4      31.50    900.5   1100.2        0.000        0.000    N/A
-            0          0   float32   none    -1      4      12346    900.5   1100.2            -            -      7"""
+#      size      count ranks     time      p10      p90    algbw    busbw wrong
+#       (B)                      (us)     (us)     (us)   (GB/s)   (GB/s)
+    1048576     262144     4   1000.0    900.5   1100.2    1.049    1.573     0
+    1048576      65536     4    99.99    900.5   1100.2   10.486    7.865     0
+          8          2     4    31.50    900.5   1100.2    0.000    0.000   N/A
+          0          0     4    12346    900.5   1100.2        -        -     7"""
     )
 
 
@@ -53,12 +54,36 @@ def test_the_title_says_how_a_time_is_taken_and_what_busbw_is():
     assert (
         columns.title(measured(in_place=True).case, Sampling(iters=7, warmup=2), NodeLayout())
         == """\
-# all_reduce, in place, ranks in one process
+# all_reduce of float32, sum, in place, ranks in one process
 # time: median, 10th and 90th percentile of 7 samples after 2 of warm-up;
 # a sample is the slowest rank's time from a common barrier to its result; up to
 # 32 KiB it is 50 operations back to back, divided by 50
 # GB is 10^9 bytes; busbw = algbw * 2(n-1)/n with n ranks"""
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("reduce", "# reduce of float32, sum, root 3, out of place"),
+        ("all_gather", "# all_gather of float32, out of place"),
+        ("barrier", "# barrier, out of place"),
+    ],
+)
+def test_the_title_names_what_all_rows_have_in_common(name, text):
+    told = columns.title(measured(name, root=3).case, Sampling(), NodeLayout())
+    assert told.startswith(f"{text}, ranks in one process\n")
+
+
+def test_everything_said_fits_in_80_columns():
+    layout = NodeLayout(nodes=2, tcp=True, rails="4", peer_direct=False, checksums=True)
+    told = columns.title(measured("reduce_scatter").case, Sampling(), layout).splitlines()
+    assert told[:3] == [
+        "# reduce_scatter of float32, sum, out of place, ranks on 2 nodes (processes of",
+        "# this machine) joined by TCP over 4 connections, with checksums of payloads,",
+        "# through a bounce buffer",
+    ]
+    assert max(map(len, told)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -82,9 +107,9 @@ def test_peers_beside_ours():
         == """\
 # gloo is gloo of torch 2: processes, same sizes, same timing
 # mpi is MPICH 5: processes, same sizes, same timing
-     size(B)       ranks  overlap(us)    gloo(us)  gloo/overlap     mpi(us)  mpi/overlap
-           8           4        20.00       300.0        15.00x        5.00        0.25x
-     1048576           4        500.0      2500.0         5.00x       500.0        1.00x"""
+   size(B)  ranks  overlap(us)  gloo(us)  gloo/overlap   mpi(us)  mpi/overlap
+         8      4        20.00     300.0        15.00x      5.00        0.25x
+   1048576      4        500.0    2500.0         5.00x     500.0        1.00x"""
     )
 
 
@@ -150,7 +175,7 @@ def test_the_worlds_of_a_bench_obey_its_own_options_only(overlap, monkeypatch):
     monkeypatch.setenv("OVERLAP_RANKS", "5")
     code, out, _ = overlap("bench", "allr", "-b", "8", "-n", "1", "-w", "0", "--ranks", "2,3")
     assert code == 0
-    assert [line.split()[5] for line in out.splitlines() if line.startswith(" ")] == ["ranks", "2", "3"]
+    assert [line.split()[2] for line in out.splitlines() if line.startswith(" ")] == ["2", "3"]
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------

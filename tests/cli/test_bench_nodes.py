@@ -309,7 +309,8 @@ def test_the_operations_of_the_document_at_32_mb_by_default():
 
 
 PEER_DIRECT = f"""\
-# out of place, ranks on 2 nodes (processes of this machine) joined by Unix sockets
+# out of place, ranks on 2 nodes (processes of this machine) joined by Unix
+# sockets
 {columns.title(CASES[0], Sampling(), NodeLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
 # MB is 10^6 bytes; bandwidth is that of the network (busbw)
 # MB/s             size(B)  ranks   host copies   Peer Direct    ratio

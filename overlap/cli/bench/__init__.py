@@ -1,4 +1,4 @@
-"""`overlap bench OP`: measure, always check, and print it as nccl-tests does."""
+"""`overlap bench OP`: measure, always check, and print a table like that of nccl-tests."""
 
 # In the order data flows:
 #

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from ...collectives.kinds import Collective
 from .cases import Case
@@ -11,22 +12,28 @@ from .measuring import Result
 from .sampling import Sampling
 from .versus.contenders import ContenderResult
 
-__all__ = ["header", "number", "row", "summary", "title", "versus"]
+__all__ = ["header", "number", "remark", "row", "summary", "title", "versus"]
 
 _COLUMNS = (
-    ("size(B)", 12),
-    ("count", 10),
-    ("type", 9),
-    ("redop", 6),
-    ("root", 5),
-    ("ranks", 6),
-    ("time(us)", 10),
-    ("p10", 8),
-    ("p90", 8),
-    ("algbw(GB/s)", 12),
-    ("busbw(GB/s)", 12),
-    ("wrong", 6),
+    ("size", "(B)", 10),
+    ("count", "", 10),
+    ("ranks", "", 5),
+    ("time", "(us)", 8),
+    ("p10", "(us)", 8),
+    ("p90", "(us)", 8),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("wrong", "", 5),
 )
+"""Name, unit and characters of each; with a blank before each 79."""
+
+_WIDTH = 80
+
+
+def remark(text: str) -> str:
+    """Return a text as lines that begin with #, and fit."""
+    folded = (wrap(line, _WIDTH - 2, break_long_words=False, break_on_hyphens=False) for line in text.splitlines())
+    return "\n".join(f"# {line}" for lines in folded for line in lines)
 
 
 def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
@@ -34,28 +41,35 @@ def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
     place = "in place" if case.in_place else "out of place"
     factor = case.operation.kind.traits.busbw_factor
     text = (
-        f"{case.operation.name}, {place}, {layout.describe()}\n{sampling.describe()}\n"
+        f"{_what(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"
         f"GB is 10^9 bytes; busbw = algbw * {factor} with n ranks"
     )
-    return "\n".join(f"# {line}" for line in text.splitlines())
+    return remark(text)
+
+
+def _what(case: Case) -> str:
+    """Name what all rows have in common."""
+    traits = case.operation.kind.traits
+    told = [case.operation.name]
+    if case.operation.kind is not Collective.BARRIER:
+        told[0] += f" of {case.dtype.name}"
+    told += [case.op] if traits.reduces else []
+    return ", ".join([*told, *([f"root {case.root}"] if traits.rooted else [])])
 
 
 def header() -> str:
-    """Return the line of column names."""
-    return _aligned([name for name, _ in _COLUMNS])
+    """Return the lines of column names and units."""
+    names, units, _ = zip(*_COLUMNS, strict=True)
+    return "\n".join("#" + _aligned(line)[1:].rstrip() for line in (names, units))
 
 
 def row(measured: Result) -> str:
     """Return one line of the table."""
     case, times = measured.case, measured.times
-    traits = case.operation.kind.traits
     return _aligned(
         [
             str(case.size_bytes),
             str(case.count),
-            case.dtype.name,
-            case.op if traits.reduces else "none",
-            str(case.root) if traits.rooted else "-1",
             str(case.ranks),
             *(number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)),
             *_bandwidths(measured),
@@ -80,7 +94,7 @@ def versus(ours: Sequence[Result], others: Sequence[ContenderResult]) -> str:
     names = ["size(B)", "ranks", "overlap(us)"]
     for other in others:
         names += [f"{other.name}(us)", f"{other.name}/overlap"]
-    lines = [f"# {other.name} is {other.version}: processes, same sizes, same timing" for other in others]
+    lines = [remark(f"{other.name} is {other.version}: processes, same sizes, same timing") for other in others]
     lines.append("".join(f"{name:>{_width(name)}}" for name in names))
     for index, one in enumerate(ours):
         values = [str(one.case.size_bytes), str(one.case.ranks), number(one.times.median_ns / 1e3)]
@@ -103,8 +117,8 @@ def _bandwidths(measured: Result) -> tuple[str, str]:
 
 
 def _aligned(values: Sequence[str]) -> str:
-    return "".join(f" {value:>{width}}" for value, (_, width) in zip(values, _COLUMNS, strict=True))
+    return "".join(f" {value:>{width}}" for value, (*_, width) in zip(values, _COLUMNS, strict=True))
 
 
 def _width(name: str) -> int:
-    return max(len(name), 10) + 2
+    return max(len(name), 5 if name == "ranks" else 8) + 2

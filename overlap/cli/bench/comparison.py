@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from ... import UsageError
 from .cases import Case
+from .columns import remark
 from .layout import NodeLayout
 from .measuring import Result, measure_cases
 from .options import cases
@@ -118,4 +119,4 @@ def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
         f"{'in place' if case.in_place else 'out of place'}, {layout.describe()}\n{sampling.describe()}\n"
         "MB is 10^6 bytes; bandwidth is that of the network (busbw)"
     )
-    return "\n".join(f"# {one}" for one in text.splitlines())
+    return remark(text)

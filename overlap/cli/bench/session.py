@@ -89,7 +89,7 @@ def _measured(
 
 
 def _remark(say: Say, reason: str) -> None:
-    say(f"# {reason}")
+    say(columns.remark(reason))
 
 
 def _measure_contenders(contenders: Iterable[Contender], assignment: Assignment, say: Say) -> Iterator[ContenderResult]:
@@ -97,7 +97,7 @@ def _measure_contenders(contenders: Iterable[Contender], assignment: Assignment,
         try:
             yield measure_contender(contender, assignment)
         except ContenderUnavailableError as reason:
-            say(f"# {reason}")
+            say(columns.remark(str(reason)))
 
 
 def _compare(args: argparse.Namespace, compared: comparison.Comparison) -> int:
