@@ -168,7 +168,7 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
         "waiting for ranks      10.0      10.0       10.0",
     ]
     assert lines[-2:] == [
-        "with bandwidth=2x a step would take 35.0 us (from 35.0 to 40.0) instead of 40.0 ",
+        "with bandwidth=2x a step would take 35.0 us (from 35.0 to 40.0) instead of 40.0",
         "us: -12.5%",
     ]
     assert main(parser.parse_args([file, "--what-if", "bandwidth=2x", "--json"])) == 0

@@ -151,6 +151,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert main(parser.parse_args([str(late), "--ops", "--stragglers", "--critical-path"])) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.split("\n\n")] == ["operation", "rank", "on", "whole"]
+    assert [line for line in shown.splitlines() if line != line.rstrip()] == []
     assert main(parser.parse_args([str(late), "--against", str(even), "--fail-if", "exposed > 5%"])) == 1
     shown, told = capsys.readouterr()
     lines = shown.splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -61,15 +62,23 @@ def tables(
         lines += [*critical_path_table(path, width=on.width), ""]
     for line in lines:
         on.print(line, soft_wrap=True)
-    on.print(str(of))
+    _say(on, str(of))
 
 
 def prediction(on: Console, found: Prediction) -> None:
     """Print what a replay predicts, beside what was measured."""
     for change in found.changes:
-        on.print(f"{change.text}: {change.what}")
-    for line in ["", *prediction_table(found, width=on.width), "", f"predicted: {found.predicted}", str(found)]:
-        on.print(line)
+        _say(on, f"{change.text}: {change.what}")
+    for line in ["", *prediction_table(found, width=on.width), ""]:
+        on.print(line, soft_wrap=True)
+    _say(on, f"predicted: {found.predicted}")
+    _say(on, str(found))
+
+
+def _say(on: Console, text: str) -> None:
+    """Print a sentence, broken between words, whose lines do not end in blanks."""
+    for line in wrap(text, on.width, break_on_hyphens=False):
+        on.print(line, soft_wrap=True)
 
 
 def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
@@ -89,7 +98,7 @@ def beside(on: Console, shown: TimelineView, other: TimelineView) -> None:
     print_lines = ["", *comparison_table(shown.verdict, other.verdict, width=on.width), ""]
     for text in print_lines:
         on.print(text, soft_wrap=True)
-    on.print(compared(shown.verdict, other.verdict))
+    _say(on, compared(shown.verdict, other.verdict))
 
 
 _TABLE_LINES = 12  # of differences, with what it comes to
