@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Protocol
 
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.efa.acknowledged import unacknowledged_s
+from transports.efa.acknowledged import Flight, look
 from transports.efa.departures import Departures, Entry
 from transports.efa.queueing import unsent_bytes
 from transports.efa.sharing import Pace, Standing
@@ -136,6 +136,7 @@ class Rail(ABC):
         self._sleeper: Task | None = None
         self._acknowledged = 0
         self._stalled = 0
+        self._flight = Flight()
         self._seen_written_bytes = 0
 
     # -- frames that leave --------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ class Rail(ABC):
 
     def unacknowledged_s(self) -> float:
         """Return for how many seconds the other end's kernel has acknowledged nothing of what is under way."""
-        return unacknowledged_s(self.socket)
+        return self._flight.unacknowledged_s(look(self.socket), monotonic())
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 

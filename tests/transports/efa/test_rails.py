@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports import LinkLostError
 from transports.efa import rail
-from transports.efa.acknowledged import LOST_S, unacknowledged_s
+from transports.efa.acknowledged import LOST_S, Flight, Look, look
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
@@ -190,11 +190,13 @@ def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.Monke
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
                 await wait_all_tasks_blocked()
-                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 3.9)
-                link.check_acknowledged()
+                monkeypatch.setattr(rail, "look", lambda _: Look(True, 7.0))
+                for now_s in (100.0, 103.9):
+                    monkeypatch.setattr(rail, "monotonic", lambda now_s=now_s: now_s)
+                    link.check_acknowledged()
                 await wait_all_tasks_blocked()
                 assert not errors
-                monkeypatch.setattr(rail, "unacknowledged_s", lambda _: 4.0)
+                monkeypatch.setattr(rail, "monotonic", lambda: 104.0)
                 link.check_acknowledged()
             assert str(errors[0]).endswith(
                 "process 0 (rank 0) is lost: the last connection to it was lost: "
@@ -232,10 +234,27 @@ def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
         with receiver, suppress(BlockingIOError):
             while True:
                 sender.send(bytes(1 << 20))
-        assert unacknowledged_s(sender) < LOST_S
-    assert unacknowledged_s(sender) == 0.0  # closed
+        seen = look(sender)
+        assert not seen.under_way or seen.since_s < LOST_S
+    assert not look(sender).under_way  # closed
     with socket.socket(socket.AF_UNIX) as local:
-        assert unacknowledged_s(local) == 0.0
+        assert not look(local).under_way
+
+
+def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> None:
+    flight = Flight()
+    looks = [  # at, under way, seconds since an acknowledgement, and how long it has waited
+        (10.0, True, 0.0, 0.0),
+        (10.1, False, 0.05, 0.0),
+        (30.0, True, 19.95, 0.0),  # it left a moment ago
+        (33.0, True, 22.95, 3.0),
+        (34.0, True, 0.5, 0.0),  # something was acknowledged
+        (37.0, True, 3.5, 3.0),
+        (50.0, True, 12.9, 0.0),  # nobody looked meanwhile: that was acknowledged, and this has just left
+    ]
+    assert [flight.unacknowledged_s(Look(under_way, since), now) for now, under_way, since, _ in looks] == [
+        waited for *_, waited in looks
+    ]
 
 
 def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:
