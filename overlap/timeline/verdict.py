@@ -78,6 +78,14 @@ class Verdict:
 
     def __str__(self) -> str:
         """Say it, times in the unit of the step."""
+        return self.told()
+
+    def told(self, *, named: int = 4) -> str:
+        """Say it, times in the unit of the step.
+
+        Args:
+            named: How many of the ranks that were waited for are named at most.
+        """
         name, unit_ns = figure_unit(self.wall_ns)
         what = "whole run" if self.step is None else "step"
         if not self.ranks:
@@ -86,7 +94,7 @@ class Verdict:
         if not self.transfer_ns and not self.exposed_ns:
             return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; there was no communication"
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
-        if why := [*self._waits(unit_ns), *self._wires(unit_ns)]:
+        if why := [*self._waits(unit_ns, named), *self._wires(unit_ns)]:
             parts.append(f": {', '.join(why)}")
         if self.idle_ns * 20 >= self.walls_ns:
             parts.append(f"; idle {self._mean(self.idle_ns, unit_ns)}")
@@ -100,10 +108,10 @@ class Verdict:
         mean_ns = sum_ns / self.ranks
         return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
 
-    def _waits(self, unit_ns: int) -> list[str]:
+    def _waits(self, unit_ns: int, named: int) -> list[str]:
         told, rest_ns, rest = [], 0, 0
         for place, (rank, cause, ns) in enumerate(self.blamed()):
-            if place and ns < _NAMED * self.waiting_ns:
+            if place and (ns < _NAMED * self.waiting_ns or place >= named):
                 rest_ns, rest = rest_ns + ns, rest + 1
             elif rank is None:
                 told.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from textwrap import wrap
 
@@ -13,6 +14,9 @@ __all__ = ["ROWS", "pictures", "verdict"]
 
 ROWS = 2
 """Of each picture: with two pictures, the figures and the verdict fit in 24 lines."""
+
+# Of places in the program, which is the demo's own: wherever it is installed.
+_FOLDERS = re.compile(r"[^\s(]*/(?=[^/\s]+\.py:\d)")
 
 
 def pictures(*titled: tuple[str, TimelineView], ranks: int, width: int, ascii: bool, color: bool) -> Iterator[Text]:
@@ -37,5 +41,6 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
 
 
 def verdict(view: TimelineView, *, width: int) -> str:
-    """Return what the program with overlap comes to, in lines of that width."""
-    return "\n".join(wrap(f"with overlap, {view.verdict}", width, break_on_hyphens=False))
+    """Return what the program with overlap comes to, in lines of that width: at most four of 80 columns."""
+    told = _FOLDERS.sub("", view.verdict.told(named=1))
+    return "\n".join(wrap(f"with overlap, {told}", width, break_on_hyphens=False))
