@@ -102,6 +102,7 @@ class NodeProcess:
 
     def _log_status(self, status: Status) -> None:
         if self._log is not None:
+            self.err.catch_up()
             lines = status.text.encode(errors="backslashreplace").splitlines()
             self._log.write([line + b"\n" for line in lines])
 

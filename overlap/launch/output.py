@@ -137,6 +137,17 @@ class Relay:
         self._deadline_s, self._left_bytes = trio.current_time() + DRAIN_S, DRAIN_BYTES
         self._waiting.deadline = self._deadline_s
 
+    def catch_up(self) -> None:
+        """Put what has come so far into the log: the process has printed it before what it says elsewhere."""
+        assert self._log is not None
+        left_bytes = DRAIN_BYTES
+        with suppress(BlockingIOError):
+            while left_bytes > 0 and (data := os.read(self._source, READ_BYTES)):
+                left_bytes -= len(data)
+                lines = self._lines.feed(data, now_s=trio.current_time())
+                self.tail.extend(lines)
+                self._log.write(lines)
+
     async def _read(self) -> bytes:
         """Return the next bytes; none at the end."""
         while self._left_bytes > 0:

@@ -185,6 +185,27 @@ def test_a_process_holds_its_lifeline(pipe, way, when):
         assert child.wait(60) == -signal.SIGKILL
 
 
+def test_what_was_printed_is_in_the_log_before_what_the_process_says_elsewhere(tmp_path):
+    """The two come by pipes of their own, so that the launcher may find what was said later first."""
+
+    async def main():
+        reads, writes = os.pipe()
+        try:
+            with Log(str(tmp_path / "log")) as log:
+                relay = Relay(reads, STDOUT, screen=Screen(), log=log)
+                os.write(writes, b"hello\nwor")
+                relay.catch_up()
+                log.write([b"the end\n"])
+                os.write(writes, b"ld\n")
+                os.close(writes)
+                await relay.run()
+        finally:
+            os.close(reads)
+
+    trio.run(main)
+    assert (tmp_path / "log").read_bytes() == b"hello\nthe end\nworld\n"
+
+
 def test_without_a_launcher_there_is_nothing_to_take():
     assert not take({})
     assert not take({"OVERLAP_LIFELINE_FD": "3", "OVERLAP_MEMBER_PID": "1"})
