@@ -76,6 +76,11 @@ class ControlLink:
         self._over: str | None = None
         self._mute = False  # nothing more can be sent
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will be heard: it was cut, has broken or has ended."""
+        return self._over is not None
+
     def send(self, message: Message) -> None:
         """Queue a message; if the other side has hung up, it goes nowhere.
 
@@ -217,7 +222,7 @@ async def watch(
         for member, link in list(links.items()):
             link.heard_s += now_s - due_s
             silent_s = now_s - link.heard_s
-            if silent_s < patience.suspect_s:
+            if link.over or silent_s < patience.suspect_s:
                 continue
             state = state_of(link.process)
             host = link.answering() if state is ProcessState.ELSEWHERE else ""

@@ -47,10 +47,11 @@ class MemberLostError(OverlapError):
 
     Attributes:
         member: The one that is gone.
+        how: How it went, as the end of a sentence about it.
     """
 
     def __init__(self, *, member: int, how: str, doing: str) -> None:
-        self.member = member
+        self.member, self.how = member, how
         super().__init__(f"{doing}: process {member} {how}")
 
 

@@ -14,6 +14,7 @@ import trio
 
 from transports import ArgumentError, NeuronLink, Router, Transport, nearest, registry
 from transports.factory import Bootstrap
+from transports.failures import LinkLostError
 from transports.tls import Tls
 
 from ..config import RunConfig
@@ -197,7 +198,7 @@ async def _between(
     bootstrap = Bootstrap(
         member=place.process,
         placement=placement,
-        exchange=membership.exchange,
+        exchange=partial(_exchange, membership),
         secret=config.secret,
         job=config.job,
         epoch=config.epoch,
@@ -212,6 +213,14 @@ async def _between(
         if run.transport not in (None, "auto"):
             return registry.find(run.transport)(bootstrap)
         return registry.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
+
+
+async def _exchange(membership: ThreadedMembership, name: str, mine: bytes) -> list[bytes]:
+    """Exchange what a transport needs; who is lost meanwhile is told as who is lost while wires are made."""
+    try:
+        return await membership.exchange(name, mine)
+    except MemberLostError as error:
+        raise LinkLostError(f"process {error.member} {error.how}") from None
 
 
 @asynccontextmanager

@@ -326,9 +326,11 @@ WATCHED = {
 }
 
 
-def watched(state: ProcessState, monkeypatch: pytest.MonkeyPatch, *, answers_s: float) -> tuple[list[str], list[Loss]]:
-    """Watch a member that says nothing, for up to 400 s, whose host answers for so long; return the lines and losses,
-    with when they were.
+def watched(
+    state: ProcessState, monkeypatch: pytest.MonkeyPatch, *, answers_s: float, over: bool = False
+) -> tuple[list[str], list[Loss]]:
+    """Watch a member that says nothing, for up to 400 s, whose host answers for so long, or whose connection is over;
+    return the lines and losses, with when they were.
     """
     lines: list[str] = []
     lost: list[Loss] = []
@@ -343,6 +345,8 @@ def watched(state: ProcessState, monkeypatch: pytest.MonkeyPatch, *, answers_s: 
         ours, theirs = memory_stream_pair()
         link = ControlLink(ours, limit_bytes=1000)
         link.process = "of the test"
+        if over:
+            link.cut("has hung up")
         async with trio.open_nursery() as nursery:
 
             async def watching() -> None:
@@ -376,6 +380,11 @@ def test_a_silent_member_is_lost_unless_it_runs(state: ProcessState, monkeypatch
     lines, lost = watched(state, monkeypatch, answers_s=inf if state is not ProcessState.ELSEWHERE else 0)
     assert lines == [f"process 3 (ranks 6-7) has been silent for 5 s: {suspicion}"]
     assert lost == ([] if loss is None else [(3, loss, 15)])
+
+
+@pytest.mark.parametrize("state", ProcessState)
+def test_whose_connection_is_over_is_not_called_silent(state: ProcessState, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched(state, monkeypatch, answers_s=0, over=True) == ([], [])
 
 
 @pytest.mark.parametrize(

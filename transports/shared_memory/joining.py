@@ -166,9 +166,8 @@ class Joining:
             )
 
     def lose(self, member: int, reason: str) -> None:
-        """Wait no longer for a process that will not come."""
-        if member in self._expected - self._peers.keys():
-            self._fail(LinkLostError(f"process {member} is lost: {reason}"))
+        """Wait no longer for a process that will not come; it may be lost before it is known to be a neighbour."""
+        self._fail(LinkLostError(f"process {member} is lost: {reason}"))
 
     def _fail(self, error: TransportError) -> None:
         self._failure = self._failure or error

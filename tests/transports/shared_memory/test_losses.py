@@ -62,6 +62,21 @@ def test_who_sleeps_notices() -> None:
     run(main)
 
 
+def test_a_loss_that_is_told_before_the_neighbours_are_known_is_not_forgotten() -> None:
+    async def exchange(_: str, mine: bytes) -> list[bytes]:
+        transport.lose([1], "it has hung up")  # its card has come, and nobody has looked at it
+        return [mine, mine]
+
+    async def main() -> None:
+        with pytest.raises(LinkLostError, match=r"^process 1 is lost: it has hung up$"):
+            async with transport.open():
+                pass
+
+    placement = ((0,), (1,))
+    transport = SharedMemory(member=0, placement=placement, exchange=exchange, report=Lines().append, secret=SECRET)
+    run(main)
+
+
 def test_who_reads_its_memory_notices() -> None:
     async def main() -> None:
         pieces: list[int] = []
