@@ -11,7 +11,7 @@ from overlap.collectives.cost.rings import ring_rounds
 from overlap.collectives.schedule import Schedule
 
 
-def same(one, other):
+def assert_same(one, other):
     assert (one.size, one.slots) == (other.size, other.slots)
     for a, b in zip(one.rounds, other.rounds, strict=True):
         for field in dataclasses.fields(a):
@@ -22,10 +22,10 @@ def same(one, other):
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_rings_without_their_table(collective, size):
     orders = [np.random.default_rng(seed).permutation(size).tolist() for seed in range(3)]
-    same(
+    assert_same(
         merged(ring_rounds(collective, orders)), merged(rounds(generate(collective, "multi_ring", size, orders=orders)))
     )
-    same(
+    assert_same(
         merged(ring_rounds(collective, orders[:1])), merged(rounds(generate(collective, "ring", size, order=orders[0])))
     )
 
@@ -134,4 +134,4 @@ def test_steps_without_rows_are_rounds_without_messages():
     gap = dataclasses.replace(
         whole, step=whole.step + 2 * (whole.step > 0), group=np.arange(len(whole), dtype=np.int32)
     )
-    same(merged(rounds(gap)), merged(rounds(dataclasses.replace(gap, step=whole.step))))
+    assert_same(merged(rounds(gap)), merged(rounds(dataclasses.replace(gap, step=whole.step))))

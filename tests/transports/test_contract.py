@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
-import trio
-from trio.testing import MockClock
 
 from transports import Endpoint, Faulty, LinkSpeed, NeuronLink, Paced, Recording, Router, Transport
-from transports.testing import CHECKS, MakePair, Scale, check_transport, run_check
+from transports.testing import CHECKS, MakePair
+
+from .promises import assert_all_kept, assert_kept
 
 
 def slow(src: int, dst: int) -> LinkSpeed:
@@ -52,9 +52,9 @@ def pairs_of(make: Callable[[], Transport]) -> MakePair:
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_clock(check: str, name: str) -> None:
-    trio.run(partial(run_check, check, pairs_of(REAL[name]), scale=Scale()))
+    assert_kept(check, pairs_of(REAL[name]))
 
 
 @pytest.mark.parametrize("name", VIRTUAL)
 def test_virtual_clock(name: str) -> None:
-    trio.run(partial(check_transport, pairs_of(VIRTUAL[name])), clock=MockClock(autojump_threshold=0))
+    assert_all_kept(pairs_of(VIRTUAL[name]))

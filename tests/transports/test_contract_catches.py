@@ -353,7 +353,7 @@ async def broken_pair(bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> Asy
             nursery.cancel_scope.cancel()
 
 
-def run_on(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> None:
+def assert_passes(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> None:
     trio.run(
         partial(run_check, check, partial(broken_pair, bend), scale=Scale()), clock=MockClock(autojump_threshold=0)
     )
@@ -361,13 +361,13 @@ def run_on(check: str, bend: Callable[[Endpoint, trio.Nursery], Endpoint]) -> No
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_honest_endpoint_passes(check: str) -> None:
-    run_on(check, Honest)
+    assert_passes(check, Honest)
 
 
 @pytest.mark.parametrize(("check", "bend"), BROKEN)
 def test_a_broken_endpoint_fails(check: str, bend: type[Honest]) -> None:
     with pytest.raises(ContractViolation) as caught:
-        run_on(check, bend)
+        assert_passes(check, bend)
     assert caught.value.check == check
     assert str(caught.value) == f"{check}: {caught.value.reason}"
 
@@ -382,7 +382,7 @@ def test_a_missing_checkpoint_is_seen(check: str, step: str, monkeypatch: pytest
 
     monkeypatch.setattr(neuronlink, step, no_checkpoint)
     with pytest.raises(ContractViolation, match=f"^{check}: "):
-        run_on(check, Honest)
+        assert_passes(check, Honest)
 
 
 def test_every_check_was_seen_to_fail() -> None:
@@ -391,7 +391,7 @@ def test_every_check_was_seen_to_fail() -> None:
 
 def test_a_hang_is_told_apart() -> None:
     with pytest.raises(ContractViolation, match=r"^tags_are_independent: still waiting after 30\.0 s$"):
-        run_on("tags_are_independent", OneAtATime)
+        assert_passes("tags_are_independent", OneAtATime)
 
 
 def test_only_named_checks_run() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ import trio
 from transports import Endpoint
 from transports.factory import Bootstrap
 from transports.frame import EAGER_BYTES
-from transports.testing import CHECKS, Scale, run_check
+from transports.testing import CHECKS
 
 from . import plain_tcp
 from .efa.processes import SECRET, Table
+from .promises import assert_kept
 from .test_registry import install
 
 PROGRAM = """
@@ -61,7 +61,7 @@ async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_contract(check: str) -> None:
-    trio.run(partial(run_check, check, pair, scale=Scale(eager_bytes=EAGER_BYTES)))
+    assert_kept(check, pair, eager_bytes=EAGER_BYTES)
 
 
 def test_it_carries_a_job_once_it_is_installed(tmp_path: Path) -> None:

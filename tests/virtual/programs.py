@@ -1,6 +1,6 @@
 """Programs that run on either clock: on the real one their computes take the time that they state."""
 
-import time
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -23,7 +23,7 @@ class Work:
     def __call__(self, rank: overlap.Rank, name: str, ms: float, function: Callable[..., object], *args: object):
         def work(*args: object) -> object:
             if self._real:
-                time.sleep(ms / 1000)  # the work itself, during which paced wires carry bytes; it waits for nothing
+                threading.Event().wait(ms / 1000)  # the work itself: as long as it is said to be, without a core
             return function(*args)
 
         return rank.compute(work, *args, name=name, seconds=ms / 1000)

@@ -10,7 +10,7 @@ from overlap import CollectiveMismatchError, Conditions, RankLeftError, StallErr
 from overlap.collectives.select import plan
 from overlap.virtual import Alike, Demand, Fabric, Same, repeated, together
 
-from .worlds import KB, MS, failing, now_ns, simulate, spans
+from .worlds import KB, MS, assert_fails, now_ns, simulate, spans
 
 # Some of these groups are legal but not advised.
 pytestmark = pytest.mark.filterwarnings("ignore::topology.TopologyWarning")
@@ -164,7 +164,7 @@ def test_the_witness_comes_late():
         await rank.all_reduce(rank.empty(10))
 
     match = r"ranks 0 and 7 were said to behave alike, but came to all_reduce #0 on group 'world' \(.*\) 1 ms apart"
-    with failing(UsageError, match):
+    with assert_fails(UsageError, match):
         simulate(main, 8, shapes_only=True, alike=1)
     simulate(main, 8, shapes_only=True, alike=lambda rank: rank == 7)
 
@@ -173,7 +173,7 @@ def test_the_witness_means_another_operation():
     async def main(rank):
         await rank.all_reduce(rank.empty(10 + rank.rank // 7))
 
-    with failing(CollectiveMismatchError, r"rank 7"):
+    with assert_fails(CollectiveMismatchError, r"rank 7"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 
@@ -182,7 +182,7 @@ def test_the_witness_leaves_early():
         if rank.rank == 0:
             await rank.all_reduce(rank.empty(10))
 
-    with failing(RankLeftError, r"rank 7 finished its program while rank 0 waits for it"):
+    with assert_fails(RankLeftError, r"rank 7 finished its program while rank 0 waits for it"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 
@@ -213,7 +213,7 @@ def test_groups_that_stand_for_no_others(ranks, alike, match):
         if rank.rank in ranks:
             rank.group(ranks)
 
-    with failing(UsageError, match):
+    with assert_fails(UsageError, match):
         simulate(main, 8, shapes_only=True, alike=alike)
 
 
@@ -232,7 +232,7 @@ def test_choices_of_those_who_do_not_run_are_not_known():
     async def main(rank):
         await rank.split(0)
 
-    with failing(UsageError, r"split: where ranks stand for others, nobody knows what these choose"):
+    with assert_fails(UsageError, r"split: where ranks stand for others, nobody knows what these choose"):
         simulate(main, 8, shapes_only=True, alike=1)
 
 

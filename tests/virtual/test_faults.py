@@ -10,7 +10,7 @@ import overlap
 from overlap import Faults, UsageError
 
 from .programs import PROGRAMS, Work
-from .worlds import MS, failing, mesh, now_ns, simulate, spans
+from .worlds import MS, assert_fails, mesh, now_ns, simulate, spans
 
 NONE = {"delay": 0.0, "loss": 0.0, "death": 0.0, "slow": 0.0}
 """Nothing goes wrong but what a test adds."""
@@ -168,7 +168,9 @@ def test_a_death_is_told_after_a_while():
         finally:
             ends.append((now_ns(rank), rank.rank))
 
-    with failing(overlap.PeerLostError, r"^rank 0 failed: PeerLostError: rank 0 died at barrier #0 on group 'world'"):
+    with assert_fails(
+        overlap.PeerLostError, r"^rank 0 failed: PeerLostError: rank 0 died at barrier #0 on group 'world'"
+    ):
         faulty(main, 2, seed=1, death=1.0, notice_s=0.5)
     assert sorted(ends) == [(0, 0), (0, 1)]
 
@@ -187,7 +189,7 @@ def test_what_the_dead_still_do_nobody_hears():
                 await trio.sleep(1e-3)
             raise ValueError("mine")
 
-    with failing(overlap.PeerLostError, r"^rank \d failed: PeerLostError: rank \d died at compute '<lambda>'"):
+    with assert_fails(overlap.PeerLostError, r"^rank \d failed: PeerLostError: rank \d died at compute '<lambda>'"):
         faulty(main, 4, death=1.0)
     assert ran == []
 
@@ -202,7 +204,9 @@ def test_a_part_that_is_lost_is_noticed_by_the_silence():
         finally:
             ends.append(now_ns(rank))
 
-    with failing(overlap.PeerLostError, r"^rank 0 failed: .* rank 0 was not heard in all_reduce #0 on .*; unfinished"):
+    with assert_fails(
+        overlap.PeerLostError, r"^rank 0 failed: .* rank 0 was not heard in all_reduce #0 on .*; unfinished"
+    ):
         faulty(main, 2, loss=1.0, silence_s=3.0)
     assert ends == [4000 * MS] * 2
 

@@ -6,7 +6,7 @@ import pytest
 import overlap
 from overlap import UsageError
 
-from .worlds import KB, MS, failing, mesh, simulate
+from .worlds import KB, MS, assert_fails, mesh, simulate
 
 RANKS = 4
 KINDS = ("all_gather", "reduce_scatter", "all_to_all")
@@ -79,7 +79,7 @@ def test_ranks_that_stand_for_others_have_blocks_of_one_size():
     async def main(rank):
         await rank.all_gather(np.ones(rank.rank + 1), counts=range(1, 9))
 
-    with failing(
+    with assert_fails(
         UsageError, r"counts: ranks that behave alike have blocks of one size, got all_gather\(float64 \(36,\)"
     ):
         simulate(main, 8, cluster=mesh(8), alike=lambda rank: rank % 2, shapes_only=True)

@@ -12,7 +12,7 @@ import topology
 from overlap import UsageError
 from transports import NeuronLink
 
-from .worlds import KB, failing, mesh, now_ns, simulate
+from .worlds import KB, assert_fails, mesh, now_ns, simulate
 
 
 def fail():
@@ -36,7 +36,7 @@ def test_a_rank_that_raises_ends_the_world_in_that_instant():
             seen.append((now_ns(rank), rank.rank, error.culprit))
             raise
 
-    with failing(ValueError, "^rank 1 failed at .*: ValueError: mine") as caught:
+    with assert_fails(ValueError, "^rank 1 failed at .*: ValueError: mine") as caught:
         simulate(main, 3)
     assert sorted(seen) == [(500_000_000, 0, 1), (500_000_000, 2, 1)]
     assert (caught[0].rank, caught[0].others) == (1, {})
@@ -54,7 +54,7 @@ def test_a_compute_that_raises_fails_when_its_time_is_over():
             ends.append(now_ns(rank))
 
     ends = []
-    with failing(ValueError, "^rank 2 failed") as caught:
+    with assert_fails(ValueError, "^rank 2 failed") as caught:
         simulate(main, 3)
     assert ends == [1_250_000_000] * 2
     assert caught[0].rank == 2
@@ -68,7 +68,7 @@ def test_of_ranks_that_fail_in_one_instant_the_first_one_is_blamed():
         await trio.sleep(1)
 
     for _ in range(10):
-        with failing(ValueError, "^rank 1 failed .*: rank 1; also failed: ranks 2-3$") as caught:
+        with assert_fails(ValueError, "^rank 1 failed .*: rank 1; also failed: ranks 2-3$") as caught:
             simulate(main, 4)
         assert sorted(caught[0].others) == [2, 3]
 
@@ -77,7 +77,7 @@ def test_a_system_exit_in_a_compute_is_that_ranks():
     async def main(rank):
         await rank.compute(exit if rank.rank else print, seconds=0.1)
 
-    with failing(SystemExit, "^rank 1 failed"):
+    with assert_fails(SystemExit, "^rank 1 failed"):
         simulate(main, 2)
 
 
@@ -85,7 +85,7 @@ def test_who_disagrees_is_told():
     async def main(rank):
         await rank.all_reduce(np.ones(3 + rank.rank))
 
-    with failing(overlap.CollectiveMismatchError, "all_reduce"):
+    with assert_fails(overlap.CollectiveMismatchError, "all_reduce"):
         simulate(main, 2)
 
 
@@ -94,7 +94,7 @@ def test_who_leaves_early_is_named():
         if rank.rank:
             await rank.barrier()
 
-    with failing(overlap.RankLeftError, "rank 0 finished its program while rank 1 waits"):
+    with assert_fails(overlap.RankLeftError, "rank 0 finished its program while rank 1 waits"):
         simulate(main, 2)
 
 
@@ -234,7 +234,7 @@ def test_ranks_that_no_wire_joins():
         else:
             await rank.recv(((3,), np.float64), 0)
 
-    with failing(topology.TopologyError, "^rank [01] failed"):
+    with assert_fails(topology.TopologyError, "^rank [01] failed"):
         simulate(main, 2, cluster=mesh(2, nodes=2))
 
 

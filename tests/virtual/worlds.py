@@ -75,7 +75,7 @@ def spans(timeline: Timeline, rank: int, lane: str | None = None) -> list[tuple[
 
 
 @contextmanager
-def failing(error: type[BaseException], match: str) -> Any:
+def assert_fails(error: type[BaseException], match: str) -> Any:
     """Expect a rank to fail with an error; yields a list that holds the `RankFailedError` afterwards."""
     seen: list[overlap.RankFailedError] = []
     with pytest.raises(overlap.RankFailedError, match=match) as caught:

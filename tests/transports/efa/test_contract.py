@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-import trio
 
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
 from transports.frame import PUSH_BYTES
-from transports.testing import CHECKS, MakePair, Scale, run_check
+from transports.testing import CHECKS, MakePair
 
+from ..promises import assert_kept
 from .processes import pairs
 
 
@@ -42,4 +42,4 @@ IMPLIED = ("tcp, four rails", "unix, staged")  # by both with one thing more or 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in KINDS])
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:
-    trio.run(partial(run_check, check, KINDS[name], scale=Scale(eager_bytes=PUSH_BYTES)))
+    assert_kept(check, KINDS[name], eager_bytes=PUSH_BYTES)

@@ -28,9 +28,10 @@ from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind, pack
 from transports.matching.ends import Stage
-from transports.testing import CHECKS, Scale, run_check
+from transports.testing import CHECKS
 from transports.tls import Tls
 
+from ..promises import assert_kept
 from .impostor import confronted
 from .processes import SECRET, Table, World, opened, pairs, quietly, run
 
@@ -598,8 +599,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="the 
 @needs_openssl
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_contract_holds_over_tls(check: str, tls: dict[str, Tls]) -> None:
-    scale = Scale(eager_bytes=PUSH_BYTES)
-    trio.run(partial(run_check, check, pairs(tls=tls["ours"], unix=False, rails=2), scale=scale))
+    assert_kept(check, pairs(tls=tls["ours"], unix=False, rails=2), eager_bytes=PUSH_BYTES)
 
 
 @needs_openssl

@@ -20,8 +20,8 @@ from transports.efa.acknowledged import LOST_S, Flight, Look, look
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
-from transports.testing import Scale, run_check
 
+from ..promises import assert_kept
 from .impostor import confronted
 from .processes import Lines, World, opened, pairs, quietly, run
 
@@ -117,7 +117,7 @@ def test_the_contract_holds_while_rails_die(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(SocketRail, "__init__", doomed)
     for check in ("sizes", "order_of_sends", "both_directions", "many_tags"):
-        trio.run(partial(run_check, check, pairs(rails=4), scale=Scale(eager_bytes=EAGER_BYTES)))
+        assert_kept(check, pairs(rails=4), eager_bytes=EAGER_BYTES)
 
 
 def test_the_death_of_the_last_rail_fails_everything_and_says_whom() -> None:

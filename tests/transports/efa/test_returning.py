@@ -158,11 +158,11 @@ def test_nobody_is_dialled_and_nobody_let_in_once_all_are_back_or_have_left() ->
         card: list[PeerAddress] = []
         spy(world, card)
         async with opened(world.efas):
-            await nobody_listens(card[0])
+            await assert_nobody_listens(card[0])
             links(world)[0].rails[1].die("pulled by the test")
             await both_back(world)
-            await nobody_listens(card[0])
-        await nobody_listens(card[0])
+            await assert_nobody_listens(card[0])
+        await assert_nobody_listens(card[0])
 
     run(main)
 
@@ -178,7 +178,7 @@ def spy(world: World, card: list[PeerAddress]) -> None:
     world.efas[1].exchange = exchange  # type: ignore[assignment]
 
 
-async def nobody_listens(card: PeerAddress) -> None:
+async def assert_nobody_listens(card: PeerAddress) -> None:
     """Wait for the door to close, which may take a turn of the loop."""
     await wait_all_tasks_blocked()
     with pytest.raises(OSError, match="all attempts to connect"):

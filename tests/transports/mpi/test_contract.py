@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from importlib.util import find_spec
 
 import pytest
 import trio
 
+from tests.transports.promises import assert_kept
 from transports import Endpoint, Recording, Transport
 from transports.mpi import Mpi
 from transports.mpi.wire import EAGER_BYTES
-from transports.testing import CHECKS, MakePair, Scale, run_check
+from transports.testing import CHECKS, MakePair
 
 from .loop import Fabric, LoopMpi
-
-SCALE = Scale(eager_bytes=EAGER_BYTES)
 
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
 
@@ -71,10 +69,10 @@ async def between_members() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
 @pytest.mark.parametrize("make_pair", [over_mpi, over_recorded_mpi])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_mpi(check: str, make_pair: MakePair) -> None:
-    trio.run(partial(run_check, check, make_pair, scale=SCALE))
+    assert_kept(check, make_pair, eager_bytes=EAGER_BYTES)
 
 
 @pytest.mark.parametrize("make_pair", [inside_a_member, between_members])
 @pytest.mark.parametrize("check", CHECKS)
 def test_over_a_wire_in_memory(check: str, make_pair: MakePair) -> None:
-    trio.run(partial(run_check, check, make_pair, scale=SCALE))
+    assert_kept(check, make_pair, eager_bytes=EAGER_BYTES)

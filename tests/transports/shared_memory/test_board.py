@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 
-from ..efa.processes import opened, run
+from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
 
 TAG = 7 << 8
@@ -114,6 +114,8 @@ def test_who_waits_is_rung() -> None:
             await wait_all_tasks_blocked(0.01)  # it has looked before it sleeps
             looked.append(trio.Event())
             there.ring()
-            await looked[-1].wait()
+            with trio.move_on_after(TIMEOUT_S / 2):
+                await looked[-1].wait()
+            assert [each.is_set() for each in looked] == [True, True]
 
     run(main)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
-import trio
 
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
 from transports.shared_memory.packets import EAGER_BYTES
-from transports.testing import CHECKS, MakePair, Scale, run_check
+from transports.testing import CHECKS, MakePair
 
+from ..promises import assert_kept
 from .processes import pairs
 
 
@@ -25,4 +23,4 @@ KINDS: dict[str, MakePair] = {"reading": pairs(), "slots": pairs(reads=False), "
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("check", CHECKS)
 def test_between_processes(check: str, name: str) -> None:
-    trio.run(partial(run_check, check, KINDS[name], scale=Scale(eager_bytes=EAGER_BYTES)))
+    assert_kept(check, KINDS[name], eager_bytes=EAGER_BYTES)
