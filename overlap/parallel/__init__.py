@@ -28,11 +28,13 @@ await model.finish()
 #   local_steps    LocalSGD, DiLoCo: ranks train apart for a while;  outer_steps: what brings them together
 #   checkpoints    Checkpoints: saved beside training, resumed on any number of ranks;  checkpoint_files: on the disk
 #                  pieces: what a model is made of, however it is cut;  own_state: what a rank has for itself
+#                  cuts: which block of a weight a rank has;  layouts: what its tensors are called in a checkpoint
 #   hooks/         how the mean of a bucket gets around with fewer bytes
 #   pending        trees of which any part may be a future
 
 from .buckets import BucketPlan, GradientBucket, Hook, plan_buckets
 from .checkpoints import Checkpointed, Checkpoints, Restored
+from .cuts import Cut
 from .data_parallel import DataParallel
 from .experts import Experts
 from .layers import Layer, Local
@@ -57,6 +59,7 @@ __all__ = [
     "Checkpointed",
     "Checkpoints",
     "ColumnLinear",
+    "Cut",
     "DataParallel",
     "DiLoCo",
     "Experts",

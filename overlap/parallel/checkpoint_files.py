@@ -18,7 +18,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from math import prod
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from ..errors import UsageError
+from .cuts import Cut
 from .pieces import Piece, Tensors
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ __all__ = [
 _NAME = re.compile(r"checkpoint-(\d{12,18})")
 _MANIFEST = "manifest.json"
 _WHOLE = "model.safetensors"
-_FORMAT = 2
+_FORMAT = 3
 _HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
 
 # What safetensors calls the types of numpy and ml_dtypes (safetensors 0.8, src/tensor.rs).
@@ -103,10 +104,12 @@ def write_part(folder: Path, rank: int, ranks: int, pieces: Sequence[Piece], not
         OSError: If it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{piece.tensor}[{piece.start}:{piece.stop}]": piece.data for piece in pieces}
-    told = {piece.tensor: [piece.dtype.name, list(piece.shape)] for piece in pieces}
-    parts = [[key, piece.tensor, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
-    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, {"tensors": told, "pieces": parts, "notes": notes})
+    tensors = {f"{piece.key}[{piece.start}:{piece.stop}]": piece.data for piece in pieces}
+    shapes = {piece.key: [piece.dtype.name, list(piece.shape)] for piece in pieces}
+    parts = [[key, piece.key, piece.start, piece.stop] for key, piece in zip(tensors, pieces, strict=True)]
+    cuts = {piece.key: list(astuple(piece.cut)) for piece in pieces if piece.cut}
+    told = {"tensors": shapes, "pieces": parts, "cuts": cuts, "notes": notes}
+    _write(folder / f"rank-{rank}-of-{ranks}.safetensors", tensors, told)
 
 
 def merge(folder: Path, ranks: int) -> None:
@@ -115,7 +118,8 @@ def merge(folder: Path, ranks: int) -> None:
     reader = Reader(folder, manifest)
     tensors = {name: reader.whole(name) for name in reader.tensors}
     parts = [[name, name, 0, array.size] for name, array in tensors.items()]
-    _write(folder / _WHOLE, tensors, {"tensors": dict(reader.tensors), "pieces": parts, "notes": manifest["notes"]})
+    told = {"tensors": dict(reader.tensors), "pieces": parts, "cuts": {}, "notes": manifest["notes"]}
+    _write(folder / _WHOLE, tensors, told)
     for name in reader.files:
         (folder / name).unlink()
 
@@ -172,7 +176,7 @@ def _write(path: Path, tensors: Mapping[str, Array], told: Mapping[str, object])
 
 def _manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) -> dict[str, Any]:
     names = [_WHOLE] if (folder / _WHOLE).exists() else [f"rank-{rank}-of-{ranks}.safetensors" for rank in range(ranks)]
-    files, tensors, notes = [], {}, {}
+    files, tensors, notes, cuts = [], {}, {}, {}
     for rank, name in enumerate(names):
         path = folder / name
         if not path.exists():
@@ -183,10 +187,11 @@ def _manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) 
         told = json.loads(_header(path)[0]["__metadata__"]["overlap"])
         tensors.update(told["tensors"])
         notes.update(told["notes"])
+        cuts.update(told["cuts"])
         size = path.stat().st_size
         files.append({"name": name, "bytes": size, "xxh3_128": _checksum(path), "pieces": told["pieces"]})
     told = {"format": _FORMAT, "step": step, "ranks": ranks, "extra": dict(extra)}
-    return told | {"tensors": tensors, "files": files, "notes": notes}
+    return told | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -213,13 +218,21 @@ class Reader:
     """A checkpoint's tensors, whatever they were cut into.
 
     Attributes:
-        tensors: Name of dtype, and shape, by name.
+        tensors: Name of dtype, and shape, by name: of whole ones, whether their blocks are apart in the files or not.
         files: Bytes and checksum by name.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self._folder = folder
-        self.tensors: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
+        self._stored: Mapping[str, tuple[str, list[int]]] = manifest["tensors"]
+        self._blocks: dict[str, dict[str, Cut]] = {}
+        for key, told in manifest["cuts"].items():
+            cut = Cut(*told)
+            self._blocks.setdefault(cut.name, {})[key] = cut
+        self.tensors = {name: told for name, told in self._stored.items() if name not in manifest["cuts"]}
+        for name, blocks in self._blocks.items():
+            key, cut = next(iter(blocks.items()))
+            self.tensors[name] = (self._stored[key][0], list(cut.whole(self._stored[key][1])))
         self.files = {file["name"]: (file["bytes"], file["xxh3_128"]) for file in manifest["files"]}
         self._found: dict[str, list[tuple[int, int, str, str]]] = {}
         for file in manifest["files"]:
@@ -238,26 +251,53 @@ class Reader:
             raise DamagedError(f"{path} is not what was written")
 
     def fill(self, wanted: Piece) -> None:
-        """Read the elements of a piece into its memory.
+        """Read the elements of a piece into its memory; where it was cut otherwise, by way of the whole tensor.
 
         Raises:
             DamagedError: If some of them are nowhere.
+            UsageError: If the tensor does not divide as is wanted.
         """
-        missing = wanted.stop - wanted.start
-        for start, stop, name, key in self._found.get(wanted.tensor, []):
-            part = wanted.between(start, stop)
-            if part.stop > part.start:
-                self._read(name, key, part.start - start, part.data)
-                missing -= part.stop - part.start
-        if missing:
-            raise DamagedError(f"{self._folder}: {missing} elements of {wanted.tensor!r} are in no file")
+        if wanted.key in self._stored:
+            self._fill(wanted.key, wanted)
+        else:
+            whole = self.whole(wanted.tensor)
+            block = whole if wanted.cut is None else wanted.cut.block(whole)
+            wanted.data[...] = block.reshape(-1)[wanted.start : wanted.stop]
 
     def whole(self, name: str) -> Array:
-        """Return a tensor in memory of its own."""
+        """Return a tensor in memory of its own.
+
+        Raises:
+            DamagedError: If not all of it is there.
+        """
         dtype, shape = self.tensors[name]
-        flat = np.empty(prod(shape), _dtype(dtype))
-        self.fill(Piece(tensor=name, shape=tuple(shape), start=0, stop=flat.size, data=flat))
-        return flat.reshape(shape)
+        whole = np.empty(shape, _dtype(dtype))
+        blocks = self._blocks.get(name)
+        if blocks is None:
+            self._fill(name, Piece.whole(name, tuple(shape), whole.reshape(-1)))
+            return whole
+        if {cut.index for cut in blocks.values()} != set(range(next(iter(blocks.values())).of)):
+            raise DamagedError(f"{self._folder}: blocks of {name!r} are in no file")
+        for key, cut in blocks.items():
+            cut.block(whole)[...] = self._block(key)
+        return whole
+
+    def _block(self, key: str) -> Array:
+        dtype, shape = self._stored[key]
+        block = np.empty(shape, _dtype(dtype))
+        self._fill(key, Piece.whole(key, tuple(shape), block.reshape(-1)))
+        return block
+
+    def _fill(self, key: str, wanted: Piece) -> None:
+        """Read a piece of what was stored; elements that several ranks have saved are read once."""
+        at = wanted.start
+        for start, stop, name, entry in sorted(self._found.get(key, [])):
+            part = wanted.between(max(at, start), stop)
+            if start <= at and part.stop > part.start:
+                self._read(name, entry, part.start - start, part.data)
+                at = part.stop
+        if at < wanted.stop:
+            raise DamagedError(f"{self._folder}: {wanted.stop - at} elements of {key!r} are in no file")
 
     def _read(self, name: str, key: str, first: int, target: Array) -> None:
         header, begin = self._headers.get(name) or self._headers.setdefault(name, _header(self._folder / name))

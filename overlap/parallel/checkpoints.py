@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -29,6 +29,8 @@ from .checkpoint_files import (
     read_manifest,
     write_part,
 )
+from .cuts import Cut
+from .layouts import Layout, difference
 from .own_state import Own
 from .pieces import Piece, Tensors, copied
 
@@ -126,6 +128,7 @@ class Checkpoints:
         *,
         group: Group | None = None,
         part: str = "",
+        cuts: Mapping[str, Cut] | None = None,
         whole: bool = False,
         keep: int = 2,
     ) -> None:
@@ -137,13 +140,16 @@ class Checkpoints:
             group: The ranks that have the model, with all its parts; by default all.
             part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
                 "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
-                parts, or is not there.
+                parts, or is not there, and is restored by ranks that have the same parts.
+            cuts: Where this rank's weights lie in the whole model, by the model's names of them; what is not in it is
+                whole, under its own name. Then ranks that share a model otherwise, with more or fewer of them for
+                matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell those of a layer.
             whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
                 it goes through the first rank's memory. Otherwise each rank's share is a file.
             keep: How many complete ones stay.
 
         Raises:
-            UsageError: If nobody has said where, or `keep` is no number from 1.
+            UsageError: If nobody has said where, `keep` is no number from 1, or both a part and cuts are given.
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
@@ -152,7 +158,8 @@ class Checkpoints:
             raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
         self._folder = Path(place or ".")
         self._rank, self._group, self._whole, self._keep = rank, group or rank.world, whole, keep
-        self._part, self._prefix = part, f"{part}/" if part else ""
+        self._layout = Layout(part, cuts)
+        self._part = part if cuts is None else f"rank {self._group.rank} {self._layout.digest}"
         self._stream = rank.stream(_STREAM)
         self._writing: Future[None] | None = None
 
@@ -173,22 +180,24 @@ class Checkpoints:
             UsageError: If safetensors has no type for a dtype of the model.
         """
         check_types(model.tensors())
+        self._layout.check(model.tensors())
         await self.finish()
         await model.settle()
-        pieces = [replace(each, tensor=self._prefix + each.tensor) for each in (*model.kept(), *self._own(model))]
+        pieces = [self._layout.placed(each) for each in model.kept()] + self._own(model)
         moved = 2 * sum(piece.data.nbytes for piece in pieces)
         copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._writing = self._rank.spawn(self._write, model.steps, copies, notes, dict(extra or {}), name=name)
 
+    @property
+    def _own_prefix(self) -> str:
+        return f"{self._layout.prefix}{_OWN}{self._group.rank}:"
+
     def _own(self, model: Checkpointed) -> list[Piece]:
         own = model.own()
         check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
-        return [
-            Piece.whole(f"{_OWN}{self._group.rank}:{name}", array.shape, array.reshape(-1))
-            for name, array in own.items()
-        ]
+        return [Piece.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
 
     async def finish(self) -> None:
         """Wait until the checkpoint under way is complete, on the disk.
@@ -220,16 +229,21 @@ class Checkpoints:
         for step in steps:
             manifest = await self._checked(step)
             if manifest is not None:
-                folder, ranks = folder_of(self._folder, step), int(manifest["ranks"])
-                self._check_model(folder, manifest["tensors"], model.tensors())
-                own = await _in_thread(partial(self._read, folder, manifest, model.wanted()))
-                lost = model.resume(
-                    step, manifest["notes"].get(self._part, {}), own if ranks == self._group.size else None
-                )
-                return self._told(step, ranks, manifest["extra"], lost)
+                return await self._go_on(model, step, manifest)
         if steps:
             raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
         return None
+
+    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any]) -> Restored:
+        """Let a model have what is in a checkpoint."""
+        reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
+        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors())
+        mine = np.array([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
+        same = bool((await self._group.all_reduce(mine, op="min", stream=self._stream))[0])
+        own = await _in_thread(partial(self._read, reader, model.wanted()))
+        told = notes[self._part] if self._part in notes else next(iter(notes.values()))
+        lost = model.resume(step, told, own if same else None)
+        return self._told(step, manifest, lost, same=same)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -285,44 +299,44 @@ class Checkpoints:
             return {}, str(error)
         return manifest, ""
 
-    def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
+    async def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
         """Refuse the checkpoint of another model; tensors without elements are in none."""
+        self._layout.check(here)
+        prefix = self._layout.prefix
         told = {
-            name.removeprefix(self._prefix): (dtype, tuple(shape))
+            name: (dtype, tuple(shape))
             for name, (dtype, shape) in there.items()
-            if name.startswith(self._prefix) and not name.removeprefix(self._prefix).startswith(_OWN)
+            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
         }
-        mine = {name: (dtype, tuple(shape)) for name, (dtype, shape) in here.items() if prod(shape)}
-        if self._part and not told:
-            raise UsageError(f"part: {folder} has no part {self._part!r}")
-        for name in [*mine, *told]:
-            if told.get(name) == mine.get(name):
-                continue
-            if name not in told:
-                found = f"it has no {name!r}"
-            elif name not in mine:
-                found = f"it has {name!r}, which this one has not"
-            else:
-                found = f"{name!r} is {' '.join(map(str, told[name]))} there and {' '.join(map(str, mine[name]))} here"
-            raise UsageError(f"model: {folder} is of another model: {found}")
+        mine = {name: each for name, each in self._layout.tensors(here).items() if prod(each[1])}
+        if prefix and not told:
+            raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
+        if self._layout.is_cut:  # others have the rest
+            for each in await self._group.all_gather_object(mine, stream=self._stream):
+                mine |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in each.items()}
+        wrong = difference(told, mine, prefix)
+        if wrong:
+            raise UsageError(f"model: {folder} is of another model: {wrong}")
 
-    def _read(self, folder: Path, manifest: Mapping[str, Any], wanted: Sequence[Piece]) -> Own:
+    def _read(self, reader: Reader, wanted: Sequence[Piece]) -> Own:
         """Read what the model wants into its memory; return what this rank had for itself."""
-        reader, own = Reader(folder, manifest), f"{self._prefix}{_OWN}{self._group.rank}:"
         for piece in wanted:
-            reader.fill(replace(piece, tensor=self._prefix + piece.tensor))
+            reader.fill(self._layout.placed(piece))
+        own = self._own_prefix
         return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
 
-    def _told(self, step: int, ranks: int, extra: Mapping[str, object], lost: str) -> Restored:
-        now, reasons = self._group.size, [lost] if lost else []
+    def _told(self, step: int, manifest: Mapping[str, Any], lost: str, *, same: bool) -> Restored:
+        ranks, now, reasons = int(manifest["ranks"]), self._group.size, [lost] if lost else []
         if ranks != now:
             reasons.append(
                 f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
             )
+        elif not same:
+            reasons.append("its ranks had other blocks of the model, and sums of other blocks round differently")
         why = "; ".join(reasons)
         if why and self._group.rank == 0:
             notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
-        return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=extra)
+        return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=manifest["extra"])
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -8,12 +8,14 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
+from .cuts import Cut
+
 if TYPE_CHECKING:
     import numpy as np
 
     from .tree import Array
 
-__all__ = ["Piece", "Tensors", "copied", "divided", "state_name"]
+__all__ = ["Piece", "Tensors", "copied", "divided", "of_weight", "renamed", "state_name"]
 
 Tensors: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]]"
 """Name of dtype, and shape, by name."""
@@ -29,6 +31,7 @@ class Piece:
         start: First element.
         stop: Behind the last one.
         data: (stop - start,) The model's own memory, or a copy of it.
+        cut: Which block of a larger tensor of that name the `shape` is; None if it is all of it.
     """
 
     tensor: str
@@ -36,6 +39,13 @@ class Piece:
     start: int
     stop: int
     data: Array
+    cut: Cut | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells the tensor, or this block of it, from others."""
+        cut = self.cut
+        return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -57,6 +67,16 @@ class Piece:
 def state_name(key: str, weight: str) -> str:
     """Return the name of what an optimizer keeps of a weight."""
     return f"optimizer:{key}:{weight}"
+
+
+def of_weight(tensor: str) -> str:
+    """Return the weight that a tensor is, or that an optimizer keeps it of."""
+    return tensor.split(":", 2)[2] if tensor.startswith("optimizer:") else tensor
+
+
+def renamed(tensor: str, weight: str) -> str:
+    """Return the name that a tensor has if its weight has that name."""
+    return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
 
 
 def divided(pieces: Sequence[Piece], rank: int, ranks: int) -> list[Piece]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .cuts import Cut
 from .layers import Pair
 from .pending import has_no_data
 
@@ -58,6 +59,9 @@ class _Linear(ABC):
     Raises:
         UsageError: If what is cut does not divide by the ranks of the group.
     """
+
+    _axes: ClassVar[Mapping[str, int]]
+    """Along which axis a weight is cut; others are whole on all ranks."""
 
     def __init__(
         self,
@@ -88,13 +92,24 @@ class _Linear(ABC):
                 raise UsageError(f"whole: {name!r} has shape {array.shape}; the layer has {known}")
         return {name: self._mine(name, array) for name, array in whole.items()}
 
+    def cuts(self, name: str) -> dict[str, Cut]:
+        """Return where this rank's parts lie in the whole layer, for `Checkpoints`.
+
+        Args:
+            name: Of the layer in the whole model; its weights are "NAME.weight" and "NAME.bias".
+        """
+        size, index = self.group.size, self.group.rank
+        return {each: Cut(f"{name}.{each}", axis, index, size) for each, axis in self._axes.items()} | {
+            each: Cut(f"{name}.{each}") for each in {"weight", "bias"}.difference(self._axes)
+        }
+
     @abstractmethod
     def _cut(self) -> tuple[str, int]:
         """Return what is cut, and how long it is."""
 
-    @abstractmethod
     def _mine(self, name: str, array: Array) -> Array:
         """Return this rank's part."""
+        return self.cuts("")[name].block(array).copy()
 
     def backward(self, w: object, kept: object, dy: object) -> Pair:
         """Issue both halves."""
@@ -110,11 +125,6 @@ class _Linear(ABC):
         x, dy = cast("Pair", kept)
         return self.rank.compute(_weight_gradients, w, x, dy, flops=self._flops)
 
-    def _block(self, array: Array, axis: int) -> Array:
-        each = array.shape[axis] // self.group.size
-        mine = slice(self.group.rank * each, (self.group.rank + 1) * each)
-        return array[(slice(None),) * axis + (mine,)].copy()
-
 
 class ColumnLinear(_Linear):
     """y_i = x W_i + b_i: rank i has a block of the columns of W, and gets those columns of y.
@@ -122,6 +132,8 @@ class ColumnLinear(_Linear):
     `x` is whole on all ranks, or this rank's rows of it with `sequence`: then it is gathered forward, and again
     backward, so that only a block is kept.
     """
+
+    _axes: ClassVar = {"weight": 1, "bias": 0}
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product: (..., inputs) to (..., outputs / t)."""
@@ -139,15 +151,14 @@ class ColumnLinear(_Linear):
     def _cut(self) -> tuple[str, int]:
         return "outputs", self.outputs
 
-    def _mine(self, name: str, array: Array) -> Array:
-        return self._block(array, array.ndim - 1)
-
 
 class RowLinear(_Linear):
     """y = sum of x_i W_i, + b: rank i has those rows of W that belong to its columns of x.
 
     `y` is whole on all ranks, or this rank's rows of it with `sequence`. The bias is added once, by the first rank.
     """
+
+    _axes: ClassVar = {"weight": 0}
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product, and its sum: (..., inputs / t) to (..., outputs)."""
@@ -165,9 +176,6 @@ class RowLinear(_Linear):
 
     def _cut(self) -> tuple[str, int]:
         return "inputs", self.inputs
-
-    def _mine(self, name: str, array: Array) -> Array:
-        return self._block(array, 0) if name == "weight" else array.copy()
 
 
 def _product(w: Weights, x: Array, biased: bool = True) -> Array:

@@ -521,7 +521,7 @@ def test_the_manifest_tells_all(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
     folder = tmp_path / "checkpoint-000000000001"
     told = json.loads((folder / "manifest.json").read_text())
-    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (2, 1, 2, {"at": 1})
+    assert (told["format"], told["step"], told["ranks"], told["extra"]) == (3, 1, 2, {"at": 1})
     assert told["tensors"]["w0"] == ["float64", [6, 6]]
     assert [file["bytes"] for file in told["files"]] == [
         (folder / file["name"]).stat().st_size for file in told["files"]

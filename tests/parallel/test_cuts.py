@@ -1,0 +1,206 @@
+"""Checkpoints of models that no rank holds alone, and that other ranks cut otherwise."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import overlap
+from overlap import parallel
+from overlap.parallel.checkpoint_files import folder_of
+
+ADAM = parallel.Adam(1e-2)
+LAYERS, WIDTH = 4, 8
+SHAPES = {"up.weight": (WIDTH, 2 * WIDTH), "up.bias": (2 * WIDTH,), "down.weight": (2 * WIDTH, WIDTH), "gain": (WIDTH,)}
+AXES = {"up.weight": 1, "up.bias": 0, "down.weight": 0}
+
+
+def whole(seed, scale=1.0):
+    """Return arrays of the shapes of the whole model's weights."""
+    rng = np.random.default_rng(seed)
+    shapes = {f"layer{i}.{name}": shape for i in range(LAYERS) for name, shape in SHAPES.items()}
+    return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+def cuts_of(mesh):
+    """Return the cuts of a rank, whose layers are numbered from 0 on every stage."""
+    stages, tp = mesh["pp"], mesh["tp"]
+    each = LAYERS // stages.size
+    return {
+        f"{i}.{name}": parallel.Cut(f"layer{stages.rank * each + i}.{name}", AXES[name], tp.rank, tp.size)
+        if name in AXES
+        else parallel.Cut(f"layer{stages.rank * each + i}.{name}")
+        for i in range(each)
+        for name in SHAPES
+    }
+
+
+def make(rank, axes, strategy, seed):
+    mesh = rank.mesh(**axes)
+    cuts = cuts_of(mesh)
+    params = {name: cut.block(value).copy() for name, cut in cuts.items() for value in [whole(seed)[cut.name]]}
+    options = {"optimizer": ADAM, "group": mesh["dp"], "bucket_bytes": 300}
+    kind = parallel.DataParallel if strategy == "data" else parallel.Sharded
+    return cuts, kind(rank, params, **options)
+
+
+async def train(rank, folder, axes, strategy, until, **options):
+    """Go on until a step and save; return the weights at the start and at the end, by their names in the whole model.
+
+    Adam works element by element, so whatever the cuts, the bits are the same.
+    """
+    cuts, model = make(rank, axes, strategy, seed=rank.rank)
+    checkpoints = parallel.Checkpoints(rank, folder, cuts=cuts, **options)
+    restored = await checkpoints.restore(model)
+    if not restored:
+        cuts, model = make(rank, axes, strategy, seed=0)
+    for step in range(model.steps, until):
+        gradients = whole(100 + step)
+        for name in reversed(cuts):
+            model.reduce(name, cuts[name].block(gradients[cuts[name].name]).copy())
+        model.step()
+    await checkpoints.save(model)
+    await checkpoints.finish()
+    return restored, {cuts[name]: value.copy() for name, value in (await model.finish()).items()}
+
+
+def trained(ranks, *args, **options):
+    """Train, and put the whole model together."""
+    found = overlap.run(partial(train, **options), *args, ranks=ranks, timeout_s=60)
+    total = {name: np.full_like(value, np.nan) for name, value in whole(0).items()}
+    for _, weights in found:
+        for cut, value in weights.items():
+            cut.block(total[cut.name])[...] = value
+    return [restored for restored, _ in found], {name: value.tobytes() for name, value in total.items()}
+
+
+ONE = {"pp": 1, "dp": 1, "tp": 1}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes", "strategy"),
+    [
+        (1, ONE, "data"),
+        (4, {"pp": 1, "dp": 1, "tp": 4}, "sharded"),
+        (4, {"pp": 4, "dp": 1, "tp": 1}, "data"),
+        (4, {"pp": 1, "dp": 2, "tp": 2}, "sharded"),
+    ],
+)
+def test_a_model_that_was_cut_goes_on_however_it_is_cut(tmp_path, capsys, ranks, axes, strategy):
+    _, through = trained(1, tmp_path / "through", ONE, "data", 5)
+    trained(4, tmp_path / "run", {"pp": 2, "dp": 1, "tp": 2}, "sharded", 3)
+    restored, found = trained(ranks, tmp_path / "run", axes, strategy, 5)
+    assert found == through
+    if ranks == 1:
+        why = "4 ranks saved it and 1 go on, and gradients that are means of other parts round differently"
+    else:
+        why = "its ranks had other blocks of the model, and sums of other blocks round differently"
+    assert {(each.step, each.exact, each.why) for each in restored} == {(3, False, why)}
+    assert capsys.readouterr().err.count(why) == 1
+
+
+def test_the_same_cuts_go_on_exactly(tmp_path):
+    axes = {"pp": 2, "dp": 2, "tp": 1}
+    _, through = trained(4, tmp_path / "through", axes, "sharded", 5)
+    trained(4, tmp_path / "run", axes, "sharded", 3)
+    restored, found = trained(4, tmp_path / "run", axes, "sharded", 5)
+    assert found == through
+    assert {(each.step, each.exact, each.why) for each in restored} == {(3, True, "")}
+
+
+def test_a_model_that_was_whole_is_cut_and_put_together(tmp_path):
+    """Who has all of it needs no cuts."""
+    _, through = trained(2, tmp_path / "through", {"pp": 1, "dp": 1, "tp": 2}, "data", 4)
+
+    async def alone(rank, until):
+        model = parallel.DataParallel(rank, whole(rank.rank), optimizer=ADAM)
+        checkpoints = parallel.Checkpoints(rank, tmp_path / "run")
+        restored = await checkpoints.restore(model)
+        if not restored:
+            model = parallel.DataParallel(rank, whole(0), optimizer=ADAM)
+        for step in range(model.steps, until):
+            for name, gradient in whole(100 + step).items():
+                model.reduce(name, gradient)
+            model.step()
+        await checkpoints.save(model)
+        await checkpoints.finish()
+        return restored and restored.exact, {name: value.tobytes() for name, value in (await model.finish()).items()}
+
+    overlap.run(alone, 1, ranks=2, timeout_s=60)
+    restored, _ = trained(2, tmp_path / "run", {"pp": 1, "dp": 1, "tp": 2}, "sharded", 2)
+    assert [each.exact for each in restored] == [False, False]
+    assert overlap.run(alone, 4, ranks=2, timeout_s=60) == [(False, through)] * 2
+
+
+def test_a_whole_file_has_the_whole_model(tmp_path):
+    _, expected = trained(4, tmp_path, {"pp": 2, "dp": 1, "tp": 2}, "sharded", 1, whole=True)
+    saved = load_file(folder_of(tmp_path, 1) / "model.safetensors")
+    assert {name: saved[name].tobytes() for name in expected} == expected
+    assert saved["layer3.up.weight"].shape == (WIDTH, 2 * WIDTH)
+
+
+def test_layers_tell_how_they_cut():
+    async def main(rank):
+        up = parallel.ColumnLinear(rank, rank.world, 4, 6)
+        down = parallel.RowLinear(rank, rank.world, 6, 4)
+        return up.cuts("a"), down.cuts("b")
+
+    for index, (up, down) in enumerate(overlap.run(main, ranks=2)):
+        assert up == {"weight": parallel.Cut("a.weight", 1, index, 2), "bias": parallel.Cut("a.bias", 0, index, 2)}
+        assert down == {"weight": parallel.Cut("b.weight", 0, index, 2), "bias": parallel.Cut("b.bias")}
+
+
+def refused(tmp_path, cuts, ranks=2, **options):
+    """Save one model of two weights in halves; return what restoring by other cuts says on every rank."""
+    parts = {name: parallel.Cut(name, 0, 0, 1) for name in "ab"}
+
+    async def main(rank, cuts, saves):
+        model = parallel.DataParallel(rank, {"a": np.ones(6), "b": np.ones(2)}, optimizer=parallel.SGD(0.1))
+        if saves:
+            checkpoints = parallel.Checkpoints(rank, tmp_path, cuts=parts)
+            await checkpoints.save(model)
+            return await checkpoints.finish()
+        with pytest.raises(overlap.UsageError) as caught:
+            await parallel.Checkpoints(rank, tmp_path, cuts=cuts(rank), **options).restore(model)
+        return str(caught.value)
+
+    overlap.run(main, None, True, ranks=2, timeout_s=60)
+    [told] = set(overlap.run(main, cuts, False, ranks=ranks, timeout_s=60))
+    return told
+
+
+def test_what_does_not_fit_is_told_on_every_rank(tmp_path):
+    a, b = parallel.Cut("a"), parallel.Cut("b")
+    of = f"model: {tmp_path / 'checkpoint-000000000000'} is of another model:"
+    assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 0, rank.rank, 2)}) == (
+        f"{of} 'a' is float64 (6,) there and float64 (12,) here"
+    )
+    assert refused(tmp_path, lambda rank: {"a": parallel.Cut("c")} if rank.rank else {}) == f"{of} it has no 'c'"
+    assert refused(tmp_path, lambda rank: {"c": a}) == "cuts: the model has no 'c'; it has a, b"
+    assert refused(tmp_path, lambda rank: {"a": parallel.Cut("a", 1, 0, 2)}) == "cuts: 'a' has shape (6,) and no axis 1"
+    assert refused(tmp_path, lambda rank: {"b": "b"}) == "cuts: 'b' is of type str; expected parallel.Cut"
+    assert refused(tmp_path, lambda rank: {"b": b}, part="x") == (
+        "part, cuts: cuts say which part of the model a rank has; give one of the two"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("",), "name: expected that of a weight, got ''"),
+        (("w", -1), "axis: expected a whole number from 0, got -1"),
+        (("w", 0, 0, 0), "of: expected a whole number from 1, got 0"),
+        (("w", 0, 2, 2), "index: expected less than the 2 blocks of 'w', got 2"),
+    ],
+)
+def test_what_is_no_block_is_refused(arguments, told):
+    with pytest.raises(overlap.UsageError) as caught:
+        parallel.Cut(*arguments)
+    assert str(caught.value) == told
+
+
+def test_blocks_that_do_not_divide_are_told():
+    with pytest.raises(overlap.UsageError) as caught:
+        parallel.Cut("w", 0, 0, 4).block(np.zeros(6))
+    assert str(caught.value) == "cuts: 6 of 'w' do not divide by 4"
