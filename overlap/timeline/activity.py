@@ -35,9 +35,10 @@ class Activity:
     """
 
     def __init__(self, timeline: Timeline, window: Interval) -> None:
-        self._last: Mapping[Key, Last] = last_ranks(timeline.spans)
+        near = timeline.near(window)
+        self._last: Mapping[Key, Last] = last_ranks(near)
         self._spans: dict[int, list[Span]] = {}
-        for span in timeline.spans:
+        for span in near:
             if span.kind in ("compute", "comm", "program") and span.end_ns > window[0] and span.start_ns < window[1]:
                 self._spans.setdefault(span.rank, []).append(span)
         self._pieces: dict[int, tuple[list[int], list[Piece]]] = {}

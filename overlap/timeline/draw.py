@@ -239,7 +239,8 @@ def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverag
 def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
     """Return when which stream of each rank was active, for ranks with several, but not too many."""
     found: dict[int, dict[str, list[Interval]]] = {}
-    for span in timeline.spans:
+    hull = min(cover.window[0] for cover in covers.values()), max(cover.window[1] for cover in covers.values())
+    for span in timeline.near(hull):
         if span.kind == "comm" and span.rank in covers:
             window = covers[span.rank].window
             if span.start_ns < window[1] and span.end_ns > window[0]:

@@ -59,7 +59,8 @@ def _matched(timeline: Timeline, windows: dict[int, Interval]) -> list[list[Span
     def key(span: Span) -> tuple[str, tuple[int, ...], str, int]:
         return (span.info.group, span.info.ranks, span.lane, span.info.seq) if span.info else ("", (), "", -1)
 
-    seen = sorted((span for span in timeline.spans if _counts(span, windows)), key=key)
+    hull = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
+    seen = sorted((span for span in timeline.near(hull) if _counts(span, windows)), key=key)
     return [members for _, grouped in groupby(seen, key) if len(members := list(grouped)) > 1]
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ..errors import UsageError
-from .meetings import Key, number_of
-from .parts import Header, Part
-from .spans import Span, Timeline, span_order
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["merged", "merged_header", "merged_spans", "on_clock"]
+from ..errors import UsageError
+from .columnar import Group, SpanColumns, Table
+from .parts import Header, Part
+from .spans import Timeline
+
+__all__ = ["merged", "merged_columns", "merged_header", "on_clock"]
 
 _ERROR = "clock_error_ns"
 """In `meta`: how far, at most, any instant may be from the common clock."""
@@ -31,12 +34,11 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
         UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
     """
     header = merged_header([_header(timeline) for timeline in timelines])
+    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
     meetings = _Meetings()
-    for timeline in timelines:
-        meetings.note(timeline.spans)
-    spans = [span for timeline in timelines for span in meetings.settled(timeline.spans)]
-    return Timeline(
-        spans=sorted(spans, key=span_order),
+    noted = meetings.note(columns)
+    return Timeline.of_columns(
+        meetings.settled(noted, columns),
         world_size=header.world_size,
         clock=header.clock,
         dropped=header.dropped,
@@ -44,20 +46,20 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
     )
 
 
-def merged_spans(parts: Sequence[Part]) -> Iterator[list[Span]]:
-    """Yield what `merged` would give, rank by rank; each part is read twice, and memory holds one rank at a time.
+def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
+    """Yield what `merged` would give, rank by rank.
+
+    Each part is read twice, and memory holds the columns of one rank, and 40 bytes of each operation.
 
     Raises:
         UsageError: If they cannot be of one run, or one is damaged.
     """
     merged_header([part.header for part in parts])
     meetings = _Meetings()
-    for part in parts:
-        for spans in part.spans():
-            meetings.note(spans)
+    noted = {id(part): [meetings.note(columns) for columns in part.columns()] for part in parts}
     for part in sorted(parts, key=lambda part: list(part.header.ranks)):
-        for spans in part.spans():
-            yield list(meetings.settled(spans))
+        for number, columns in zip(noted[id(part)], part.columns(), strict=True):
+            yield meetings.settled(number, columns)
 
 
 def merged_header(headers: Sequence[Header]) -> Header:
@@ -101,22 +103,49 @@ class _Meetings:
     """When the last rank came to each collective, as far as all its ranks are known."""
 
     def __init__(self) -> None:
-        self._came: dict[Key, tuple[int, int]] = {}  # how many, and when the last of them
+        self._kinds = Table[tuple[Group, str, str]]()  # group, stream and operation
+        self._noted: list[NDArray[np.int64]] = []  # (3, operations): kind, number and start
+        self._of: list[NDArray[np.intp]] = []  # the meeting of each operation, once all are noted
+        self._last_ns: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._are_all: NDArray[np.bool_] = np.zeros(0, bool)
 
-    def note(self, spans: Iterable[Span]) -> None:
-        """Take note of who came when."""
-        for span in spans:
-            if (key := number_of(span)) is not None:
-                came, last_ns = self._came.get(key, (0, span.start_ns))
-                self._came[key] = came + 1, max(last_ns, span.start_ns)
+    def note(self, columns: SpanColumns) -> int:
+        """Take note of who came when; return what `settled` wants to know."""
+        operations = columns.take(columns.is_operation)
+        texts = len(columns.texts)
+        group, lane, op = (operations.index[row].astype(np.int64) for row in (7, 1, 3))
+        packed, of = np.unique((group * texts + lane) * texts + op, return_inverse=True)
+        split = ((one // texts**2, one // texts % texts, one % texts) for one in packed.tolist())
+        kinds = [self._kinds[columns.groups[at], columns.texts[on], columns.texts[what]] for at, on, what in split]
+        kind = np.array(kinds, np.int64)[of.reshape(-1)]
+        self._noted.append(np.stack([kind, operations.whole[4], operations.start_ns]))
+        return len(self._noted) - 1
 
-    def settled(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Yield the spans with what is known now."""
-        for span in spans:
-            info = span.info
-            number = number_of(span)
-            came, last_ns = (0, 0) if number is None else self._came[number]
-            if info is None or came != len(info.ranks):
-                yield span
-            else:  # nobody ends before the last has come; where clocks say so, they are off by less than their error
-                yield replace(span, info=replace(info, met_ns=min(last_ns, span.end_ns)))
+    def settled(self, noted: int, columns: SpanColumns) -> SpanColumns:
+        """Return the spans with what is known now, when all are noted."""
+        if not self._of:
+            self._meet()
+        which = np.flatnonzero(columns.is_operation)
+        of = self._of[noted]
+        which, of = which[self._are_all[of]], of[self._are_all[of]]
+        whole = columns.whole.copy()
+        # Nobody ends before the last has come; where clocks say so, they are off by less than their error.
+        whole[3, which] = np.minimum(self._last_ns[of], whole[1, which])
+        return replace(columns, whole=whole)
+
+    def _meet(self) -> None:
+        """Find out which operations are one: those of a kind and a number."""
+        kind, seq, start_ns = np.concatenate(self._noted, axis=1)
+        order = np.lexsort((seq, kind))
+        kind, seq, start_ns = kind[order], seq[order], start_ns[order]
+        begins = np.ones(len(order), bool)
+        begins[1:] = (kind[1:] != kind[:-1]) | (seq[1:] != seq[:-1])
+        of = np.empty(len(order), np.intp)
+        of[order] = np.cumsum(begins) - 1
+        firsts = np.flatnonzero(begins)
+        if len(firsts):
+            sizes = np.array([len(ranks) for (_, ranks), _, _ in self._kinds])
+            came = np.diff(np.append(firsts, len(order)))
+            self._are_all = came == sizes[kind[firsts]]
+            self._last_ns = np.maximum.reduceat(start_ns, firsts)
+        self._of = np.split(of, np.cumsum([each.shape[1] for each in self._noted])[:-1])

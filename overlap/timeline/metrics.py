@@ -13,7 +13,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import UsageError
+from .columnar import NONE, SpanColumns
 from .intervals import Interval, Merged, intersect, length, merge, subtract
 from .ranklist import listed
 from .spans import Span, Timeline
@@ -153,7 +156,8 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     windows = windows_of(timeline, step)
     chosen = _chosen_ranks(sorted(windows), ranks)
     by_rank: dict[int, list[Span]] = {rank: [] for rank in chosen}
-    for span in timeline.spans:
+    window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
+    for span in timeline.near(window):
         if span.rank in by_rank:
             by_rank[span.rank].append(span)
     return [_cover(rank, step, windows[rank], spans) for rank, spans in by_rank.items()]
@@ -188,8 +192,7 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
     if not timeline.spans:
         raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
     if step is None:
-        start_ns = min(span.start_ns for span in timeline.spans)
-        end_ns = max(span.end_ns for span in timeline.spans)
+        start_ns, end_ns = int(timeline.columns.start_ns.min()), int(timeline.columns.end_ns.max())
         return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))
     steps = _step_windows(timeline)
     windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
@@ -201,18 +204,32 @@ def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
 
 def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
     """Return the window of every step, by rank."""
+    columns = timeline.columns
     blocks: dict[int, dict[int, Interval]] = {}
-    computed: dict[int, dict[int, Interval]] = {}  # from the first compute that was issued in a step to the last
-    for span in timeline.spans:
-        if span.step is None:
-            continue
-        if span.kind == "step":
-            blocks.setdefault(span.rank, {})[span.step] = span.start_ns, span.end_ns
-        elif span.kind == "compute":
-            steps = computed.setdefault(span.rank, {})
-            start_ns, end_ns = steps.get(span.step, (span.start_ns, span.end_ns))
-            steps[span.step] = min(start_ns, span.start_ns), max(end_ns, span.end_ns)
+    marked = columns.take(columns.is_kind("step") & (columns.step != NONE))
+    rows = (marked.rank, marked.step, marked.start_ns, marked.end_ns)
+    for rank, step, start_ns, end_ns in zip(*(row.tolist() for row in rows), strict=True):
+        blocks.setdefault(rank, {})[step] = start_ns, end_ns
+    computed = _computed(columns)
     return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
+
+
+def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return from where to where each rank ran the computes that were issued in a step."""
+    issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
+    order = np.lexsort((issued.step, issued.rank))
+    issued = issued.take(order)
+    begins = np.ones(len(order), bool)
+    begins[1:] = (issued.rank[1:] != issued.rank[:-1]) | (issued.step[1:] != issued.step[:-1])
+    firsts = np.flatnonzero(begins)
+    found: dict[int, dict[int, Interval]] = {}
+    if len(firsts):
+        start_ns = np.minimum.reduceat(issued.start_ns, firsts)
+        end_ns = np.maximum.reduceat(issued.end_ns, firsts)
+        rows = (issued.rank[firsts], issued.step[firsts], start_ns, end_ns)
+        for rank, step, first_ns, last_ns in zip(*(row.tolist() for row in rows), strict=True):
+            found.setdefault(rank, {})[step] = first_ns, last_ns
+    return found
 
 
 def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:

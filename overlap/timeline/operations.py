@@ -65,7 +65,8 @@ def operations(timeline: Timeline, *, step: int | None = None, ranks: Iterable[i
     """
     covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
     found: dict[tuple[str, str, str], list[tuple[Span, CollectiveInfo]]] = {}
-    for span in timeline.spans:
+    hull = min(cover.window[0] for cover in covers.values()), max(cover.window[1] for cover in covers.values())
+    for span in timeline.near(hull):
         info, cover = span.info, covers.get(span.rank)
         if info is not None and cover is not None and cover.window[0] <= span.start_ns < cover.window[1]:
             found.setdefault((info.op, info.call_site, info.algorithm), []).append((span, info))

@@ -11,14 +11,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .spans import Clock, CollectiveInfo, Kind, Span, Timeline
+from .columnar import INDEXES, KINDS, WHOLES, Group, SpanColumns
+from .spans import Clock, Span, Timeline
 
 __all__ = ["Header", "Part", "pack_part"]
 
@@ -26,14 +26,7 @@ VERSION = 1
 BLOCK_BYTES = 256 << 20
 """Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
 
-_KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
-_NONE = np.iinfo(np.int64).min  # no step, or nobody knows when it was issued
-_TIMES = ("start_ns", "end_ns", "issued_ns", "met_ns")
-_WHOLES, _INDEXES = 8, 8  # columns of each width
-_SPAN_BYTES = 8 * _WHOLES + 4 * _INDEXES
-
-T = TypeVar("T")
-_Group = tuple[str, tuple[int, ...]]
+_SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +52,7 @@ class Header:
 
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
     """Return the timeline as a part; `offset_ns` takes it to the common clock when it is read."""
-    by_rank = timeline.by_rank()
+    by_rank = timeline.columns.by_rank()
     header = {
         "version": VERSION,
         "world_size": timeline.world_size,
@@ -69,7 +62,7 @@ def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
         "meta": timeline.meta,
         "offset_ns": offset_ns,
     }
-    return b"".join([_block(_packed(header)), *(_block(_columns(spans)) for spans in by_rank.values())])
+    return b"".join([_block(_packed(header)), *(_block(_columns(columns)) for columns in by_rank.values())])
 
 
 class Part:
@@ -88,7 +81,7 @@ class Part:
         self.header = _header(_read_block(file))
         self._begin = file.tell()
 
-    def spans(self) -> Iterator[list[Span]]:
+    def columns(self) -> Iterator[SpanColumns]:
         """Yield the spans of each rank, ascending, in their order, on the common clock.
 
         Raises:
@@ -99,7 +92,11 @@ class Part:
             self._file.seek(at)
             data = _read_block(self._file)
             at = self._file.tell()
-            yield _spans(rank, data, self.header.offset_ns)
+            yield _of_rank(rank, data, self.header.offset_ns)
+
+    def spans(self) -> Iterator[list[Span]]:
+        """Yield the same as spans; errors as for `columns`."""
+        return (list(columns.spans()) for columns in self.columns())
 
 
 # -- blocks --------------------------------------------------------------------------------------------------------
@@ -150,58 +147,14 @@ def _header(data: bytes) -> Header:
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-class _Table(dict[T, int]):
-    """Numbers what it is asked for, in the order of the first asking."""
-
-    def __missing__(self, item: T) -> int:
-        self[item] = number = len(self)
-        return number
-
-
-_NO_INFO = CollectiveInfo(
-    op="", algorithm="", group="", seq=0, nbytes=0, dtype="", issued_ns=0, met_ns=0, priority=0, call_site="",
-    start_ns=0, end_ns=0,
-)  # fmt: skip
+def _columns(columns: SpanColumns) -> bytes:
+    columns = SpanColumns.joined([columns])  # its own texts only
+    header = _packed({"count": len(columns), "texts": columns.texts, "groups": columns.groups})
+    whole, index = columns.whole.astype("<i8", copy=False), columns.index.astype("<i4", copy=False)
+    return b"".join([len(header).to_bytes(4, "big"), header, whole.tobytes(), index.tobytes()])
 
 
-def _columns(spans: list[Span]) -> bytes:
-    infos = [span.info or _NO_INFO for span in spans]
-    texts, groups = _Table[str](), _Table[_Group]()
-    wholes = [
-        [span.start_ns for span in spans],
-        [span.end_ns for span in spans],
-        [_issued_ns(span) for span in spans],
-        [info.met_ns for info in infos],
-        [info.seq for info in infos],
-        [info.nbytes for info in infos],
-        [info.priority for info in infos],
-        [_NONE if span.step is None else span.step for span in spans],
-    ]
-    indexes = [
-        [_KINDS.index(span.kind) for span in spans],
-        [texts[span.lane] for span in spans],
-        [texts[span.name] for span in spans],
-        [-1 if info is _NO_INFO else texts[info.op] for info in infos],
-        [texts[info.algorithm] for info in infos],
-        [texts[info.dtype] for info in infos],
-        [texts[span.info.call_site if span.info else span.call_site] for span in spans],
-        [groups[info.group, info.ranks] for info in infos],
-    ]
-    header = _packed({"count": len(spans), "texts": list(texts), "groups": list(groups)})
-    return b"".join(
-        [len(header).to_bytes(4, "big"), header]
-        + [np.array(column, "<i8").tobytes() for column in wholes]
-        + [np.array(column, "<i4").tobytes() for column in indexes]
-    )
-
-
-def _issued_ns(span: Span) -> int:
-    if span.info:
-        return span.info.issued_ns
-    return _NONE if span.issued_ns is None else span.issued_ns
-
-
-def _spans(rank: int, data: bytes, offset_ns: int) -> list[Span]:
+def _of_rank(rank: int, data: bytes, offset_ns: int) -> SpanColumns:
     try:
         end = 4 + int.from_bytes(data[:4], "big")
         told = msgpack.unpackb(data[4:end])
@@ -209,8 +162,8 @@ def _spans(rank: int, data: bytes, offset_ns: int) -> list[Span]:
         groups = [(name, tuple(ranks)) for name, ranks in told["groups"]]
         if type(count) is not int or len(data) - end != count * _SPAN_BYTES or not _are_texts_and_groups(texts, groups):
             raise ValueError("columns that do not fit")
-        return list(_rows(rank, count, data[end:], texts, groups, offset_ns))
-    except (ValueError, TypeError, KeyError, IndexError, msgpack.UnpackException) as error:
+        return _checked(rank, count, data[end:], texts, groups).shifted(offset_ns)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, msgpack.UnpackException) as error:
         raise UsageError(f"damaged part of a trace: {error!r}") from error
 
 
@@ -220,25 +173,14 @@ def _are_texts_and_groups(texts: list[object], groups: Iterable[tuple[object, tu
     )
 
 
-def _rows(rank: int, count: int, data: bytes, texts: list[str], groups: list[_Group], offset_ns: int) -> Iterator[Span]:
-    wide = np.frombuffer(data, "<i8", _WHOLES * count).reshape(_WHOLES, count).copy()
-    narrow: NDArray[np.int32] = np.frombuffer(data, "<i4", _INDEXES * count, 8 * _WHOLES * count)
-    narrow = narrow.reshape(_INDEXES, count)
-    if count and (narrow[:3].min() < 0 or narrow[4:].min() < 0 or (wide[0] > wide[1]).any()):
-        raise ValueError("an index below 0, or a span that ends before it starts")
-    wide[: len(_TIMES)] += np.where(wide[: len(_TIMES)] == _NONE, 0, offset_ns)
-    for whole, index in zip(wide.T.tolist(), narrow.T.tolist(), strict=True):
-        start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step = whole
-        kind, lane, name, op, algorithm, dtype, call_site, group = index
-        info = None
-        if op >= 0:
-            info = CollectiveInfo(
-                op=texts[op], algorithm=texts[algorithm], group=groups[group][0], seq=seq, nbytes=nbytes,
-                dtype=texts[dtype], issued_ns=issued_ns, met_ns=met_ns, priority=priority, call_site=texts[call_site],
-                start_ns=start_ns, end_ns=end_ns, ranks=groups[group][1],
-            )  # fmt: skip
-        yield Span(
-            rank=rank, kind=_KINDS[kind], lane=texts[lane], name=texts[name], start_ns=start_ns, end_ns=end_ns,
-            info=info, step=None if step == _NONE else cast(int, step), call_site="" if info else texts[call_site],
-            issued_ns=None if info or issued_ns == _NONE else issued_ns,
-        )  # fmt: skip
+def _checked(rank: int, count: int, data: bytes, texts: list[str], groups: list[Group]) -> SpanColumns:
+    whole = np.frombuffer(data, "<i8", len(WHOLES) * count).reshape(len(WHOLES), count).astype(np.int64)
+    index = np.frombuffer(data, "<i4", len(INDEXES) * count, 8 * len(WHOLES) * count)
+    index = index.reshape(len(INDEXES), count).astype(np.int32)
+    if count:
+        if index[:3].min() < 0 or index[4:].min() < 0 or (whole[0] > whole[1]).any():
+            raise ValueError("an index below 0, or a span that ends before it starts")
+        if index[0].max() >= len(KINDS) or index[1:7].max() >= len(texts) or index[7].max() >= len(groups):
+            raise IndexError("an index beyond what it numbers")
+    rank_of = np.full(count, rank, np.int32)
+    return SpanColumns(texts=tuple(texts), groups=tuple(groups), rank=rank_of, whole=whole, index=index)

@@ -107,7 +107,7 @@ def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
     found = [reason for cover in covers for reason in _exposed(activity, cover)]
-    return _with_excess(found, Excess(timeline.spans, window))
+    return _with_excess(found, Excess(timeline.near(window), window))
 
 
 def _with_excess(found: Sequence[Reason], excess: Excess) -> list[Reason]:

@@ -58,7 +58,8 @@ def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None)
 def _slow_ns(timeline: Timeline, step: int | None) -> dict[int, int]:
     windows = windows_of(timeline, step)
     moved: dict[Key, list[tuple[int, int]]] = {}
-    for span in timeline.spans:
+    hull = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
+    for span in timeline.near(hull):
         key = key_of(span)
         if key is not None and span.info and span.rank in windows:
             start_ns, end_ns = windows[span.rank]

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .cut import complete_part
 from .events import Event, Json, to_events
 from .foreign import from_foreign
-from .merge import merged_header, merged_spans
+from .merge import merged_columns, merged_header
 from .parts import Part
 from .ranklist import unlisted
 from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
@@ -57,7 +57,8 @@ def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
         UsageError: If it cannot be written there, or they are not parts of one run.
     """
     found = merged_header([part.header for part in parts])
-    _write(_header(found.world_size, found.clock, found.dropped, found.meta), merged_spans(parts), path)
+    spans = (list(columns.spans()) for columns in merged_columns(parts))
+    _write(_header(found.world_size, found.clock, found.dropped, found.meta), spans, path)
 
 
 def _write(header: Json, spans: Iterable[Sequence[Span]], path: str | os.PathLike[str]) -> None:

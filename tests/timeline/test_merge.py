@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from overlap import UsageError
 from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, parts, read_trace, write_trace
-from overlap.timeline.merge import merged_header, merged_spans, on_clock
+from overlap.timeline.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.parts import Part, pack_part
 from overlap.timeline.spans import span_order
 
@@ -107,10 +107,10 @@ def test_parts_are_merged_a_rank_at_a_time_into_what_timelines_are() -> None:
     one, other = part(comm(0, 10, 40), LONE), on_clock(part(comm(1, 25, 41), STEP), error_ns=3)
     parts = [unpacked(pack_part(other)), unpacked(pack_part(one))]
     whole = merged([one, other])
-    assert list(merged_spans(parts)) == list(whole.by_rank().values())
+    assert [list(columns.spans()) for columns in merged_columns(parts)] == list(whole.by_rank().values())
     assert merged_header([parts[1].header, parts[0].header]).meta == whole.meta
     with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
-        list(merged_spans([parts[1], parts[1]]))
+        list(merged_columns([parts[1], parts[1]]))
 
 
 def test_what_is_damaged_is_refused() -> None:

@@ -38,7 +38,9 @@ def report(timeline: Timeline, step: int | None, ranks: Sequence[int] | None, ve
 
 def wires(timeline: Timeline, ranks: Sequence[int] | None) -> list[Span]:
     """Return what has happened to connections: rails that were lost, and those that came back."""
-    return [span for span in timeline.spans if span.kind == "wires" and (ranks is None or span.rank in ranks)]
+    return [
+        span for span in timeline.chosen(timeline.columns.is_kind("wires")) if (ranks is None or span.rank in ranks)
+    ]
 
 
 def _figures(row: Breakdown) -> dict[str, int | float | None]:
