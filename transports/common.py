@@ -56,8 +56,9 @@ class Board(ABC):
 
     @abstractmethod
     def arrive(
-        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None
-    ) -> None:
+        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None,
+        result: int = 0,
+    ) -> None:  # fmt: skip
         """Say that a rank of this process has come to an operation: phase 1.
 
         Args:
@@ -67,6 +68,7 @@ class Board(ABC):
             where: Anything, for the others.
             mode: Anything else.
             payload: Bytes for the others, up to `PAYLOAD_BYTES`.
+            result: As in `advance`.
         """
 
     @abstractmethod
@@ -120,6 +122,24 @@ class Board(ABC):
     @abstractmethod
     def take_back(self, place: Place) -> None:
         """Use it for others: nobody reads it any more."""
+
+    @abstractmethod
+    def lend_to_all(self, nbytes: int) -> int | None:
+        """Lend memory of this process to all ranks together, and return where it is; None: there is no more.
+
+        It comes back by itself once `left` has been called of every rank.
+        """
+
+    @abstractmethod
+    def left(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+        """Return what says that a rank of this process needs no more what has been lent to all; for any thread.
+
+        Args:
+            position: Of the rank.
+            owner: Position of a rank of the process whose memory it is.
+            where: As `lend_to_all` has returned it there.
+            nbytes: As asked for there.
+        """
 
     @abstractmethod
     def mapped(self, position: int, where: int, nbytes: int) -> memoryview:

@@ -33,6 +33,7 @@ class CallKey(NamedTuple):
     pairs: Pairs
     counts: Counts
     exact: bool
+    shared: bool
 
     def without_data(self) -> CallKey:
         """Return what a rank says that only receives."""
@@ -53,6 +54,7 @@ class Call:
         pairs: Of a permute.
         counts: Rows of every block (see `counts`) where they differ, else ().
         exact: Whether every element is reduced in the order of ranks.
+        shared: Whether the ranks of one host may have one result together, which nobody changes.
         reducer: The operator on the dtype.
         result_shape: Of a receiver's result, where blocks do not differ; see `result_at`.
         nbytes: The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
@@ -69,6 +71,7 @@ class Call:
     pairs: Pairs
     counts: Counts
     exact: bool
+    shared: bool
     reducer: Reducer | None
     result_shape: Shape
     nbytes: int
@@ -106,6 +109,8 @@ class Call:
             said += f", counts={described(self.counts, self.kind, self.size)}"
         if self.exact:
             said += ", exact=True"
+        if self.shared:
+            said += ", shared=True"
         return f"{self.kind.value}({said})"
 
 
@@ -119,6 +124,7 @@ def _checked(
     pairs: Pairs = (),
     counts: Counts = (),
     exact: bool = False,
+    shared: bool = False,
 ) -> Call:
     """Check what a rank asks for and return the one object that stands for it.
 
@@ -129,8 +135,8 @@ def _checked(
     if dtype is None or shape is None:
         return Call(
             kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
-            reducer=None, result_shape=(), nbytes=0, work_bytes=0,
-            key=CallKey(kind, op, None, None, size, root, pairs, (), exact),
+            shared=shared, reducer=None, result_shape=(), nbytes=0, work_bytes=0,
+            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
@@ -145,9 +151,9 @@ def _checked(
         nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
         kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
-        reducer=combine, result_shape=result, nbytes=nbytes,
+        shared=shared, reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared),
     )  # fmt: skip
 
 

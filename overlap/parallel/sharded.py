@@ -65,6 +65,7 @@ class Sharded(Bucketed[SharedBucket]):
         group: Group | None = None,
         bucket_bytes: int | None = None,
         depth: int = 1,
+        shared: bool = False,
         order: Order = "forward",
         hook: Hook | None = None,
         exact: bool = False,
@@ -89,6 +90,7 @@ class Sharded(Bucketed[SharedBucket]):
             bucket_bytes: When a bucket is full; in stage 3 buckets are gathered whole, so about as large as a layer is
                 best. By default as in `DataParallel`.
             depth: In stage 3, how many buckets ahead of their use parameters are gathered.
+            shared: In stage 3, ranks of one host have gathered parameters together, once: see `Calls` of a group.
             order: "forward" lets what forward needs first overtake; "fifo" sends in the order of backward.
             hook: Takes the place of reduce_scatter; see `GradientBucket`.
             exact: Add up every gradient in the order of ranks: the same bits as `DataParallel(..., exact=True)` on any
@@ -113,6 +115,8 @@ class Sharded(Bucketed[SharedBucket]):
         if stage not in (1, 2, 3):
             raise UsageError(f"stage: expected 1, 2 or 3, got {stage!r}")
         check_count("depth", depth, least=0)
+        if shared and stage != 3:
+            raise UsageError(f"shared: only stage 3 gathers parameters anew for each use; stage {stage} keeps them")
         settings = Settings(
             bucket_bytes=bucket_bytes, order=order, hook=hook, exact=exact, clip_norm=clip_norm, clip_group=clip_group,
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
@@ -120,6 +124,7 @@ class Sharded(Bucketed[SharedBucket]):
         )  # fmt: skip
         super().__init__(rank, params, group, settings)
         self.stage, self._optimizer, self._gauge, leaves = stage, optimizer, Gauge(), flatten(params)
+        self._shared = shared
         plans = plan_by_size(self._leaves, reversed(leaves), bucket_bytes)
         self._use([self._bucket(plan) for plan in plans])
         flats = [_flat(rank, plan, leaves) for plan in plans]
@@ -152,7 +157,14 @@ class Sharded(Bucketed[SharedBucket]):
         settings, places = self._settings, {name: place for place, name in enumerate(self._leaves)}
         priority = min(places[name] for name in plan.names) if settings.order == "forward" else 0
         return SharedBucket(
-            self.rank, self.group, shard, self._work, priority=priority, exact=settings.exact, hook=settings.hook
+            self.rank,
+            self.group,
+            shard,
+            self._work,
+            priority=priority,
+            exact=settings.exact,
+            hook=settings.hook,
+            shared=self._shared,
         )
 
     # -- the loop ----------------------------------------------------------------------------------------------

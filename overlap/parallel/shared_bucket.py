@@ -51,6 +51,7 @@ class SharedBucket:
         priority: int,
         exact: bool,
         hook: Hook | None,
+        shared: bool = False,
     ) -> None:
         self.shard, self.handed, self.sent = shard, dict[str, object](), False
         self.place: Place | None = None
@@ -58,6 +59,7 @@ class SharedBucket:
         self.unused: list[Future[Any]] = []
         self._added = False  # whether gradients are kept that have not been in an update
         self._rank, self._group, self._work, self._priority, self._exact = rank, group, work, priority, exact
+        self._shared = shared
         self._scatters = rank.stream(f"scatters of {group.name}", window=IN_FLIGHT)
         self._gathers = rank.stream(f"gathers of {group.name}", window=IN_FLIGHT)
         self._counts = None if shard.even else shard.counts
@@ -167,6 +169,7 @@ class SharedBucket:
             part,
             out=self.shard.place_of_whole(),
             counts=self._counts,
+            shared=self._shared,
             priority=self._priority,
             stream=self._gathers,
             name=f"gather bucket {self.plan.index}",

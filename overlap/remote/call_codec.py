@@ -19,7 +19,7 @@ def pack(asked: Call) -> list[object]:
     dtype = None if asked.dtype is None else str(asked.dtype)
     shape = None if asked.shape is None else list(asked.shape)
     pairs, counts = [list(pair) for pair in asked.pairs], list(asked.counts)
-    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, asked.exact]
+    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, asked.exact, asked.shared]
 
 
 def unpack(told: Sequence[object]) -> Call:
@@ -29,7 +29,7 @@ def unpack(told: Sequence[object]) -> Call:
         OverlapError: If it stands for none.
     """
     try:
-        kind, op, dtype, shape, size, root, pairs, counts, exact = told
+        kind, op, dtype, shape, size, root, pairs, counts, exact, shared = told
         find = uneven_call if counts else call
         return find(
             Collective(kind).value,
@@ -41,6 +41,7 @@ def unpack(told: Sequence[object]) -> Call:
             _pairs(cast("list[list[int]]", pairs)),
             tuple(int(rows) for rows in cast("list[int]", counts)),
             bool(exact),
+            bool(shared),
         )
     except (TypeError, ValueError, OverlapError) as error:
         raise OverlapError(f"a process told of a call that cannot be meant: {error}") from error

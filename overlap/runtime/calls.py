@@ -52,6 +52,10 @@ class Calls(Rooted, PointToPoint, Objects):
     * `UsageError` is raised at the call; for futures, whose arrays do not exist yet, at the await.
     * `CollectiveMismatchError` is raised at the await, on every rank, when ranks disagree. `PeerFailedError` and
       `RankLeftError` are raised at the await when another rank cannot take part.
+    * `shared=True`, the same on all ranks: the result of `all_reduce`, `all_gather` and `broadcast` is read-only, and
+      lies once where ranks have memory in common: in one process, and in processes of one host on its own, up to
+      `--shared-memory` each. Its memory is used again once every rank has dropped it, with all views of it. Where
+      there is no such memory (left), on sockets and over MPI, each rank has a read-only array of its own.
     * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
     """
 
@@ -62,6 +66,7 @@ class Calls(Rooted, PointToPoint, Objects):
         out: Array | None = None,
         *,
         exact: bool = False,
+        shared: bool = False,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -85,6 +90,7 @@ class Calls(Rooted, PointToPoint, Objects):
             exact: Reduce every element in the order of ranks, ((x0 + x1) + x2) + ..., whatever algorithm, placement and
                 place in the array: the same bits for any buckets, in one process, over wires and in virtual time (of a
                 NaN, that it is one).
+            shared: Return a read-only array, which ranks of one host have in common: see above.
 
         Cost: in one process, each input is read and each output written once. As a ring over p ranks, 2(p-1) steps and
         2(p-1)/p of the array sent by each rank. With `exact` nothing more in one process; over wires each rank sends
@@ -92,7 +98,17 @@ class Calls(Rooted, PointToPoint, Objects):
         sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_REDUCE, x, out, call_site or _getframe(1), priority, name, op, exact=exact),
+            CollectiveFuture(
+                Collective.ALL_REDUCE,
+                x,
+                out,
+                call_site or _getframe(1),
+                priority,
+                name,
+                op,
+                exact=exact,
+                shared=shared,
+            ),
             stream,
             timeout_s,
         )
@@ -161,6 +177,7 @@ class Calls(Rooted, PointToPoint, Objects):
         out: Array | None = None,
         *,
         counts: Rows | None = None,
+        shared: bool = False,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -190,12 +207,22 @@ class Calls(Rooted, PointToPoint, Objects):
             out: Shape `(x.shape[0] * size, *x.shape[1:])`, or `(sum(counts), *x.shape[1:])`; `x` may be this rank's own
                 block of it.
             counts: Rows of every rank's `x`, from 0, the same list on all ranks; equal ones by default.
+            shared: Return a read-only array, which ranks of one host have in common: see above.
 
         Cost as a ring over p ranks: p-1 steps, p-1 blocks sent by each rank. Blocks that differ travel as in
         `reduce_scatter`.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_GATHER, x, out, call_site or _getframe(1), priority, name, counts=counts),
+            CollectiveFuture(
+                Collective.ALL_GATHER,
+                x,
+                out,
+                call_site or _getframe(1),
+                priority,
+                name,
+                counts=counts,
+                shared=shared,
+            ),
             stream,
             timeout_s,
         )

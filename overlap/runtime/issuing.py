@@ -123,6 +123,8 @@ class Issuer:
         """Issue one operation for the arrays of a tree, or one for each dtype that is reduced."""
         if operation.out is not None or operation.counts is not None:
             raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+        if operation.shared:
+            raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
         tree, arrays, thread = operation.input, self._context.arrays, self._context.thread
         made = packs(operation.kind, tree, self._group.size, arrays)
         parts = [operation, *(copy(operation) for _ in made[1:])]
@@ -218,11 +220,15 @@ class Issuer:
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
         if type(operation.exact) is not bool:
             raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
+        if type(operation.shared) is not bool:
+            raise UsageError(f"shared: expected True or False, got {operation.shared!r}")
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
         operation.group, operation.context, operation.step = self._group, context, context.step
         out = operation.out
+        if out is not None and operation.shared:
+            raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()
         x = operation.input

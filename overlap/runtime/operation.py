@@ -19,6 +19,7 @@ from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
 from .future import Failure, Future, call_when_done, resolve
+from .memory.read_only import read_only
 from .outstanding import CallSite, place_told
 from .request import Request
 
@@ -152,12 +153,13 @@ class CollectiveFuture(Request[T_co]):
         pairs: Pairs = (),
         counts: object = None,
         exact: bool = False,
+        shared: bool = False,
     ) -> None:
         # The base classes' parts are written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
-        self.exact, self.counts, self.input, self.out = exact, counts, x, out
+        self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, name or kind.text
@@ -291,9 +293,16 @@ class CollectiveFuture(Request[T_co]):
                 return
             self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
             self.context.flight.ended(self.record, end_ns)
+            if self.shared:
+                self._share()
             self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
             self._conclude()
+
+    def _share(self) -> None:
+        """See to it that nobody changes what others may have, too."""
+        if not self.context.arrays.shapes_only:
+            self.out = read_only(cast(Array, self.out))
 
     def fail(self, failure: Failure) -> None:
         """End badly: the error goes to whoever awaits, and fails the rank if nobody does.

@@ -58,7 +58,7 @@ class Request(Issued[T_co]):
 
     __slots__ = (
         "_input_locked", "call", "changed", "context", "counts", "exact", "given", "group", "input", "kind", "locked",
-        "out", "pairs", "priority", "reduction", "root", "source", "target",
+        "out", "pairs", "priority", "reduction", "root", "shared", "source", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -69,6 +69,7 @@ class Request(Issued[T_co]):
     root: int
     pairs: Pairs
     exact: bool
+    shared: bool
     counts: object  # of rows; once it is issued, as `check_counts` returns them, or None
     input: object  # what the caller passed: an array, a future of one, or None
     out: Array | None  # what the caller will get; once it is issued, the array that the result is written to
@@ -107,7 +108,16 @@ class Request(Issued[T_co]):
             try:
                 find = uneven_call if counts else call
                 self.call = find(
-                    kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts, self.exact
+                    kind.text,
+                    self.reduction,
+                    x.dtype,
+                    shape,
+                    size,
+                    self.root,
+                    self.pairs,
+                    counts,
+                    self.exact,
+                    self.shared,
                 )
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
@@ -129,7 +139,9 @@ class Request(Issued[T_co]):
             out = cast(Array, self.out)
             self.call = call(kind.text, None, out.dtype, out.shape, 2)
         elif kind.traits.rooted or kind is Collective.BARRIER:
-            self.call = call(kind.text, None, None, None, self.group.size, self.root, self.pairs)
+            self.call = call(
+                kind.text, None, None, None, self.group.size, self.root, self.pairs, (), self.exact, self.shared
+            )
         else:
             raise UsageError(f"x: {self.op} needs an array, got None")
 

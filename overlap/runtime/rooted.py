@@ -27,6 +27,7 @@ class Rooted:
         root: int = 0,
         out: Array | None = None,
         *,
+        shared: bool = False,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -46,9 +47,20 @@ class Rooted:
             x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
             root: Group rank of the sender.
             out: Where to put the result; `out=x` is in place.
+            shared: Return a read-only array, which ranks of one host have in common: see `Calls`.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.BROADCAST, x, out, call_site or _getframe(1), priority, name, None, root),
+            CollectiveFuture(
+                Collective.BROADCAST,
+                x,
+                out,
+                call_site or _getframe(1),
+                priority,
+                name,
+                None,
+                root,
+                shared=shared,
+            ),
             stream,
             timeout_s,
         )

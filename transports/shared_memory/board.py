@@ -17,6 +17,7 @@ from transports.failures import LinkLostError
 from transports.shared_memory.heap import Heap
 from transports.shared_memory.peer_memory import read
 from transports.shared_memory.segment import Segment
+from transports.shared_memory.shelf import Shelf, leaver
 
 __all__ = ["BOARD_BYTES", "Boards", "fence"]
 
@@ -55,6 +56,7 @@ class Boards:
         ring: Wakes a process, by index, if it sleeps.
 
     Attributes:
+        shelf: What of that is lent to all.
         watching: Who waits for others.
         on_watch: Called when somebody begins to wait and nobody did.
         on_rest: Called when nobody waits any more.
@@ -62,6 +64,7 @@ class Boards:
 
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
+        self.shelf = Shelf(segment.view, heap)
         self.watching: dict[Callable[[], None], None] = {}
         self.on_watch: Callable[[], None] = lambda: None
         self.on_rest: Callable[[], None] = lambda: None
@@ -146,7 +149,7 @@ class _SharedBoard(Board):
             self.hear(rank, told)
 
     def _tell_start(self) -> int:
-        start = self._boards.heap.take(BOARD_BYTES)
+        start = self._boards.shelf.take(BOARD_BYTES)
         reads = _READS if all(other in self._pids for other in self._others) else 0
         return reads if start is None else (start << _TOLD_BITS) | _ROOM | reads
 
@@ -178,8 +181,9 @@ class _SharedBoard(Board):
     # -- posting ------------------------------------------------------------------------------------------------------
 
     def arrive(
-        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None
-    ) -> None:
+        self, position: int, number: int, tag: int, *, where: int = 0, mode: int = 0, payload: memoryview | None = None,
+        result: int = 0,
+    ) -> None:  # fmt: skip
         slot = number % OPERATIONS
         words, first = self._words[position], slot * _ROW_WORDS
         if payload is not None:
@@ -188,6 +192,8 @@ class _SharedBoard(Board):
             self._rows[position][start : start + nbytes] = payload
         words[first + 1] = where
         words[first + 2] = mode
+        if result:
+            words[first + 3] = result
         words[first] = tag | 1
         _FENCE.acquire()
         _FENCE.release()
@@ -248,11 +254,17 @@ class _SharedBoard(Board):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def lend(self, nbytes: int) -> Place | None:
-        start = self._boards.heap.take(nbytes)
+        start = self._boards.shelf.take(nbytes)
         return None if start is None else Place(start, self._here.view[start : start + nbytes])
 
     def take_back(self, place: Place) -> None:
         self._boards.heap.give_back(place.where)
+
+    def lend_to_all(self, nbytes: int) -> int | None:
+        return self._boards.shelf.lend(nbytes, len(self._ranks))
+
+    def left(self, position: int, owner: int, where: int, nbytes: int) -> Callable[[], None]:
+        return leaver(self._segment(owner).view, where, nbytes, position)
 
     def mapped(self, position: int, where: int, nbytes: int) -> memoryview:
         return self._segment(position).view[where : where + nbytes]

@@ -10,7 +10,7 @@ _PAGE_BYTES = 4096
 
 
 class Heap:
-    """Lends pieces by size, rounded up to powers of two: pages that nobody touches take no memory.
+    """Lends pieces by size, rounded up to pages and to one of four sizes an octave, so that others fit there later.
 
     Args:
         start: Where the memory begins.
@@ -28,7 +28,7 @@ class Heap:
 
     def take(self, nbytes: int) -> int | None:
         """Return where a piece begins; None if there is no room."""
-        size = max(_PAGE_BYTES, 1 << max(nbytes - 1, 0).bit_length())
+        size = _size_for(nbytes)
         if self._free[size]:
             start = self._free[size].pop()
         elif self._next + size <= self._stop:
@@ -45,3 +45,9 @@ class Heap:
         self._free[size].append(start)
         self.lent_bytes -= size
         return size
+
+
+def _size_for(nbytes: int) -> int:
+    least = max(nbytes, _PAGE_BYTES)
+    unit = max(_PAGE_BYTES, 1 << (least - 1).bit_length() - 3)
+    return -(-least // unit) * unit

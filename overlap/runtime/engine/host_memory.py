@@ -17,6 +17,7 @@ from ..match import Match
 from ..operation import Operation
 from .host_run import HostRun
 from .meeting import Common, Meeting
+from .shared_run import SharedRun
 from .small_run import SmallAllReduce
 
 __all__ = ["HostMemory"]
@@ -59,6 +60,8 @@ class HostMemory:
 def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallAllReduce:
     call = operation.call
     small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES
+    if call.shared:
+        return SharedRun(meeting, match, operation)
     return (SmallAllReduce if small and meeting.board.ready and meeting.board.usable else HostRun)(
         meeting, match, operation
     )

@@ -42,9 +42,9 @@ class HostRun:
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
-        "_board", "_call", "_cancelled", "_given", "_in_place", "_lent", "_match", "_meeting", "_number",
-        "_operation", "_over", "_phase", "_place",
-        "_position", "_source", "_steps", "_tag", "_target", "_watched", "_working",
+        "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_meeting", "_number",
+        "_operation", "_over", "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched",
+        "_working",
     )  # fmt: skip
 
     _source: Array | None
@@ -62,6 +62,7 @@ class HostRun:
         self._working = self._watched = self._over = self._cancelled = False
         self._steps: list[tuple[Sequence[Pull], bool, int, bool]] = []
         self._in_place = self._lent = False
+        self._home = 0
 
     # -- arriving -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +104,9 @@ class HostRun:
             self._in_place = False
             source = operation.context.arrays.copy(source)
         self._source = source = source.reshape(-1)
+        self._offer(source)
+
+    def _offer(self, source: Array) -> None:
         if source.nbytes <= PAYLOAD_BYTES:
             self._arrive(source.nbytes, Mode.ON_BOARD, _bytes_of(source))
         elif source.nbytes > _COPIED_BYTES and self._board.reads:
@@ -121,7 +125,9 @@ class HostRun:
 
     def _arrive(self, where: int, mode: int, payload: memoryview | None = None) -> None:
         self._phase = _ARRIVED
-        self._board.arrive(self._position, self._number, self._tag, where=where, mode=mode, payload=payload)
+        self._board.arrive(
+            self._position, self._number, self._tag, where=where, mode=mode, payload=payload, result=self._home
+        )
         if self._board.reached(self._number, self._tag, _ARRIVED):
             self._board.ring()
 
@@ -152,13 +158,17 @@ class HostRun:
 
     def _meet(self) -> None:
         """Plan what is left to do: all have come."""
-        call, board = self._call, self._board
-        self._given = [board.posted(other, self._number) for other in range(call.size)]
+        board = self._board
+        self._given = [board.posted(other, self._number) for other in range(self._call.size)]
         modes = {mode for _, mode in self._given}
         if Mode.HOMELESS in modes:
             self._board.advance(self._position, self._number, self._tag, _DONE)
             self._fall_back()
-            return
+        else:
+            self._plan(modes)
+
+    def _plan(self, modes: set[int]) -> None:
+        call = self._call
         private = Mode.PRIVATE in modes
         self._lent = Mode.MAPPED in modes
         if call.kind is Collective.ALL_REDUCE and self._sliced(private):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 
-__all__ = ["Pull", "collected", "gives", "pulls", "reduced"]
+__all__ = ["Pull", "collected", "gives", "laid", "pulls", "reduced"]
 
 
 class Pull(NamedTuple):
@@ -45,6 +45,19 @@ def collected(call: Call) -> list[Pull]:
     """Return what makes the whole result, once every rank has its slice where it lies in the result."""
     slices = [(other, *_slice(call, other)) for other in range(call.size)]
     return [Pull(start, stop - start, ((other, start),)) for other, start, stop in slices]
+
+
+def laid(call: Call, position: int) -> list[Pull]:
+    """Return what the rank at a position puts into a result that all share."""
+    size = prod(call.shape or ())
+    if call.kind is Collective.ALL_REDUCE:
+        return [reduced(call, position)]
+    if call.kind is Collective.BROADCAST:
+        return [Pull(0, size, ((position, 0),))] if position == call.root else []
+    if not call.counts:
+        return [Pull(position * size, size, ((position, 0),))]
+    row = prod(call.result_shape[1:])
+    return [Pull(sum(call.counts[:position]) * row, call.counts[position] * row, ((position, 0),))]
 
 
 def gives(call: Call, position: int) -> bool:

@@ -73,7 +73,7 @@ class RealEngine(BaseEngine):
         """Start the programs of the ranks that are here, once anybody has said what travels."""
         if match.pattern is None or not match.pattern.settled:
             return
-        whole = not match.pattern.counts and self._algorithm in (None, "direct")
+        whole = (match.pattern.shared or not match.pattern.counts) and self._algorithm in (None, "direct")
         if not (whole and self._host_memory.start(communicator, match)):
             self._programs.start(communicator, match)
 

@@ -89,11 +89,14 @@ def fit_all(operations: Sequence[Operation], pattern: Call) -> None:
     Raises:
         Unfit: If there is no memory for one.
     """
-    for operation in operations:
+    for operation in _written(operations, pattern):
         try:
             operation.fit(pattern)
         except Exception as error:
             raise Unfit(operation) from error
+    if pattern.shared:
+        for operation in operations:
+            operation.out, operation.target = operations[0].out, operations[0].target
 
 
 def _all_reduce_here(operations: Sequence[Operation], pattern: Call) -> None:
@@ -103,14 +106,16 @@ def _all_reduce_here(operations: Sequence[Operation], pattern: Call) -> None:
     total = combine.total([operation.source for operation in operations])  # type: ignore[misc]
     for operation in operations:
         if operation.out is None:
-            operation.out = total.copy()
+            operation.out = total if pattern.shared else total.copy()
         else:
             target = operation.out if operation.target is None else operation.target
             target[...] = total
 
 
 def _all_reduce(operations: Sequence[Operation]) -> list[Transfer]:
-    return [Transfer([_source(o) for o in operations], [_target(o) for o in operations], operations[0].call.reducer)]
+    call = operations[0].call
+    targets = [_target(o) for o in _written(operations, call)]
+    return [Transfer([_source(o) for o in operations], targets, call.reducer)]
 
 
 def _reduce(operations: Sequence[Operation]) -> list[Transfer]:
@@ -125,7 +130,7 @@ def _reduce_scatter(operations: Sequence[Operation]) -> list[Transfer]:
 
 
 def _all_gather(operations: Sequence[Operation]) -> list[Transfer]:
-    targets = [_blocks_got(o) for o in operations]
+    targets = [_blocks_got(o) for o in _written(operations, operations[0].call)]
     return [Transfer([_source(o)], [target[i] for target in targets]) for i, o in enumerate(operations)]
 
 
@@ -138,7 +143,7 @@ def _all_to_all(operations: Sequence[Operation]) -> list[Transfer]:
 
 def _broadcast(operations: Sequence[Operation]) -> list[Transfer]:
     root = operations[operations[0].call.root]
-    return [Transfer([_source(root)], [_target(o) for o in operations])]
+    return [Transfer([_source(root)], [_target(o) for o in _written(operations, root.call)])]
 
 
 def _gather(operations: Sequence[Operation]) -> list[Transfer]:
@@ -178,6 +183,11 @@ _PLANS: dict[Collective, Callable[[Sequence[Operation]], list[Transfer]]] = {
     Collective.BARRIER: _barrier,
     Collective.P2P: _p2p,
 }
+
+
+def _written(operations: Sequence[Operation], pattern: Call) -> Sequence[Operation]:
+    """Return the ends whose results are written: all, or the first for all of them."""
+    return operations[:1] if pattern.shared else operations
 
 
 def _source(operation: Operation) -> Array:

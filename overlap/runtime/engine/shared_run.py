@@ -1,0 +1,77 @@
+"""One rank's end of an operation whose result all ranks of a host have together: it lies once, in mapped memory.
+
+Each rank puts its part there: of an all-reduce it reduces a slice, of what is gathered it copies its own input, and of
+a broadcast the root does all. Nobody reads what others have written before the operation is over. The processes take
+turns at giving the memory; where one has no more of it, each rank gets an array of its own.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ...collectives.kinds import Collective, Shape
+from ...collectives.reduce import Array
+from ..memory.read_only import held
+from .host_run import HostRun
+from .meeting import DONE, Mode
+from .pulls import laid
+
+__all__ = ["SharedRun"]
+
+
+class SharedRun(HostRun):
+    """One rank's end of an operation with a result in common."""
+
+    __slots__ = ()
+
+    def _give(self) -> None:
+        """Say where the input is, as far as others need it, and where the result is to be if it is this rank's turn."""
+        source, nbytes = self._operation.source, self._result_bytes
+        self._source = None if source is None else source.reshape(-1)
+        self._target = None
+        if self._owner == self._position and nbytes:
+            home = self._board.lend_to_all(nbytes)
+            if home is None:
+                self._arrive(0, Mode.HOMELESS)
+                return
+            self._home = home
+        if self._source is not None and nbytes and self._call.kind is Collective.ALL_REDUCE:
+            self._offer(self._source)
+        else:
+            self._arrive(0, Mode.NOWHERE)
+
+    def _plan(self, modes: set[int]) -> None:
+        """Find the result, and plan what this rank puts there."""
+        operation, nbytes = self._operation, self._result_bytes
+        self._lent = Mode.MAPPED in modes
+        self._steps = [(laid(self._call, self._position) if nbytes else [], False, DONE, True)]
+        # should it fail from now on, nobody gets the array, and so it is dropped
+        operation.out = operation.target = self._result_here() if nbytes else np.empty(self._shape, self._dtype)
+
+    def _result_here(self) -> Array:
+        """Return the result, which cannot be written; this rank's part of it goes to `_target`."""
+        home, owner, nbytes = self._board.result(self._owner, self._number), self._owner, self._result_bytes
+        view = self._board.mapped(owner, home, nbytes)
+        self._target = np.frombuffer(view, np.uint8).view(self._dtype)
+        left = self._board.left(self._position, owner, home, nbytes)
+        return held(view.toreadonly(), self._shape, self._dtype, left)
+
+    @property
+    def _owner(self) -> int:
+        return self._number % self._call.size
+
+    @property
+    def _shape(self) -> Shape:
+        return self._call.result_at(self._position)
+
+    @property
+    def _dtype(self) -> np.dtype[np.generic]:
+        dtype = self._call.dtype
+        assert dtype is not None, "it starts when that is known"
+        return dtype
+
+    @property
+    def _result_bytes(self) -> int:
+        return prod(self._shape) * self._dtype.itemsize
