@@ -64,7 +64,7 @@ class SpanColumns:
 
     texts: tuple[str, ...]
     groups: tuple[Group, ...]
-    rank: Indexes
+    rank: Wholes
     whole: Wholes
     index: Indexes
 
@@ -135,7 +135,7 @@ class SpanColumns:
             [groups[info.group, info.ranks] for info in infos],
         ]
         return cls(
-            texts=tuple(texts), groups=tuple(groups), rank=np.array([span.rank for span in spans], np.int32),
+            texts=tuple(texts), groups=tuple(groups), rank=np.array([span.rank for span in spans], np.int64),
             whole=np.array(wholes, np.int64), index=np.array(indexes, np.int32),
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ class SpanColumns:
         """Return the columns of several one after the other, their texts numbered anew."""
         texts, groups = Table[str](), Table[Group]()
         texts[""], groups["", ()]
-        ranks, wholes, indexes = [np.zeros(0, np.int32)], [np.zeros((8, 0), np.int64)], [np.zeros((8, 0), np.int32)]
+        ranks, wholes, indexes = [np.zeros(0, np.int64)], [np.zeros((8, 0), np.int64)], [np.zeros((8, 0), np.int32)]
         for part in parts:
             new_text, new_group = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in np.unique(part.index[1:7]).tolist():  # a part of a timeline does not use all
@@ -158,6 +158,24 @@ class SpanColumns:
             texts=tuple(texts), groups=tuple(groups), rank=np.concatenate(ranks),
             whole=np.concatenate(wholes, axis=1), index=np.concatenate(indexes, axis=1),
         )  # fmt: skip
+
+    def canonical(self) -> SpanColumns:
+        """Return the same with only those texts and groups that are used, in order: equal spans have equal columns."""
+        used = np.unique(self.index[1:7]).tolist()
+        texts = sorted({self.texts[number] for number in used if number >= 0})
+        groups = sorted({self.groups[number] for number in np.unique(self.index[7]).tolist()})
+        new_text = {text: number for number, text in enumerate(texts)}
+        new_group = {group: number for number, group in enumerate(groups)}
+        text_of = np.array([*(new_text.get(text, -1) for text in self.texts), -1], np.int32)
+        group_of = np.array([*(new_group.get(group, -1) for group in self.groups), -1], np.int32)
+        return self._renumbered(tuple(texts), tuple(groups), text_of, group_of)
+
+    def _renumbered(
+        self, texts: tuple[str, ...], groups: tuple[Group, ...], text_of: Indexes, group_of: Indexes
+    ) -> SpanColumns:
+        """Return the same with other tables; the last element of each says that none remains none."""
+        index = np.concatenate([self.index[:1], text_of[self.index[1:7]], group_of[self.index[7:]]])
+        return replace(self, texts=texts, groups=groups, index=index)
 
     def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> SpanColumns:
         """Return the columns of some of the spans: those of a mask, or of their numbers, in that order."""

@@ -20,7 +20,7 @@ from ..errors import UsageError
 from .columnar import INDEXES, KINDS, WHOLES, Group, SpanColumns
 from .spans import Clock, Span, Timeline
 
-__all__ = ["Header", "Part", "pack_part"]
+__all__ = ["Header", "Part", "pack_columns", "pack_part", "unpack_columns"]
 
 VERSION = 1
 BLOCK_BYTES = 256 << 20
@@ -62,7 +62,7 @@ def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
         "meta": timeline.meta,
         "offset_ns": offset_ns,
     }
-    return b"".join([_block(_packed(header)), *(_block(_columns(columns)) for columns in by_rank.values())])
+    return b"".join([_block(_packed(header)), *(_block(_told(columns)) for columns in by_rank.values())])
 
 
 class Part:
@@ -107,9 +107,9 @@ def _block(data: bytes) -> bytes:
     return len(packed).to_bytes(4, "big") + packed
 
 
-def _packed(told: Mapping[str, object]) -> bytes:
+def _packed(told: Mapping[str, object], *, errors: str = "replace") -> bytes:
     """Pack a header; names are the program's, and may have halves of characters, which no file can hold."""
-    packed: bytes = msgpack.packb(told, unicode_errors="replace")
+    packed: bytes = msgpack.packb(told, unicode_errors=errors)
     return packed
 
 
@@ -117,9 +117,13 @@ def _read_block(file: BinaryIO) -> bytes:
     length_bytes = int.from_bytes(file.read(4), "big")
     if not 0 < length_bytes <= BLOCK_BYTES:
         raise UsageError(f"damaged part of a trace: a block of {length_bytes} bytes")
+    return _inflated(file.read(length_bytes))
+
+
+def _inflated(packed: bytes) -> bytes:
     try:
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(file.read(length_bytes), BLOCK_BYTES)
+        data = unpacker.decompress(packed, BLOCK_BYTES)
     except zlib.error as error:
         raise UsageError(f"damaged part of a trace: {error}") from error
     if not unpacker.eof:
@@ -147,9 +151,19 @@ def _header(data: bytes) -> Header:
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
-def _columns(columns: SpanColumns) -> bytes:
+def pack_columns(columns: SpanColumns) -> bytes:
+    """Return the spans of one rank, compressed; equal ones give equal bytes, and all texts survive."""
+    return zlib.compress(_told(columns.canonical(), errors="surrogatepass"), 1)
+
+
+def unpack_columns(rank: int, data: bytes) -> SpanColumns:
+    """Return the spans of a rank again; errors as for `Part.columns`."""
+    return _of_rank(rank, _inflated(data), 0)
+
+
+def _told(columns: SpanColumns, *, errors: str = "replace") -> bytes:
     columns = SpanColumns.joined([columns])  # its own texts only
-    header = _packed({"count": len(columns), "texts": columns.texts, "groups": columns.groups})
+    header = _packed({"count": len(columns), "texts": columns.texts, "groups": columns.groups}, errors=errors)
     whole, index = columns.whole.astype("<i8", copy=False), columns.index.astype("<i4", copy=False)
     return b"".join([len(header).to_bytes(4, "big"), header, whole.tobytes(), index.tobytes()])
 
@@ -157,7 +171,7 @@ def _columns(columns: SpanColumns) -> bytes:
 def _of_rank(rank: int, data: bytes, offset_ns: int) -> SpanColumns:
     try:
         end = 4 + int.from_bytes(data[:4], "big")
-        told = msgpack.unpackb(data[4:end])
+        told = msgpack.unpackb(data[4:end], unicode_errors="surrogatepass")
         count, texts = told["count"], told["texts"]
         groups = [(name, tuple(ranks)) for name, ranks in told["groups"]]
         if type(count) is not int or len(data) - end != count * _SPAN_BYTES or not _are_texts_and_groups(texts, groups):
@@ -182,5 +196,5 @@ def _checked(rank: int, count: int, data: bytes, texts: list[str], groups: list[
             raise ValueError("an index below 0, or a span that ends before it starts")
         if index[0].max() >= len(KINDS) or index[1:7].max() >= len(texts) or index[7].max() >= len(groups):
             raise IndexError("an index beyond what it numbers")
-    rank_of = np.full(count, rank, np.int32)
+    rank_of = np.full(count, rank, np.int64)
     return SpanColumns(texts=tuple(texts), groups=tuple(groups), rank=rank_of, whole=whole, index=index)

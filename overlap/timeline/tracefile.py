@@ -8,22 +8,22 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, cast, get_args
+from typing import BinaryIO, cast
 
 from ..errors import UsageError
+from .columnar import SpanColumns
 from .cut import complete_part
-from .events import Event, Json, to_events
+from .decode import VERSION, decoded, known
+from .events import Json, to_events
 from .foreign import from_foreign
 from .merge import merged_columns, merged_header
 from .parts import Part
-from .ranklist import unlisted
-from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
-
-VERSION = 1
-"""Version of our fields; a file with a higher one is refused."""
+from .spans import Clock, Span, Timeline
+from .tail import Tail, columns_at_end
 
 CUT = "cut"
 """In `meta` of what was read from a file that was cut off; what is there is complete."""
@@ -47,7 +47,7 @@ def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         UsageError: If it cannot be written there.
     """
     header = _header(timeline.world_size, timeline.clock, timeline.dropped, timeline.meta)
-    _write(header, timeline.by_rank().values(), path)
+    _write(header, timeline.columns.by_rank().values(), path)
 
 
 def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
@@ -57,14 +57,13 @@ def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
         UsageError: If it cannot be written there, or they are not parts of one run.
     """
     found = merged_header([part.header for part in parts])
-    spans = (list(columns.spans()) for columns in merged_columns(parts))
-    _write(_header(found.world_size, found.clock, found.dropped, found.meta), spans, path)
+    _write(_header(found.world_size, found.clock, found.dropped, found.meta), merged_columns(parts), path)
 
 
-def _write(header: Json, spans: Iterable[Sequence[Span]], path: str | os.PathLike[str]) -> None:
+def _write(header: Json, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    pieces = _encoded(header, spans)
+    pieces = _encoded(header, ranks)
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # itself: what a link to a pipe names is no path
             with open(path, "wb") as file:
@@ -102,13 +101,23 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             communication.
     """
     try:
-        document, cut = _load(Path(path))
+        with _opened(Path(path)) as (data, whole):
+            found = columns_at_end(data) if whole else None
+            if found is not None:
+                return _of_columns(*found)
+            document, cut = _parsed(bytes(data), whole=whole)
         timeline = _timeline(document)
+        _ = timeline.columns  # or it has numbers that no column holds
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
+
+
+def _of_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
+    header = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")["overlap"]
+    return Timeline.of_columns(columns, **known(header))
 
 
 def _timeline(document: Json) -> Timeline:
@@ -119,7 +128,7 @@ def _timeline(document: Json) -> Timeline:
         raise UsageError("not a trace file: no list 'traceEvents' in it")
     known = [event for event in events if isinstance(event, dict)]
     if "overlap" in document:
-        return _decode([event for event in known if event.get("ph") == "X"], document["overlap"])
+        return decoded([event for event in known if event.get("ph") == "X"], document["overlap"])
     return from_foreign(known, document)
 
 
@@ -127,30 +136,55 @@ def _header(world_size: int, clock: Clock, dropped: int, meta: Mapping[str, str]
     return {"version": VERSION, "world_size": world_size, "clock": clock, "dropped": dropped, "meta": meta}
 
 
-def _encoded(header: Json, spans: Iterable[Sequence[Span]]) -> Iterator[str]:
+def _encoded(header: Json, ranks: Iterable[SpanColumns]) -> Iterator[str]:
     """Yield the text of a trace file, in pieces of one rank."""
+    tail = Tail()
+    yield from tail.passed(_events(header, ranks, tail))
+    yield from tail.text()
+    yield "}\n"
+
+
+def _events(header: Json, ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[str]:
     yield f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n'
     between = ""
-    for events in to_events(spans):
+    for events in to_events(_spans(ranks, tail)):
         yield between + _dumps(events)[1:-1]  # a line for each rank
         between = ",\n"
-    yield "\n]}\n"
+    yield "\n]"
+
+
+def _spans(ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[list[Span]]:
+    for columns in ranks:
+        if len(columns):
+            tail.add(columns)
+            yield list(columns.spans())
 
 
 # One encoder, and not `json.dumps`, which makes a new one for each of a hundred thousand events.
 _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
-def _load(path: Path) -> tuple[Json, bool]:
-    """Return the document, and whether it is only what is complete of one that was cut off."""
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
+    """Give what a file holds, unpacked, and whether that is all of it."""
     try:
-        data, whole = path.read_bytes(), True
-        if data[:2] == b"\x1f\x8b":
-            data, whole = _unpacked(data)
+        with open(path, "rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                yield _unpacked(path.read_bytes())
+            elif os.path.isfile(path) and os.path.getsize(path):
+                with mmap(file.fileno(), 0, access=ACCESS_READ) as data:  # of a large one little is looked at
+                    yield data, True
+            else:
+                file.seek(0)
+                yield file.read(), True
     except (zlib.error, gzip.BadGzipFile) as error:
         raise UsageError(f"damaged: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}") from error
+
+
+def _parsed(data: bytes, *, whole: bool) -> tuple[Json, bool]:
+    """Return the document, and whether it is only what is complete of one that was cut off."""
     try:
         return cast(Json, json.loads(data)), not whole
     except (ValueError, RecursionError) as error:
@@ -174,78 +208,3 @@ def _unpacked(data: bytes) -> tuple[bytes, bool]:
             text += piece
     told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
     raise UsageError(f"{told}; if it is one, unpack it with gunzip first")
-
-
-def _decode(slices: list[Event], header: Json) -> Timeline:
-    if not isinstance(header, dict):
-        raise ValueError("the field 'overlap' is not an object")
-    if (version := _whole(header, "version")) > VERSION:
-        raise UsageError(f"written by a newer version (format {version}, this one reads up to {VERSION})")
-    if (clock := _text(header, "clock")) not in ("real", "virtual"):
-        raise ValueError(f"unknown clock {clock!r}")
-    meta = _object(header, "meta")
-    return Timeline(
-        spans=sorted((_span(event) for event in slices if event.get("cat") != "issue"), key=span_order),
-        world_size=_whole(header, "world_size"),
-        clock=cast(Clock, clock),
-        dropped=_whole(header, "dropped"),
-        meta={name: _text(meta, name) for name in meta},
-    )
-
-
-def _span(event: Event) -> Span:
-    args = _object(event, "args")
-    if (kind := _text(event, "cat")) not in get_args(Kind):
-        raise ValueError(f"unknown category {kind!r}")
-    start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
-    if end_ns < start_ns:
-        raise ValueError(f"a span ends at {end_ns} ns, before it starts at {start_ns} ns")
-    info = _info(args, start_ns, end_ns) if "seq" in args else None
-    return Span(
-        rank=_whole(event, "pid"),
-        kind=cast(Kind, kind),
-        lane=_text(args, "lane"),
-        name=_text(event, "name"),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        info=info,
-        step=_whole(args, "step") if "step" in args else None,
-        call_site=_text(args, "call_site") if "call_site" in args and info is None else "",
-        issued_ns=_whole(args, "issued_ns") if "issued_ns" in args and info is None else None,
-    )
-
-
-def _info(args: Event, start_ns: int, end_ns: int) -> CollectiveInfo:
-    return CollectiveInfo(
-        op=_text(args, "Collective name"),
-        algorithm=_text(args, "algorithm"),
-        group=_text(args, "Process Group Name"),
-        seq=_whole(args, "seq"),
-        nbytes=_whole(args, "nbytes"),
-        dtype=_text(args, "dtype"),
-        issued_ns=_whole(args, "issued_ns"),
-        met_ns=_whole(args, "met_ns"),
-        priority=_whole(args, "priority"),
-        call_site=_text(args, "call_site"),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        ranks=unlisted(_text(args, "Process Group Ranks")) if "Process Group Ranks" in args else (),
-    )
-
-
-def _whole(fields: Event, name: str) -> int:
-    if not isinstance(value := fields.get(name), int):
-        raise ValueError(f"{name} is {value!r}, not an integer")
-    return value
-
-
-def _text(fields: Event, name: str) -> str:
-    if not isinstance(value := fields.get(name), str):
-        raise ValueError(f"{name} is {value!r}, not text")
-    return value
-
-
-def _object(fields: Event, name: str) -> Event:
-    if not isinstance(value := fields.get(name), dict):
-        raise ValueError(f"{name} is {value!r}, not an object")
-    return value
