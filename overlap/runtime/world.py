@@ -377,9 +377,14 @@ class World:
 
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""
-        meta = {"script": sys.argv[0]} | self.backend.meta()
+        meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
         recorders = [member.rank.recorder for member in self._members]
         return Timeline.collect(recorders, world_size=self.size, clock=self.backend.name, meta=meta)
+
+
+def _told(machine: topology.Cluster) -> str:
+    """Return the name under which `topology.cluster` makes it again."""
+    return f"{machine.name} lnc={machine.lnc}" if len(machine.machine.chip.lnc) > 1 else machine.name
 
 
 def _begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:

@@ -149,10 +149,14 @@ def test_each_strategy_is_faster_with_overlap(command, name):
     assert code == 0
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert len(shown.partition("\nwithout overlap")[2].splitlines()) < 24
-    verdict = re.search(
-        r"\na step takes ([\d.]+) ms instead of ([\d.]+) ms: ([\d.]+)x as fast; \d+% of it is compute\n\Z", shown
+    found = re.search(
+        r"\na step takes ([\d.]+) ms instead of ([\d.]+) ms: ([\d.]+)x as fast; \d+% of it is compute\n"
+        r"with overlap, 3 steps ([\d.]+) ms: compute [\d.]+, exposed [\s\S]*; hidden (\d+)%\sof\s(\d+)%\spossible\n\Z",
+        shown,
     )
-    after, before, ratio = map(float, verdict.groups())
+    after, before, ratio, steps, hidden, possible = map(float, found.groups())
+    assert steps == pytest.approx(3 * after, rel=0.01)
+    assert hidden <= possible
     assert ratio == pytest.approx(before / after, abs=0.02)
     assert ratio > 1.03
 

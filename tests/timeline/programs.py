@@ -13,11 +13,11 @@ def nothing():
     """Compute, as far as results go."""
 
 
-def run(main, ranks=4):
+def run(main, ranks=4, algorithm=None):
     """Run a program on a modelled instance and return its timeline."""
     seen = []
     with overriding(watcher=seen.append):
-        overlap.run(main, ranks=ranks, cluster="trn1.32xlarge", clock=Virtual(shapes_only=True))
+        overlap.run(main, ranks=ranks, cluster="trn1.32xlarge", clock=Virtual(shapes_only=True), algorithm=algorithm)
     return seen[0]
 
 
@@ -79,5 +79,31 @@ def pipeline(*, stage_s=1e-3, mib=2):
                 for each in out:
                     await each
                 await rank.barrier()
+
+    return main
+
+
+def layered(*, forward=False, mib=16, layers=6, backward_s=5e-4, bucket_mib=None):
+    """Each layer's forward needs its own sum of the step before; the sums of those needed first may overtake."""
+    bucket_mib = bucket_mib or mib
+    parts = {layer: range(at * mib // bucket_mib, ((at + 1) * mib - 1) // bucket_mib + 1) for at, layer in
+             enumerate(reversed(range(layers)))}  # fmt: skip
+    last = {bucket: layer for layer, buckets in parts.items() for bucket in buckets}
+
+    async def main(rank):
+        sums = {}
+        for step in range(4):
+            with rank.step(step):
+                for layer in range(layers):
+                    needed = [sums[bucket] for bucket in parts[layer] if sums]
+                    rank.compute(lambda *_: None, *needed, name="forward", seconds=5e-4)
+                for layer in reversed(range(layers)):
+                    back = rank.compute(nothing, name="backward", seconds=backward_s)
+                    for bucket in (each for each in parts[layer] if last[each] == layer):
+                        size = min(bucket_mib, layers * mib - bucket * bucket_mib) * MIB
+                        gradient = rank.compute(lambda _, size=size: np.zeros(size, "f4"), back, name="join", seconds=0)
+                        sums[bucket] = rank.all_reduce(gradient, priority=layer if forward else 0)
+        for each in sums.values():
+            await each
 
     return main

@@ -14,8 +14,9 @@ from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import predict
 from overlap.timeline.replay.simulation import run_graph
+from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of
-from tests.timeline.programs import bucketed, data_parallel, pipeline, run
+from tests.timeline.programs import bucketed, data_parallel, layered, pipeline, run
 
 slow = pytest.mark.slow
 
@@ -47,6 +48,7 @@ def test_a_made_up_timeline_replays_too(training):
         ("awaits=late", data_parallel(mib=16, awaits="each"), data_parallel(mib=16)),
         ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
         ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
+        ("order=forward", layered(mib=32), layered(mib=32, forward=True)),
         pytest.param("compute=2x", data_parallel(), data_parallel(forward_s=4e-3, backward_s=2e-3), marks=slow),
         pytest.param("bucket_bytes=64MiB", bucketed(4), bucketed(16), marks=slow),
         pytest.param("bucket_bytes=4MiB", bucketed(4), bucketed(1), marks=slow),
@@ -60,6 +62,46 @@ def test_a_prediction_is_within_five_percent_of_what_the_change_brings(change, b
     assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
     assert found.replayed.wall_ns == found.measured.wall_ns
     assert found.least_ns <= found.predicted.wall_ns <= found.most_ns
+
+
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [
+        ("algorithm=ring", "kangaring", "ring"),
+        pytest.param("algorithm=kangaring", "mesh", "kangaring", marks=slow),
+        pytest.param("algorithm=mesh", "ring", "mesh", marks=slow),
+    ],
+)
+def test_a_prediction_for_another_algorithm_is_within_five_percent(change, before, after):
+    program = layered(mib=32)
+    measured = run(program, algorithm=before)
+    assert measured.meta["cluster"] == "trn1.32xlarge"
+    found, really = predict(measured, [parse_change(change)]), run(program, algorithm=after)
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert abs(found.gain_share) > 0.05
+    assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+
+
+def really_brought(change):
+    """The program of `layered(mib=32)` with what a piece of advice says."""
+    name, _, value = change.partition("=")
+    program = {
+        "order": lambda: layered(mib=32, forward=True),
+        "bytes": lambda: layered(mib=16),
+        "bucket_bytes": lambda: layered(mib=32, bucket_mib=parse_bytes(value, argument="size") / 2**20),
+        "compute 'backward'": lambda: layered(mib=32, backward_s=2.5e-4),
+        "algorithm": lambda: layered(mib=32),
+    }[name]()
+    return run(program, algorithm=value if name == "algorithm" else "mesh")
+
+
+def test_each_piece_of_advice_brings_what_it_says():
+    found = advise(run(layered(mib=32), algorithm="mesh"))
+    assert {one.changes[0].text.partition("=")[0] for one in found} >= {"order", "bytes", "algorithm"}
+    for one in found:
+        really = really_brought(one.changes[0].text)
+        real_ns = verdict_of(really, step=median_step(really)).wall_ns
+        assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns, (one.changes[0].text, real_ns)
 
 
 def test_of_transfers_of_one_size_the_range_says_that_nobody_knows():
@@ -103,7 +145,7 @@ def test_changes_hold_together():
 
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
-    "bucket_bytes=4MiB, ranks=64, stragglers=none, or awaits=late"
+    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, or awaits=late"
 )
 
 
@@ -112,6 +154,8 @@ KNOWN = (
     [
         ("speed=2x", f"--what-if: 'speed=2x' {KNOWN}"),
         ("bandwidth", f"--what-if: 'bandwidth' {KNOWN}"),
+        ("order=backward", f"--what-if: 'order=backward' {KNOWN}"),
+        ("algorithm=ring", "--what-if: 'algorithm=ring': the trace does not say on what machine it was recorded"),
         ("awaits=early", f"--what-if: 'awaits=early' {KNOWN}"),
         ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
         ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
@@ -132,6 +176,28 @@ def test_a_change_that_names_nothing_is_one_line(text, message):
     with pytest.raises(UsageError) as caught:
         predict(two_ranks(), [parse_change(text)])
     assert str(caught.value) == message
+
+
+def test_what_cannot_change_is_one_line():
+    with pytest.raises(UsageError) as caught:
+        predict(run(layered(forward=True)), [parse_change("order=forward")])
+    assert str(caught.value) == "--what-if: 'order=forward': all gradients have priorities already"
+    with pytest.raises(UsageError) as caught:
+        predict(timeline_of(compute(0, 0, 10)), [parse_change("order=forward")])
+    assert str(caught.value) == "--what-if: 'order=forward': there are no gradients that could change their order"
+    timeline = run(data_parallel(), algorithm="ring")
+    for change, message in (
+        ("ring", "no operation could become 'ring'; those recorded are 'ring'"),
+        ("pairwise", "no operation could become 'pairwise'; those recorded are 'ring'"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            predict(timeline, [parse_change(f"algorithm={change}")])
+        assert str(caught.value) == f"--what-if: 'algorithm={change}': {message}"
+    timeline.meta["cluster"] = "cray"
+    with pytest.raises(UsageError, match=r"^--what-if: 'algorithm=mesh': the machine of the trace is not known here: "):
+        predict(timeline, [parse_change("algorithm=mesh")])
+    with pytest.raises(UsageError, match=r"^algorithm: 'rings' is unknown; known are direct, "):
+        parse_change("algorithm=rings")
 
 
 @pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB"])

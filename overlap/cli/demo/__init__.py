@@ -113,6 +113,7 @@ def _show(strategy: Strategy, args: argparse.Namespace, console: Console, *, asc
     for line in drawings_of(before, after, width=console.width, ascii=ascii, color=color):
         console.print(line)
     console.print(figures(before, after), soft_wrap=True)
+    console.print(modelled.judged(after, width=console.width), soft_wrap=True)
 
 
 def _write(timeline: Timeline, path: str | None, console: Console) -> None:

@@ -12,10 +12,10 @@ from ... import Rank, Virtual, run
 from ...requested import overriding
 from ...timeline import Timeline, TimelineView, breakdowns
 from ...units import format_ns
-from .pictures import ROWS, pictures
+from .pictures import ROWS, pictures, verdict
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["Run", "drawings", "figures", "introduction", "listing", "simulated"]
+__all__ = ["Run", "drawings", "figures", "introduction", "judged", "listing", "simulated"]
 
 STEPS = 3
 """That are looked at: one before them fills the pipes, and one after them is still under way when they end."""
@@ -102,16 +102,21 @@ def drawings(before: Run, after: Run, *, width: int, ascii: bool, color: bool) -
 
 
 def figures(before: Run, after: Run) -> str:
-    """Write what a step takes, and the verdict, which is last."""
+    """Write what a step takes in both."""
     rows = (
         ("step", before.wall_ns, after.wall_ns),
         ("  compute", before.compute_ns, after.compute_ns),
         ("  communication", before.comm_ns, after.comm_ns),
         ("    hidden under compute", before.overlapped_ns, after.overlapped_ns),
     )
-    verdict = (
+    gain = (
         f"a step takes {format_ns(after.wall_ns)} instead of {format_ns(before.wall_ns)}: "
         f"{before.wall_ns / after.wall_ns:.2f}x as fast; {after.compute_ns / after.wall_ns:.0%} of it is compute"
     )
     table = [f"{name:28}{format_ns(first):>16}{format_ns(second):>16}" for name, first, second in rows]
-    return "\n".join([f"{'of rank 0':28}{'without overlap':>16}{'with overlap':>16}", *table, verdict])
+    return "\n".join([f"{'of rank 0':28}{'without overlap':>16}{'with overlap':>16}", *table, gain])
+
+
+def judged(after: Run, *, width: int) -> str:
+    """Write the verdict on the steps with overlap, which is last."""
+    return verdict(TimelineView(after.timeline), what=f"{STEPS} steps", width=width)

@@ -40,7 +40,10 @@ def _is_lane(line: list[tuple[str, str]]) -> bool:
     return line[-1][0] in ("│", "|")
 
 
-def verdict(view: TimelineView, *, width: int) -> str:
-    """Return what the program with overlap comes to, in lines of that width: at most four of 80 columns."""
-    told = _FOLDERS.sub("", view.verdict.told(named=1))
+def verdict(view: TimelineView, *, width: int, what: str = "whole run") -> str:
+    """Return what the program with overlap comes to, in lines of that width: at most four of 80 columns.
+
+    Where the view is of no step, `what` says of what it is.
+    """
+    told = _FOLDERS.sub("", view.verdict.told(named=1)).replace("whole run", what, 1)
     return "\n".join(wrap(f"with overlap, {told}", width, break_on_hyphens=False))

@@ -11,6 +11,7 @@ from ..axis import figure, figure_unit
 from ..critical_path import critical_path
 from ..metrics import median_step
 from ..spans import Timeline
+from .algorithms import best_algorithm
 from .changes import Change, parse_change
 from .prediction import Prediction, predict
 
@@ -27,6 +28,8 @@ _HOW = {
     "stragglers": "share the work of the late rank out, or move it off the step",
     "awaits": "issue first and await at the end of the step: keep the futures in a list",
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
+    "order": "order='forward', or a priority= that is lower for what forward needs first",
+    "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
     "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
     "compute": "what half the time would bring there; the rest is up to you",
 }
@@ -53,6 +56,9 @@ def _candidates(timeline: Timeline, step: int | None) -> Iterator[Change]:
     yield parse_change("awaits=late")
     for size in _SIZES:
         yield parse_change(f"bucket_bytes={size}")
+    yield parse_change("order=forward")
+    if (better := best_algorithm(timeline)) is not None:
+        yield parse_change(f"algorithm={better}")
     yield parse_change("bytes=0.5x")
     at = median_step(timeline) if step is None else step
     longest: dict[str, int] = {}
@@ -71,7 +77,8 @@ def advice_text(found: list[Prediction], *, width: int) -> list[str]:
     lines = [f"the step takes {figure(found[0].measured.wall_ns, unit_ns)} {unit}; it would take"]
     for number, one in enumerate(found, 1):
         change = one.changes[0]
-        how = _HOW[change.text.split("=")[0].split(" ")[0]]
+        kind, _, value = change.text.partition("=")
+        how = _HOW[kind.split(" ")[0]].replace("NAME", value)
         head = f"{number}. {figure(one.predicted.wall_ns, unit_ns)} {unit} ({-one.gain_share:+.1%})  {change.text}: "
         lines += textwrap.wrap(head + f"{change.what}; {how}", width, subsequent_indent="   ")
     return lines

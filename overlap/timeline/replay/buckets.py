@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeAlias
 
 from ...errors import UsageError
 from .graph import Graph, Node
+from .machine import Machine
+from .turns import streams_of, take_turns
 from .wires import Fit, fits, kind_of, nbytes_of
 
 __all__ = ["rebucket"]
+
+_Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 
 WINDOW = 8
 """Buckets of a stream that move at the same time, as streams do by default; the next one waits for the oldest."""
@@ -22,6 +28,7 @@ def rebucket(graph: Graph, nbytes: int, text: str) -> None:
     Raises:
         UsageError: If there are no all-reduces; `text` is what was asked for.
     """
+    take_turns(graph, streams_of(graph, ("all_reduce",)))
     found = fits(graph)
     series: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
@@ -35,7 +42,7 @@ def rebucket(graph: Graph, nbytes: int, text: str) -> None:
     made: list[Node] = []
     for nodes in series.values():
         nodes.sort(key=_began_ns)
-        made += _cut(nodes, nbytes, found[kind_of(nodes[0])], graph)
+        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), graph)
         gone.update(nodes)
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
@@ -44,9 +51,36 @@ def _began_ns(node: Node) -> tuple[int, int]:
     return max(span.info.met_ns if span.info else span.start_ns for span in node.spans), nbytes_of(node)
 
 
-def _cut(nodes: Sequence[Node], nbytes: int, fit: Fit, graph: Graph) -> list[Node]:
+def _prices(graph: Graph, nodes: Sequence[Node], fit: Fit) -> _Prices:
+    """Return what tells what a bucket takes: what was measured of several sizes, or the model of the machine."""
+    info, hidden_share = nodes[0].spans[0].info, _share(nodes)
+    with suppress(UsageError):
+        machine = Machine(graph.meta, graph.world_size, "")
+        if fit.sizes == 1 and not graph.latency_share and info and (seen := machine.taken(info, None)):
+            alone_ns = fit.work_ns(info.nbytes)
+            alone, behind = alone_ns / seen.alone_s, (1 - hidden_share) * alone_ns / seen.behind_s
+
+            graph.modelled = True
+
+            def modelled(nbytes: int) -> tuple[float, float]:
+                told = machine.taken(info, None, nbytes=nbytes) or seen
+                return told.alone_s * alone, max(told.alone_s * alone - told.behind_s * behind, 0.0)
+
+            return modelled
+    return lambda nbytes: (fit.work_ns(nbytes), hidden_share * fit.work_ns(nbytes))
+
+
+def _share(nodes: Sequence[Node]) -> float:
+    return sum(node.hidden_ns for node in nodes) / max(sum(node.work_ns for node in nodes), 1.0)
+
+
+def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, graph: Graph) -> list[Node]:
     total = sum(map(nbytes_of, nodes))
-    buckets = [Node("transfer", fit.work_ns(min(nbytes, total - at)), nodes[0].ranks) for at in range(0, total, nbytes)]
+    buckets = []
+    for number, start in enumerate(range(0, total, nbytes)):
+        work_ns, hidden_ns = prices(min(nbytes, total - start))
+        buckets.append(Node("transfer", work_ns, nodes[0].ranks, hidden_ns=hidden_ns))
+        buckets[-1].lane, buckets[-1].urgency = nodes[0].lane, (*nodes[0].urgency, number)
     for bucket, before in zip(buckets[WINDOW:], buckets, strict=False):
         bucket.after.append((before, 0))
     last: dict[Node, Node] = {}

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from ...collectives.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from ..spans import Span
+from .algorithms import use_algorithm
 from .buckets import rebucket
 from .graph import Graph, Node
+from .order import forward_first
 from .wires import Fit, fits, kind_of
 
 __all__ = ["Change", "parse_change"]
@@ -49,14 +52,17 @@ def parse_change(text: str) -> Change:
         return _FACTORS[name](text, _factor(text, value))
     if equals and name == "bucket_bytes":
         return _buckets(text, parse_bytes(value, argument="--what-if: bucket_bytes"))
+    if equals and name == "algorithm":
+        return _algorithm(text, value)
     if equals and name == "ranks":
         return _ranks(text, value)
     if (name, value) in _FIXED:
         what, apply = _FIXED[name, value]
-        return Change(text=text, what=what, apply=apply)
+        return Change(text=text, what=what, apply=lambda graph: apply(graph, text))
     raise UsageError(
         f"--what-if: {text!r} names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, "
-        "compute=0.5x, compute 'NAME'=0.5x, bucket_bytes=4MiB, ranks=64, stragglers=none, or awaits=late"
+        "compute=0.5x, compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, "
+        "stragglers=none, or awaits=late"
     )
 
 
@@ -88,7 +94,7 @@ def _compute(text: str, name: str | None, factor: float) -> Change:
     return Change(text=text, what=f"{what} take {factor:g} times as long", apply=apply)
 
 
-def _even(graph: Graph) -> None:
+def _even(graph: Graph, text: str) -> None:
     """Let no compute take longer than the same one does on half of the ranks; what those do not have takes nothing."""
     ranks = {node.ranks[0] for node in _computes(graph)}
     same: dict[tuple[object, ...], list[Node]] = {}
@@ -111,7 +117,7 @@ def _identity(span: Span) -> tuple[object, ...]:
 # -- programs ------------------------------------------------------------------------------------------------------
 
 
-def _late(graph: Graph) -> None:
+def _late(graph: Graph, text: str) -> None:
     """Let programs await communication at the end of a step only; computes still wait for what they need."""
     step_ends = {end for _, end, _ in graph.steps}
     for node in graph.nodes:
@@ -175,6 +181,12 @@ def _ranks(text: str, value: str) -> Change:
     return Change(text=text, what=what, apply=apply)
 
 
+def _algorithm(text: str, algorithm: str) -> Change:
+    check_algorithm(algorithm)
+    what = f"every operation becomes {algorithm} where that exists"
+    return Change(text=text, what=what, apply=lambda graph: use_algorithm(graph, algorithm, text))
+
+
 def _buckets(text: str, nbytes: int) -> Change:
     if nbytes < 1:
         raise UsageError(f"--what-if: {text!r}: a bucket holds at least a byte")
@@ -183,8 +195,9 @@ def _buckets(text: str, nbytes: int) -> Change:
 
 
 _FACTORS: dict[str, Callable[[str, float], Change]] = {"bandwidth": _bandwidth, "bytes": _bytes, "latency": _latency}
-_FIXED: dict[tuple[str, str], tuple[str, Callable[[Graph], None]]] = {
+_FIXED: dict[tuple[str, str], tuple[str, Callable[[Graph, str], None]]] = {
     ("stragglers", "none"): ("no rank computes longer than half of them do", _even),
+    ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
     ("awaits", "late"): ("programs await communication at the end of the step only", _late),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,9 @@ class Node:
         ranks: On which it runs.
         spans: Of the timeline; of a transfer those of all ranks.
         likely: Of `after`, those that nothing shows but that most programs have.
+        lane: Of the transfers of one, the most urgent has the wires to itself; None: it shares them with all others.
+        urgency: In its lane; lower comes first.
+        hidden_ns: Of its work, what passes while another of its lane has the wires, if it ever waits for one.
     """
 
     kind: NodeKind
@@ -32,6 +36,9 @@ class Node:
     spans: tuple[Span, ...] = ()
     after: list[tuple[Node, float]] = field(default_factory=list)
     likely: list[Node] = field(default_factory=list)
+    lane: object = None
+    urgency: tuple[int, ...] = ()
+    hidden_ns: float = 0.0
 
 
 @dataclass(slots=True)
@@ -43,9 +50,15 @@ class Graph:
         steps: The instants at which the program of a rank begins and ends a step, with its span.
         start_ns: When the run began.
         latency_share: What part of a transfer is taken for latency where all are of one size, so that nobody can tell.
+        modelled: Whether the model of the machine has told those that the trace could not.
+        world_size: Ranks of the run.
+        meta: What the timeline says of it.
     """
 
     nodes: list[Node]
     steps: list[tuple[Node, Node, Span]]
     start_ns: int
     latency_share: float = 0.0
+    modelled: bool = False
+    world_size: int = 0
+    meta: Mapping[str, str] = field(default_factory=dict)

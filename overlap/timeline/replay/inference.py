@@ -32,7 +32,7 @@ def graph_of(timeline: Timeline) -> Graph:
     start_ns = min((_issued_ns(span) for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
         _Rank(rank, spans, transfers, start_ns).infer(nodes, steps)
-    return Graph(nodes=nodes, steps=steps, start_ns=start_ns)
+    return Graph(nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size, meta=timeline.meta)
 
 
 def _transfers(spans: Iterable[Span]) -> dict[int, Node]:

@@ -80,7 +80,7 @@ def predict(timeline: Timeline, changes: Sequence[Change], *, step: int | None =
     graph = _changed(timeline, changes)
     careful, bold = (run_graph(graph, timeline, likely=likely) for likely in (True, False))
     others = [bold]
-    if any(fit.sizes == 1 for fit in fits(graph).values()):
+    if not graph.modelled and any(fit.sizes == 1 for fit in fits(graph).values()):
         others.append(run_graph(_changed(timeline, changes, latency_share=1.0), timeline, likely=True))
     predicted = verdict_of(careful, step=at)
     off_ns = abs(replayed.wall_ns - measured.wall_ns)

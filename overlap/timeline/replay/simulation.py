@@ -61,6 +61,7 @@ class _Run:
         self._rate: dict[Node, float] = {}
         self._since: dict[Node, float] = {}
         self._version: dict[Node, int] = {}
+        self._hidden: dict[Node, float] = {}
         self._on: dict[int, dict[Node, None]] = {}
         for node in graph.nodes:
             after = [*node.after, *((each, 0.0) for each in node.likely)] if likely else node.after
@@ -100,6 +101,7 @@ class _Run:
 
     def _join(self, node: Node, at_ns: float) -> None:
         self._left[node], self._since[node], self._rate[node], self._version[node] = node.work_ns, at_ns, 1.0, 0
+        self._hidden[node] = node.hidden_ns
         for rank in node.ranks:
             self._on.setdefault(rank, {})[node] = None
         self._share(node, at_ns)
@@ -115,6 +117,21 @@ class _Run:
         for node in {each: None for rank in changed.ranks for each in self._on[rank]}:
             self._left[node] -= (at_ns - self._since[node]) * self._rate[node]
             self._since[node] = at_ns
-            self._rate[node] = 1 / max(len(self._on[rank]) for rank in node.ranks)
+            self._rate[node] = self._rate_of(node)
             self._version[node] += 1
-            self._push(at_ns + max(self._left[node], 0.0) / self._rate[node], node, self._version[node])
+            if not self._rate[node]:
+                self._left[node] -= self._hidden.pop(node, 0.0)
+            else:
+                self._push(at_ns + max(self._left[node], 0.0) / self._rate[node], node, self._version[node])
+
+    def _rate_of(self, node: Node) -> float:
+        if self._behind(node):
+            return 0.0
+        return 1 / max(sum(not self._behind(each) for each in self._on[rank]) for rank in node.ranks)
+
+    def _behind(self, node: Node) -> bool:
+        """Whether a more urgent transfer of its lane is under way."""
+        lane = node.lane
+        return lane is not None and any(
+            each.lane == lane and each.urgency < node.urgency for each in self._on[node.ranks[0]]
+        )

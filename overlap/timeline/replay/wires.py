@@ -8,7 +8,7 @@ from statistics import median
 
 from .graph import Graph, Node
 
-__all__ = ["Fit", "fits", "kind_of"]
+__all__ = ["Fit", "fits", "kind_of", "nbytes_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,76 @@
+"""The machine that a trace was recorded on, as the planner models it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topology import TopologyError
+from topology import cluster as machine_called
+
+from ...collectives.generators import GENERATORS
+from ...collectives.select import DIRECT, Plan, plan
+from ...errors import ScheduleError, UsageError
+from ..spans import CollectiveInfo
+
+__all__ = ["Machine", "Taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What an operation takes: alone, and behind another of its stream, whose bytes hide what else it does."""
+
+    alone_s: float
+    behind_s: float
+
+
+class Machine:
+    """What the model says of operations on the machine of a trace.
+
+    Args:
+        meta: Of the timeline.
+        world_size: Its ranks.
+        text: What was asked for, for errors.
+
+    Raises:
+        UsageError: If the trace does not say what machine it was, or nobody here knows it.
+    """
+
+    def __init__(self, meta: Mapping[str, str], world_size: int, text: str) -> None:
+        name = meta.get("cluster")
+        if name is None:
+            raise UsageError(f"--what-if: {text!r}: the trace does not say on what machine it was recorded")
+        try:
+            self._cluster = machine_called(name, ranks=world_size)
+        except TopologyError as error:
+            raise UsageError(f"--what-if: {text!r}: the machine of the trace is not known here: {error}") from error
+        self._peer_direct = meta.get("peer direct") != "no"
+        self._known: dict[tuple[object, ...], Taken | None] = {}
+
+    def taken(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Taken | None:
+        """Return what an operation takes with an algorithm, or the best; with as many bytes; None if nobody knows."""
+        size = info.nbytes if nbytes is None else nbytes
+        key = info.op, size, info.dtype, info.ranks, algorithm
+        if key not in self._known:
+            found = self.planned(info, algorithm, nbytes=size)
+            self._known[key] = None if found is None else _taken(found)
+        return self._known[key]
+
+    def planned(self, info: CollectiveInfo, algorithm: str | None, *, nbytes: int | None = None) -> Plan | None:
+        """Return the plan of an operation, with an algorithm or the best one; None if there is none."""
+        size = info.nbytes if nbytes is None else nbytes
+        if not info.ranks or (algorithm is not None and algorithm not in (DIRECT, *GENERATORS[info.op])):
+            return None
+        try:
+            return plan(
+                info.op, size, self._cluster, info.ranks, dtype=info.dtype or "uint8", algorithm=algorithm,
+                peer_direct=self._peer_direct,
+            )  # fmt: skip
+        except (ScheduleError, TopologyError, UsageError):
+            return None
+
+
+def _taken(found: Plan) -> Taken | None:
+    """Behind another operation only wires count: its own way, or the wire that all of them need most."""
+    busy_s = max(found.breakdown.wire_s, found.busiest.busy_s if found.busiest else 0.0)
+    return Taken(found.predicted_s, min(busy_s, found.predicted_s)) if busy_s else None
