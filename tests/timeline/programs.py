@@ -85,9 +85,10 @@ def pipeline(*, stage_s=1e-3, mib=2):
 
 def layered(*, forward=False, mib=16, layers=6, backward_s=5e-4, bucket_mib=None):
     """Each layer's forward needs its own sum of the step before; the sums of those needed first may overtake."""
-    bucket_mib = bucket_mib or mib
-    parts = {layer: range(at * mib // bucket_mib, ((at + 1) * mib - 1) // bucket_mib + 1) for at, layer in
-             enumerate(reversed(range(layers)))}  # fmt: skip
+    size = (bucket_mib or mib) * MIB
+    parts = {}
+    for at, layer in enumerate(reversed(range(layers))):
+        parts[layer] = range(int(at * mib * MIB // size), int(((at + 1) * mib * MIB - 1) // size) + 1)
     last = {bucket: layer for layer, buckets in parts.items() for bucket in buckets}
 
     async def main(rank):
@@ -100,8 +101,8 @@ def layered(*, forward=False, mib=16, layers=6, backward_s=5e-4, bucket_mib=None
                 for layer in reversed(range(layers)):
                     back = rank.compute(nothing, name="backward", seconds=backward_s)
                     for bucket in (each for each in parts[layer] if last[each] == layer):
-                        size = min(bucket_mib, layers * mib - bucket * bucket_mib) * MIB
-                        gradient = rank.compute(lambda _, size=size: np.zeros(size, "f4"), back, name="join", seconds=0)
+                        here = int(min(size, layers * mib * MIB - bucket * size))
+                        gradient = rank.compute(lambda _, here=here: np.zeros(here, "f4"), back, name="join", seconds=0)
                         sums[bucket] = rank.all_reduce(gradient, priority=layer if forward else 0)
         for each in sums.values():
             await each
