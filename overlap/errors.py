@@ -37,6 +37,7 @@ __all__ = [
     "RankFailedError",
     "RankLeftError",
     "RemoteError",
+    "ReplicaError",
     "ScheduleError",
     "StallError",
     "TraceWarning",
@@ -124,6 +125,25 @@ class NonFiniteError(OverlapError):
         super().__init__(
             f"rank {rank} was about to send {value} by {operation} at {call_site}{when}: {element}{more} is {value}; "
             "nobody has received it, so what computed it is on this rank"
+        )
+
+
+class ReplicaError(OverlapError):
+    """Ranks that should have the same weights have not.
+
+    Attributes:
+        ranks: World ranks whose weights are not those of most.
+        parameter: The first that differs.
+        step: After which it was seen, from 1.
+    """
+
+    def __init__(self, *, ranks: Sequence[int], of: int, parameter: str, step: int) -> None:
+        self.ranks, self.parameter, self.step = tuple(ranks), parameter, step
+        who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        doubt = "; of two halves, nobody knows which is right" if 2 * len(ranks) >= of else ""
+        super().__init__(
+            f"after step {step} {who} of {of} {'has' if len(ranks) == 1 else 'have'} other weights than the rest, "
+            f"first in {parameter!r}{doubt}: the program wrote to them there, or memory or a processor failed"
         )
 
 

@@ -13,7 +13,7 @@ await model.finish()
 #   optimizers     what changes them, on flat arrays
 #   buckets        which gradients travel together;  reduction: one bucket at work;  memory_work: its computes
 #   finite, norms  what is asked of gradients;  agreement: what must be the same on all ranks
-#                  hooked: what a hook has around it
+#                  hooked: what a hook has around it;  replicas: whether ranks still have the same weights
 #   bucketed       what the next two have in common: gradients come by name, and leave in buckets;
 #                  settings: what they may be asked for;  ahead: how far a program may be ahead
 #   data_parallel  DataParallel: every rank has all weights;  tuning: buckets chosen by replaying recorded steps

@@ -24,7 +24,8 @@ from .own_state import Own
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
 from .reduction import Reduction, Wiring
-from .settings import IN_FLIGHT, Order, Settings, Unused
+from .replicas import compare_replicas
+from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
 from .tree import flatten, rebuild
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 
@@ -69,6 +70,7 @@ class DataParallel(Bucketed[Reduction]):
         uneven: bool = False,
         in_flight: int = IN_FLIGHT,
         ahead: int = 2,
+        compare_every: int | None = None,
     ) -> None:
         """Take the weights over: copies of `params`.
 
@@ -96,6 +98,8 @@ class DataParallel(Bucketed[Reduction]):
                 and the mean is over the ranks that still have samples.
             in_flight: How many buckets may be on the wire at once.
             ahead: How many steps the program may be ahead of what it awaits with `await model.step()`.
+            compare_every: After how many steps ranks compare what weights they have; by default never. If they differ,
+                all fail with a `ReplicaError` that names those that have not what most have.
 
         Raises:
             UsageError: If an argument cannot be meant. At the first weight that is needed, if `params` differ.
@@ -106,6 +110,9 @@ class DataParallel(Bucketed[Reduction]):
             ahead=ahead,
         )  # fmt: skip
         super().__init__(rank, params, group, settings)
+        if compare_every is not None:
+            check_count("compare_every", compare_every)
+        self._compare_every = compare_every
         leaves = flatten(params)
         self.choice: Choice | None = None
         self._order = order
@@ -221,8 +228,11 @@ class DataParallel(Bucketed[Reduction]):
         for bucket in self._buckets:
             bucket.sent = False
         self.rank.compute(partial(self._look, reduced), name="look", seconds=0.0)
-        if self._order == "fifo" or self._all_hidden:
+        compares = self._compare_every is not None and self.steps % self._compare_every == 0
+        if self._order == "fifo" or self._all_hidden or compares:
             self._update_all()
+        if compares:
+            compare_replicas(self.rank, self.group, self._parameters.views, self.steps)
         return reduced
 
     def step(self) -> Ahead:
