@@ -214,8 +214,15 @@ class ThreadedCompute(ComputeStream):
         if self._thread is None:
             self._prepare()
             name = f"overlap-rank-{self.context.rank}" + (f"-{self.lane}" if self.lane != DEFAULT_LANE else "")
-            self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise UsageError(
+                    f"compute: rank {self.context.rank} cannot have a thread to compute in ({error}); each rank of a "
+                    "process needs one: allow more (ulimit -u), or spread the ranks over processes of several machines"
+                ) from error
+            self._thread = thread
         self._queue.put(operation)
 
     def stop(self) -> None:

@@ -189,7 +189,11 @@ class Rank(Calls):
         context.outstanding.operations[operation] = None
         operation.issued_ns = now_ns = context.now_ns()
         operation.record = context.flight.issued(operation, self._computes, operation.name, 0, now_ns)
-        self._compute.find(operation.stream).submit(operation)
+        try:
+            self._compute.find(operation.stream).submit(operation)
+        except UsageError as error:
+            operation.abandon(error)  # it is told at the call
+            raise
 
     def spawn(self, fn: Callable[..., Awaitable[T]], *args: object, name: str | None = None) -> Future[T]:
         """Run an async function beside the program, as a task of this rank, and return its future at once.

@@ -196,7 +196,9 @@ def test_a_command_goes_on_without_a_missing_peer(overlap, fake, monkeypatch):
     "operation",
     [pytest.param(each, id=each.name, marks=[] if each.name in EVERYDAY else pytest.mark.slow) for each in OPERATIONS],
 )
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "gloo" else name for name in CONTENDERS]
+)  # gloo's processes load torch, for seconds
 def test_real_peers_are_right(name, operation):
     """Needs torch, or mpi4py and mpich, which the tests do not install."""
     if find_spec(CONTENDERS[name].module) is None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
@@ -33,7 +34,20 @@ COMMANDS = {
     "topology --help": 0,
 }
 IMPLIED = ("run good.py", "run --nnodes 2 good.py", "topology --help")  # by the same with a trace, and by the overview
-CASES = [pytest.param(each, marks=pytest.mark.slow) if each in IMPLIED else each for each in COMMANDS]
+STREAMS = (">&-", "2>&-", "<&- >&- 2>&-")
+EVERYDAY = (
+    ("run --trace t.json good.py", "2>&-"),
+    ("run --nnodes 2 bad.py", ">&-"),
+    ("--help", ">&-"),
+    *((command, STREAMS[-1]) for command in COMMANDS if command not in IMPLIED),
+)
+"""What shows the rest: everything is closed for each command, and each stream by itself for one that prints to it."""
+FULL = ("run --trace t.json good.py", "run --nnodes 2 bad.py", "--help")
+
+
+def often(values, everyday):
+    """Return parameters, of which the rest is slow."""
+    return [value if value in everyday else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.fixture
@@ -54,9 +68,9 @@ def shell(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", CASES)
-def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, command, streams):
+@pytest.mark.parametrize("case", often(product(COMMANDS, STREAMS), EVERYDAY), ids=" ".join)
+def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, case):
+    command, streams = case
     code, out, err = shell(f"{command} {streams}")
     assert (code, "Traceback" in out) == (COMMANDS[command], False)
     if streams != "2>&-":
@@ -70,7 +84,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(shell, tmp_path, command
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-@pytest.mark.parametrize("command", CASES)
+@pytest.mark.parametrize("command", often(COMMANDS, FULL))
 def test_where_stderr_is_full_nobody_is_told_and_the_code_is_the_same(shell, tmp_path, command):
     code, out, err = shell(f"{command} 2>/dev/full")
     assert (code, err) == (COMMANDS[command], "")

@@ -124,7 +124,9 @@ text = "gerade Größen"
         ("topology", "mine.toml"),
         ("plan", "all_reduce", "--bytes", "1MiB", "--cluster", "mine.toml", "--ranks", "0-7", "--steps"),
         ("simulate", "--cluster", "mine.toml", "--ranks", "8", "train.py"),
-        ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"),
+        pytest.param(
+            ("simulate", "--cluster", "mine.toml", "--sweep", "ranks=2,8", "train.py"), marks=pytest.mark.slow
+        ),
         ("timeline", "t.json"),
     ],
     ids=" ".join,
@@ -205,7 +207,7 @@ LOST = "overlap: cannot write the output: No space left on device\n"
     [
         (["--help"], ""),
         (["topology", "trn2.48xlarge"], ""),  # more than the buffer takes
-        (["topology", "trn2.48xlarge"], "1"),
+        pytest.param(["topology", "trn2.48xlarge"], "1", marks=pytest.mark.slow),
         (["run", "train.py"], ""),  # from a rank
         pytest.param(["demo", "--steps", "1", "--ranks", "2"], "", marks=pytest.mark.slow),
         (["run", "--nnodes", "2", "train.py"], ""),  # from several processes at once

@@ -14,7 +14,7 @@ import trio
 
 import overlap
 
-from .worlds import failing, run
+from .worlds import TIMEOUT_S, failing, run
 
 
 def test_order_of_issue_is_order_of_running() -> None:
@@ -238,3 +238,32 @@ def test_the_interpreter_is_tuned_while_a_world_runs_and_only_then(
     with failing():
         run(break_in_compute, 1)
     assert (sys.getswitchinterval(), gc.get_threshold()) == unusual_settings
+
+
+def test_a_rank_that_can_have_no_thread_says_so(monkeypatch):
+    """The system allows so many, and a world of many ranks in one process is where one meets that."""
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "overlap-rank-1":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    async def main(rank, catches):
+        try:
+            await rank.all_reduce(await rank.compute(np.ones, 3))
+        except overlap.UsageError:
+            if not catches:
+                raise
+            await rank.all_reduce(np.ones(3))
+
+    overlap.run(main, True, ranks=2, timeout_s=TIMEOUT_S)  # nothing stays unfinished
+    with pytest.raises(overlap.RankFailedError) as caught:
+        overlap.run(main, False, ranks=2, timeout_s=TIMEOUT_S)
+    assert (caught.value.rank, str(caught.value.cause)) == (
+        1,
+        "compute: rank 1 cannot have a thread to compute in (can't start new thread); each rank of a process needs one: "
+        "allow more (ulimit -u), or spread the ranks over processes of several machines",
+    )

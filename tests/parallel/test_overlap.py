@@ -15,9 +15,12 @@ def test_where_computing_takes_longer_communication_is_hidden(order, waits, seco
     assert row.idle_ns == 0
 
 
-def test_weights_that_forward_needs_first_overtake():
+@pytest.mark.parametrize(
+    ("seconds", "nbytes"), [(0.00001, 32 * MB), pytest.param(0.0001, 400 * MB, marks=pytest.mark.slow)]
+)
+def test_weights_that_forward_needs_first_overtake(seconds, nbytes):
     """Where the wire is the limit, forward begins with the first weights instead of waiting for all."""
-    forward, fifo = (spans_of(order, 0.0001, 400 * MB) for order in ("forward", "fifo"))
+    forward, fifo = (spans_of(order, seconds, nbytes) for order in ("forward", "fifo"))
     assert steady(forward).comm_ns > steady(forward).compute_ns
     assert steady(forward).wall_ns < steady(fifo).wall_ns
     assert steady(forward).comm_ns >= 0.98 * steady(forward).wall_ns
