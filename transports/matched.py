@@ -7,9 +7,9 @@ says; endpoints, order, cancellation, credits and lengths are done here and in `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 from trio.lowlevel import (
@@ -29,7 +29,7 @@ from transports.failures import ArgumentError, TransportClosedError, TransportEr
 from transports.matching import Engine, Lane, Limits, Receive, Send
 from transports.starting import Call, Starter
 
-__all__ = ["Link", "MatchedTransport"]
+__all__ = ["Link", "MatchedTransport", "take_leave"]
 
 
 class Link(ABC):
@@ -168,6 +168,29 @@ class MatchedTransport(Transport):
             src, dst, tag = lane
             raise TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
         return self.links[home]
+
+
+class Leaving(Protocol):
+    """A link that says goodbye."""
+
+    def give_up_waiting(self) -> None:
+        """Fail what has not met its other end."""
+
+    async def leave(self) -> None:
+        """Finish the rest, and say goodbye; ends by itself."""
+
+
+async def take_leave(links: Collection[Leaving]) -> None:
+    """Leave other processes, of all of them at once.
+
+    Shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed.
+    """
+    for link in links:
+        link.give_up_waiting()
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for link in links:
+                nursery.start_soon(link.leave)
 
 
 class _MatchedCall(Call):

@@ -136,39 +136,24 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW:
+class AdamW(Adam):
     """Adam with decoupled weight decay: p = p - lr * weight_decay * p, then Adam's step.
 
     Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. State: two arrays. It decays all that
     it is given; for biases and gains, use a model of its own with `Adam`.
 
     Attributes:
-        lr: Learning rate.
-        betas: Shares of the two means that stay at each step.
-        eps: Added to the root of the second one.
         weight_decay: Share of a weight that is taken off at each step, times `lr`.
     """
 
-    lr: Rate
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        _check_rate(self.lr)
-        for beta in self.betas:
-            _check_share("betas", beta)
-
-    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return two means of zeros."""
-        return {"mean": np.zeros(size, dtype), "square": np.zeros(size, dtype)}
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: a dozen passes within a core's cache."""
         _adam(self, param, grad, state, step, decay=1.0 - _rate(self.lr, step) * self.weight_decay)
 
 
-def _adam(rule: Adam | AdamW, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
+def _adam(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: int, *, decay: float) -> None:
     first, second = rule.betas
     rate, root = _rate(rule.lr, step) / (1 - first**step), sqrt(1 - second**step)
     for p, g, m, v in _blocks(param, grad, state["mean"], state["square"]):

@@ -20,7 +20,6 @@ import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.cli.children import hear, start
 from overlap.collectives.generators import GENERATORS
@@ -30,6 +29,7 @@ from overlap.errors import ScheduleError
 from overlap.units import format_bytes, format_ns
 
 from .figures import Figure
+from .sockets import float32_cases
 
 __all__ = ["figures", "summary"]
 
@@ -80,17 +80,7 @@ def _regret(name: str, processes: int, size: int, measured: dict[str, Times]) ->
 
 def _measured(name: str, processes: int, sampling: Sampling) -> list[dict[str, Times]]:
     """Return the times of each size by algorithm."""
-    operation, layout = find(name), NodeLayout(nodes=processes, transport="efa")
-    cases = [
-        Case(
-            operation=operation,
-            ranks=processes,
-            count=size // (4 * operation.blocks(processes)),
-            dtype=np.dtype(np.float32),
-            in_place=operation.in_place,
-        )
-        for size in SIZES_BYTES
-    ]
+    cases, layout = float32_cases(name, processes, SIZES_BYTES), NodeLayout(nodes=processes, transport="efa")
     algorithms = _algorithms(name, processes)
     program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), *algorithms]
     told = hear([start(layout.options(processes), program)])

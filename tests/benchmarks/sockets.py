@@ -84,9 +84,10 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
                 yield from summary(f"sockets/{processes}_{'tcp' if tcp else 'unix'}", place, rows)
 
 
-def _measured(name: str, processes: int, sampling: Sampling, layout: NodeLayout) -> Iterator[Row | str]:
-    operation, remarks = find(name), list[str]()
-    cases = [
+def float32_cases(name: str, processes: int, sizes: Sequence[int]) -> list[Case]:
+    """Return the cases of a collective at sizes in bytes."""
+    operation = find(name)
+    return [
         Case(
             operation=operation,
             ranks=processes,
@@ -94,8 +95,12 @@ def _measured(name: str, processes: int, sampling: Sampling, layout: NodeLayout)
             dtype=np.dtype(np.float32),
             in_place=operation.in_place,
         )
-        for size in SIZES_BYTES
+        for size in sizes
     ]
+
+
+def _measured(name: str, processes: int, sampling: Sampling, layout: NodeLayout) -> Iterator[Row | str]:
+    cases, remarks = float32_cases(name, processes, SIZES_BYTES), list[str]()
     ours: list[Result] = []
     theirs: list[ContenderResult] = []
     for told in measure_in_turn(cases, sampling, layout, [CONTENDERS["gloo"]], say=remarks.append):

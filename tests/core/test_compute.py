@@ -264,6 +264,6 @@ def test_a_rank_that_can_have_no_thread_says_so(monkeypatch):
         overlap.run(main, False, ranks=2, timeout_s=TIMEOUT_S)
     assert (caught.value.rank, str(caught.value.cause)) == (
         1,
-        "compute: rank 1 cannot have a thread to compute in (can't start new thread); each rank of a process needs one: "
-        "allow more (ulimit -u), or spread the ranks over processes of several machines",
+        "compute: rank 1 cannot have a thread to compute in (can't start new thread); each rank of a process needs "
+        "one: allow more (ulimit -u), or spread the ranks over processes of several machines",
     )

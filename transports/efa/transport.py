@@ -19,7 +19,7 @@ from transports.efa.rail import Rail
 from transports.efa.returning import Returning
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError
-from transports.matched import MatchedTransport
+from transports.matched import MatchedTransport, take_leave
 from transports.tls import Tls
 
 __all__ = ["Efa", "factory"]
@@ -214,13 +214,7 @@ class Efa(MatchedTransport):
         opened = self.state is None
         self.state = "has been closed"
         if opened:
-            for link in self.links.values():
-                link.give_up_waiting()
-            # shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed
-            with trio.CancelScope(shield=True):
-                async with trio.open_nursery() as nursery:
-                    for link in self.links.values():
-                        nursery.start_soon(link.leave)
+            await take_leave(self.links.values())
         await cancel_shielded_checkpoint()
 
 

@@ -14,7 +14,7 @@ from trio.lowlevel import cancel_shielded_checkpoint
 from transports.common import Board
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.matched import MatchedTransport
+from transports.matched import MatchedTransport, take_leave
 from transports.shared_memory.board import Boards
 from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
@@ -206,13 +206,7 @@ class SharedMemory(MatchedTransport):
         opened = self.state is None
         self.state = "has been closed"
         if opened:
-            for link in self.links.values():
-                link.give_up_waiting()
-            # shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed
-            with trio.CancelScope(shield=True):
-                async with trio.open_nursery() as nursery:
-                    for link in self.links.values():
-                        nursery.start_soon(link.leave)
+            await take_leave(self.links.values())
         await cancel_shielded_checkpoint()
 
 

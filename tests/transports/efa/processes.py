@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
@@ -15,6 +15,7 @@ from transports.factory import Exchange
 from transports.testing import MakePair
 
 Result = TypeVar("Result")
+Met = TypeVar("Met", bound=Transport)
 
 SECRET = b"of the tests"
 
@@ -71,32 +72,49 @@ class Lines(list[str]):
         return found
 
 
-class World:
-    """Efas that can find each other.
+class Meeting(Generic[Met]):
+    """Transports of several processes that can find each other.
 
     Attributes:
-        efas: One for each process.
+        transports: One for each process.
         reports: The lines that each has reported.
         tables: Where they find each other.
     """
 
-    def __init__(self, placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> None:
+    def __init__(
+        self,
+        make: Callable[..., Met],
+        placement: Sequence[Sequence[int]] = ((0,), (1,)),
+        **settings: object,
+    ) -> None:
         self.tables = Table(len(placement))
         self.reports = [Lines() for _ in placement]
-        self.efas = [
-            Efa(
+        self.transports = [
+            make(
                 member=member,
                 placement=placement,
                 exchange=self.tables.of(member),
                 report=self.reports[member].append,
-                **{"secret": SECRET, **settings},  # type: ignore[arg-type]
+                **{"secret": SECRET, **settings},
             )
             for member in range(len(placement))
         ]
 
     def ends(self) -> list[Endpoint]:
         """The endpoint of the first rank of each process."""
-        return [efa.endpoint(efa.ranks[0]) for efa in self.efas]
+        return [transport.endpoint(transport.ranks[0]) for transport in self.transports]
+
+
+class World(Meeting[Efa]):
+    """Efas that can find each other.
+
+    Attributes:
+        efas: One for each process.
+    """
+
+    def __init__(self, placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> None:
+        super().__init__(Efa, placement, **settings)
+        self.efas = self.transports
 
 
 @asynccontextmanager

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
+from tests.transports.promises import assert_kept
 from transports import Faulty, LinkSpeed, Paced, Recording, Transport
 from transports.frame import PUSH_BYTES
 from transports.testing import CHECKS, MakePair
 
-from ..promises import assert_kept
 from .processes import pairs
 
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.transports.promises import assert_kept
 from transports import (
     ArgumentError,
     Efa,
@@ -31,7 +32,6 @@ from transports.matching.ends import Stage
 from transports.testing import CHECKS
 from transports.tls import Tls
 
-from ..promises import assert_kept
 from .impostor import confronted
 from .processes import SECRET, Table, World, opened, pairs, quietly, run
 

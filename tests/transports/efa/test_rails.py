@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.transports.promises import assert_kept
 from transports import LinkLostError
 from transports.efa import rail
 from transports.efa.acknowledged import LOST_S, Flight, Look, look
@@ -21,7 +22,6 @@ from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
 
-from ..promises import assert_kept
 from .impostor import confronted
 from .processes import Lines, World, opened, pairs, quietly, run
 

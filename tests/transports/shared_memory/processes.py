@@ -9,37 +9,16 @@ from transports import Endpoint, Transport
 from transports.shared_memory import SharedMemory
 from transports.testing import MakePair
 
-from ..efa.processes import SECRET, Lines, Table, opened
+from ..efa.processes import Meeting, opened
 
 __all__ = ["Host", "pairs"]
 
 
-class Host:
-    """Transports that can find each other.
-
-    Attributes:
-        transports: One for each process.
-        reports: The lines that each has reported.
-        tables: Where they find each other.
-    """
+class Host(Meeting[SharedMemory]):
+    """Transports that can find each other."""
 
     def __init__(self, placement: Sequence[Sequence[int]] = ((0,), (1,)), **settings: object) -> None:
-        self.tables = Table(len(placement))
-        self.reports = [Lines() for _ in placement]
-        self.transports = [
-            SharedMemory(
-                member=member,
-                placement=placement,
-                exchange=self.tables.of(member),
-                report=self.reports[member].append,
-                **{"secret": SECRET, **settings},  # type: ignore[arg-type]
-            )
-            for member in range(len(placement))
-        ]
-
-    def ends(self) -> list[Endpoint]:
-        """The endpoint of the first rank of each process."""
-        return [transport.endpoint(transport.ranks[0]) for transport in self.transports]
+        super().__init__(SharedMemory, placement, **settings)
 
 
 def pairs(wrap: Callable[[Transport], Transport] = lambda inner: inner, **settings: object) -> MakePair:
