@@ -57,7 +57,7 @@ def odd_ones(digests: Sequence[int]) -> list[int]:
 
 
 def _digests(views: Mapping[str, Array]) -> NDArray[np.int64]:
-    found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8)) for view in views.values()]
+    found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
     return np.array(found, np.uint64).view(np.int64)
 
 
