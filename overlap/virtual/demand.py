@@ -39,6 +39,7 @@ class Demand:
         resources: (needs,) what it keeps busy at any time, each once.
         ends_ns: when each stage ends, ascending.
         shares: (stages, needs) for how much of a stage.
+        messages: (stages, needs) how many of its messages share it at a time.
         stages: the same, as flows have them.
     """
 
@@ -48,11 +49,12 @@ class Demand:
     resources: Ints
     ends_ns: tuple[int, ...]
     shares: Floats
+    messages: Floats
     stages: tuple[Stage, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        each = zip(self.ends_ns, self.shares, strict=True)
-        stages = tuple(Stage.of(end_ns, self.resources, shares) for end_ns, shares in each)
+        each = zip(self.ends_ns, self.shares, self.messages, strict=True)
+        stages = tuple(Stage.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in each)
         object.__setattr__(self, "stages", stages)
 
     @property
@@ -66,7 +68,15 @@ class Demand:
         return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
 
     @classmethod
-    def of(cls, ranks: Ints, left_ns: Ints, resources: Ints, busy_ns: Floats, took: Floats | None = None) -> Demand:
+    def of(
+        cls,
+        ranks: Ints,
+        left_ns: Ints,
+        resources: Ints,
+        busy_ns: Floats,
+        took: Floats | None = None,
+        messages: Floats | None = None,
+    ) -> Demand:
         """Sort ranks by when they are done.
 
         Args:
@@ -75,6 +85,7 @@ class Demand:
             resources: (needs,) What is kept busy.
             busy_ns: (stages, needs) For how long in each stage; or (needs,) all the time.
             took: (stages,) How long the stages take, relative to each other.
+            messages: (stages, needs) How many messages share it at a time; one if None.
         """
         marks: tuple[int, ...] = (int(left_ns[0]),)
         positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
@@ -83,7 +94,9 @@ class Demand:
             order = np.argsort(which, kind="stable")
             marks = tuple(distinct.tolist())
             positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
-        ends, shares = _stages(marks[-1], np.ones(1) if took is None else took, np.atleast_2d(busy_ns))
+        busy_ns = np.atleast_2d(busy_ns)
+        each = np.ones(busy_ns.shape) if messages is None else messages
+        ends, shares, each = _stages(marks[-1], np.ones(1) if took is None else took, busy_ns, each)
         needs = shares.any(axis=0)
         return cls(
             ranks=ranks,
@@ -92,17 +105,20 @@ class Demand:
             resources=resources[needs],
             ends_ns=tuple(ends.tolist()),
             shares=shares[:, needs],
+            messages=each[:, needs],
         )
 
 
-def _stages(total_ns: int, took: Floats, busy_ns: Floats) -> tuple[Ints, Floats]:
-    """Return when stages end that share a time, and (stages, needs) what shares of everything they take."""
+def _stages(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return when stages end that share a time, and (stages, needs) what shares of everything they take, in how many
+    messages.
+    """
     if not total_ns:  # nobody can be in its way
-        return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1]))
+        return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
     ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
     lengths_ns = np.diff(ends_ns, prepend=0)
     some = np.flatnonzero(lengths_ns)
-    return ends_ns[some], quantised(busy_ns[some] / lengths_ns[some, None])
+    return ends_ns[some], quantised(busy_ns[some] / lengths_ns[some, None]), messages[some]
 
 
 class Pricing:
@@ -154,13 +170,14 @@ class Pricing:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
         if self._loads is None:
             self._loads = Loads(self._under_way(1), self.ranks, self._resources)
-        took_s, busy_s = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
+        took_s, busy_s, messages = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
         resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
         if cores:  # every operation in flight has one, the whole time
             resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
             core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
             busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
-        return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s)
+            messages = np.hstack([messages, np.ones((len(messages), len(self.ranks)))])
+        return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
 
     def _computed_ns(self, nbytes: float, late_ns: Ints) -> Ints:
         """Return when each rank is done, after the first arrival.

@@ -33,19 +33,23 @@ class Stage(NamedTuple):
         resources: (needs,) what it needs, each once.
         shares: (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`.
         needs: the same: shares by resource.
+        messages: how many of its messages, at a time, share each of them, by resource.
     """
 
     end_ns: int
     resources: Ints
     shares: Floats
     needs: dict[int, float]
+    messages: dict[int, float]
 
     @classmethod
-    def of(cls, end_ns: int, resources: Ints, shares: Floats) -> Stage:
-        """Make one, without what it does not need."""
+    def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:
+        """Make one, without what it does not need; with one message on everything unless it is said."""
         needed = shares > 0
-        resources, shares = resources[needed], shares[needed]
-        return cls(end_ns, resources, shares, dict(zip(resources.tolist(), shares.tolist(), strict=True)))
+        each = np.ones(len(shares)) if messages is None else messages
+        numbers, shares = resources[needed].tolist(), shares[needed]
+        needs = dict(zip(numbers, shares.tolist(), strict=True))
+        return cls(end_ns, resources[needed], shares, needs, dict(zip(numbers, each[needed].tolist(), strict=True)))
 
 
 class Flow:

@@ -35,23 +35,25 @@ class _Load:
 
     Attributes:
         busy_s_per_byte: (needs,) how long everything is busy, for each byte of the vector.
+        messages: (needs,) how many messages share it meanwhile.
         idle_s: for which nothing is.
         taken_s_per_byte: for which anything is.
         whole: whether busy and idle parts alternate so often that they are one.
     """
 
     busy_s_per_byte: Floats
+    messages: Floats
     idle_s: float
     taken_s_per_byte: float
     whole: bool
 
-    def stages(self, nbytes: float) -> list[tuple[float, Floats]]:
-        """Return how long each stage takes, and for how long of that everything is busy."""
+    def stages(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
+        """Return how long each stage takes, for how long of that everything is busy, and with how many messages."""
         taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
         total_s = taken_s + self.idle_s
         if self.whole or min(taken_s, self.idle_s) < _SHORT * total_s:
-            return [(total_s, busy_s)]
-        return [(taken_s, busy_s), (self.idle_s, np.zeros(len(busy_s)))]
+            return [(total_s, busy_s, self.messages)]
+        return [(taken_s, busy_s, self.messages), (self.idle_s, np.zeros(len(busy_s)), self.messages)]
 
 
 class Loads:
@@ -76,23 +78,31 @@ class Loads:
             total_s[: len(one.load_s_per_byte)] += _times(part, one) * one.load_s_per_byte
         self._wires = np.flatnonzero(total_s)
         self.resources = np.concatenate([self._memories.numbers, resources.wires(self._wires)])
-        touched = sum((self._memories.busy_s(part, one) for part, one in rounds), np.zeros(len(self._memories.numbers)))
-        self._busy_s_per_byte = np.concatenate([touched, total_s[self._wires]])
-        self._rounds = [self._load(part, one) for part, one in rounds] if len(rounds) <= _MOST_ROUNDS else []
+        loads = [self._load(part, one) for part, one in rounds]
+        self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
+        for each in loads:
+            self._busy_s_per_byte += each.busy_s_per_byte
+            self._messages += each.busy_s_per_byte * each.messages
+        busy = self._busy_s_per_byte > 0
+        self._messages[busy] /= self._busy_s_per_byte[busy]
+        self._rounds = loads if len(rounds) <= _MOST_ROUNDS else []
 
-    def stages(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats]:
-        """Return how long each stage takes, relative to the others, and (stages, needs) for how long what is busy.
+    def stages(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
+        """Return how long each stage takes, relative to the others, and (stages, needs) for how long what is busy, and
+        with how many messages at a time.
 
         Args:
             nbytes: Of the whole vector.
             evenly: Whether phases run beside each other, so that there is one stage.
         """
         if evenly or not self._rounds:
-            return np.ones(1), self._busy_s_per_byte[None, :] * nbytes
+            return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
         stages = [stage for each in self._rounds for stage in each.stages(nbytes) if stage[0]]
         if not stages:
-            return np.ones(1), np.zeros((1, len(self.resources)))
-        return np.array([took_s for took_s, _ in stages]), np.array([busy_s for _, busy_s in stages])
+            none = np.zeros((1, len(self.resources)))
+            return np.ones(1), none, none
+        took_s, busy_s, messages = zip(*stages, strict=True)
+        return np.array(took_s), np.array(busy_s), np.array(messages)
 
     def _load(self, part: Part, one: PlacedRound) -> _Load:
         wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
@@ -100,8 +110,10 @@ class Loads:
         wires_s[: len(known)] = _times(part, one) * known
         copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
         taken_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
+        on_memories, on_wires = self._memories.messages(one), _on_wires(part, one, len(wires_s))
         return _Load(
             busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), wires_s[self._wires]]),
+            messages=np.maximum(np.concatenate([on_memories, on_wires[self._wires]]), 1.0),
             idle_s=float((one.start_s + one.latency_s).max(initial=0.0)) * one.round.repeat,
             taken_s_per_byte=(taken_s + float(one.local_s_per_byte.max(initial=0.0))) * _times(part, one),
             whole=one.round.repeat > 1,
@@ -124,6 +136,21 @@ class _Memories:
         touched = _times(part, one) * (one.round.moving + one.round.adding + one.round.local)
         rate = self._rate * part.placed.parameters.memory_efficiency
         return np.bincount(self._which, touched, len(self.numbers)) / rate
+
+    def messages(self, one: PlacedRound) -> Floats:
+        """Return how many messages of a round come from or go to each of them."""
+        if self._rate is None:
+            return np.zeros(0)
+        ends = np.concatenate([one.round.src, one.round.dst])
+        each = None if one.round.count is None else np.tile(one.round.count, 2)
+        return np.bincount(self._which[ends], each, len(self.numbers)).astype(np.float64)
+
+
+def _on_wires(part: Part, one: PlacedRound, wires: int) -> Floats:
+    """Return how many messages of a round cross each wire."""
+    way = part.placed.placement.routes(one.round.src, one.round.dst, one.round.far)
+    each = None if one.round.count is None else np.repeat(one.round.count, np.diff(way.first))
+    return np.bincount(way.wire, each, wires)[:wires].astype(np.float64)
 
 
 def _times(part: Part, one: PlacedRound) -> float:

@@ -1,8 +1,9 @@
 """How fast flows get on that share scarce resources. Pure; no Trio.
 
 The most urgent flows come first, and of each lane the oldest; less urgent and younger ones get what these leave, as
-they do where messages queue for a wire. Among equals rates are max-min fair in what each flow takes of the resource it
-needs most: as far as resources allow all flows take the same there, and none more than it needs alone.
+they do where messages queue for a wire. Equals share by message, as messages on wires do: on a full resource all
+messages get the same, so that a flow with seven of them there gets seven times what a flow with one gets, and none more
+than it needs alone.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _FEW = 200
 def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
     """Return how fast flows get on that need scarce resources.
 
-    Of flows whose turn it is, all rates rise together, each in proportion to one over its flow's greatest share, until
-    a flow reaches its cap or a resource is used up; the flows concerned stay where they are and the others rise on.
+    Of flows whose turn it is, all rates rise together until a flow reaches its cap or a resource is used up; the flows
+    concerned stay where they are and the others rise on. Each rises in proportion to what its messages would get of the
+    resource that holds it back most, if all who need a resource were to share it.
 
     Args:
         flows: Those that need any of them, oldest first.
@@ -43,14 +45,16 @@ def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
     """Return the same for a few flows, one by one, which gives the same bits."""
-    slope = [1 / max(flow.stage.needs.values()) for flow in flows]
-    ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
-    users = [
-        [(n, flow.stage.needs[r]) for n, flow in enumerate(flows) if r in flow.stage.needs] for r in sorted(scarce)
-    ]
+    users, messages = [], []
+    for r in sorted(scarce):
+        here = [n for n, flow in enumerate(flows) if r in flow.stage.needs]
+        users.append([(n, flows[n].stage.needs[r]) for n in here])
+        messages.append([flows[n].stage.messages[r] for n in here])
     left, rate = [1.0] * len(users), [0.0] * len(flows)
     for turn in _turns(flows):
         rising = set(turn)
+        slope = _slopes(rising, users, messages, len(flows))
+        ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
         while rising:
             rise = [_total(slope[n] * share for n, share in each if n in rising) for each in users]
             full = [free / by if by > 0 else inf for free, by in zip(left, rise, strict=True)]
@@ -60,11 +64,24 @@ def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
                 if at <= level * _ALIKE:
                     stops.update(n for n, _ in each if n in rising)
             for n in stops:
-                rate[n] = min(flows[n].cap, level * slope[n])
+                rate[n] = flows[n].cap if ceiling[n] <= level * _ALIKE else level * slope[n]
             rising -= stops
             free = [1.0 - _total(rate[n] * share for n, share in each) for each in users]
             left = [0.0 if each < _NOTHING else each for each in free]
     return rate
+
+
+def _slopes(
+    turn: set[int], users: Sequence[Sequence[tuple[int, float]]], messages: Sequence[Sequence[float]], flows: int
+) -> list[float]:
+    """Return how steeply each flow rises."""
+    slope = [inf] * flows
+    for each, of in zip(users, messages, strict=True):
+        total = _total(m for (n, _), m in zip(each, of, strict=True) if n in turn)
+        for (n, share), m in zip(each, of, strict=True):
+            if n in turn:
+                slope[n] = min(slope[n], m / (share * total))
+    return [1.0 if each == inf else each for each in slope]  # those that need nothing scarce
 
 
 def _total(values: Iterable[float]) -> float:
@@ -80,18 +97,22 @@ def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
     owner = np.repeat(np.arange(len(flows)), [len(flow.stage.resources) for flow in flows])
     needed = np.concatenate([flow.stage.resources for flow in flows])
     share = np.concatenate([flow.stage.shares for flow in flows])
+    message = np.concatenate([np.fromiter(flow.stage.messages.values(), np.float64) for flow in flows])
     is_scarce = np.zeros(max(int(needed.max()), *scarce) + 1, np.bool_)
     is_scarce[list(scarce)] = True
     counts = is_scarce[needed]
-    owner, share = owner[counts], share[counts]
+    owner, share, message = owner[counts], share[counts], message[counts]
     names, resource = np.unique(needed[counts], return_inverse=True)
-    slope = np.array([1 / float(flow.stage.shares.max()) for flow in flows])
     cap = np.array([flow.cap for flow in flows])
     rate = np.zeros(len(flows))
     left: Floats = np.ones(len(names))
     for turn in _turns(flows):
         rising = np.zeros(len(flows), np.bool_)
         rising[turn] = True
+        total = np.bincount(resource, np.where(rising[owner], message, 0.0), len(names))
+        slope = np.full(len(flows), np.inf)
+        np.minimum.at(slope, owner, message / (share * np.where(total > 0, total, 1.0)[resource]))
+        slope[~rising | np.isinf(slope)] = 1.0
         while rising.any():
             rise = np.bincount(resource, np.where(rising, slope, 0.0)[owner] * share, len(names))
             full = np.divide(left, rise, out=np.full(len(names), np.inf), where=rise > 0)
@@ -99,7 +120,7 @@ def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
             level = min(full.min(), ceiling.min())
             stops = rising & (ceiling <= level * _ALIKE)
             stops[owner[(full <= level * _ALIKE)[resource] & rising[owner]]] = True
-            rate[stops] = np.minimum(cap, level * slope)[stops]
+            rate[stops] = np.where(ceiling <= level * _ALIKE, cap, level * slope)[stops]
             rising &= ~stops
             free = 1.0 - np.bincount(resource, rate[owner] * share, len(names))
             left = np.where(free < _NOTHING, 0.0, free)

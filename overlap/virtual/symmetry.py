@@ -148,23 +148,30 @@ def together(groups: Sequence[Same], ends: Sequence[int], first_like: Ints) -> D
             np.maximum.at(left_ns, same.standing[:, positions], mark_ns)
     alone_ns, evenly = int(left_ns.max()), len({same.demand.ends_ns for same in groups}) > 1
     stage_ends_ns = np.array([alone_ns] if evenly else groups[0].demand.ends_ns)
-    needed, busy_ns = _added_up(groups, evenly)
+    needed, busy_ns, messages = _added_up(groups, evenly)
     lengths_ns = np.diff(stage_ends_ns, prepend=0)
     longer_ns = np.maximum(lengths_ns, np.rint(busy_ns.max(axis=1, initial=0.0)).astype(np.int64))
     starts_ns, later_ns = stage_ends_ns - lengths_ns, np.cumsum(longer_ns) - longer_ns
     stage = np.searchsorted(stage_ends_ns[:-1], left_ns)
     within = (left_ns - starts_ns[stage]) / np.maximum(lengths_ns[stage], 1)
     left_ns = np.rint(later_ns[stage] + within * longer_ns[stage]).astype(np.int64)[first_like]
-    return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns)
+    return Demand.of(np.array(ends, np.int64), left_ns, needed, busy_ns, longer_ns, messages)
 
 
-def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats]:
-    """Return what all groups need, and (stages, needs) for how long; one stage if `evenly`."""
+def _added_up(groups: Sequence[Same], evenly: bool) -> tuple[Ints, Floats, Floats]:
+    """Return what all groups need, (stages, needs) for how long, and in how many messages; one stage if `evenly`."""
     needed, which = np.unique(np.concatenate([same.resources.ravel() for same in groups]), return_inverse=True)
-    busy_ns = [same.demand.busy_ns for same in groups]
-    rows = [each.sum(axis=0, keepdims=True) for each in busy_ns] if evenly else busy_ns
-    tiled = np.hstack([np.tile(each, len(same.resources)) for each, same in zip(rows, groups, strict=True)])
-    return needed, np.array([np.bincount(which, each, len(needed)) for each in tiled])
+
+    def over_all(rows: Sequence[Floats]) -> Floats:
+        tiled = np.hstack([np.tile(each, len(same.resources)) for each, same in zip(rows, groups, strict=True)])
+        return np.array([np.bincount(which, each, len(needed)) for each in tiled])
+
+    busy_ns, messages = [same.demand.busy_ns for same in groups], [same.demand.messages for same in groups]
+    if evenly:
+        both = zip(busy_ns, messages, strict=True)
+        messages = [(busy * each).sum(axis=0, keepdims=True) / busy.sum(axis=0, keepdims=True) for busy, each in both]
+        busy_ns = [each.sum(axis=0, keepdims=True) for each in busy_ns]
+    return needed, over_all(busy_ns), over_all(messages)
 
 
 def _blocks(count: int, world_size: int) -> list[int]:

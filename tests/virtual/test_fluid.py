@@ -19,8 +19,10 @@ def flow(name, marks_ns, needs, **turn):
 
 
 def stage(end_ns, needs):
-    resources, shares = np.array([*needs], np.int64), np.array([*needs.values()], np.float64)
-    return Stage.of(end_ns, resources, quantised(shares))
+    """`needs` may be pairs, of how much and in how many messages."""
+    both = np.array([each if isinstance(each, tuple) else (each, 1) for each in needs.values()], np.float64)
+    shares, messages = both.reshape(-1, 2).T
+    return Stage.of(end_ns, np.array([*needs], np.int64), quantised(shares), messages)
 
 
 def play(*starts, caps=()):
@@ -103,6 +105,19 @@ def test_what_one_wire_holds_back_leaves_room_on_another():
     assert found == {"a": 200, "b": 200, "c": 150}
 
 
+def test_a_wire_is_shared_by_message():
+    # Three messages of b beside one of a: b has 3/4 of the wire until it is done at 80. Then a has 80 left.
+    assert play((0, flow("a", 100, {0: 1.0})), (0, flow("b", 60, {0: (1.0, 3)}))) == {"b": 80, "a": 160}
+
+
+def test_messages_that_are_held_back_elsewhere_leave_the_rest():
+    # On wire 0 a gets 1/4 beside three of b; of the three that a has on wire 1, two thirds of its share are left to c.
+    found = play(
+        (0, flow("a", 100, {0: 1.0, 1: (1.0, 3)})), (0, flow("b", 300, {0: (1.0, 3)})), (0, flow("c", 75, {1: 1.0}))
+    )
+    assert found == {"c": 100, "a": 400, "b": 400}
+
+
 def test_marks_on_the_way():
     # a: 25 alone; then half speed: mark 50 at 75. b: 100 at 225, when a is at 100 too.
     assert play((0, flow("a", [50, 100], {0: 1.0})), (25, flow("b", 50, {0: 1.0}))) == {"a": [75, 150], "b": 125}
@@ -174,16 +189,24 @@ def test_a_key_is_used_once_at_a_time():
 
 @st.composite
 def crowds(draw):
-    needs = st.dictionaries(st.integers(0, 4), st.integers(1, 8).map(lambda n: n / 8), min_size=1)
+    need = st.tuples(st.integers(1, 8).map(lambda n: n / 8), st.integers(1, 5))
+    needs = st.dictionaries(st.integers(0, 4), need, min_size=1)
     return [flow(n, 100, draw(needs)) for n in range(draw(st.integers(1, 6)))]
 
 
 @settings(deadline=None, max_examples=200)
 @given(crowds())
 def test_rates_are_max_min_fair(flows):
-    """Nothing is overfull, and whoever is below its need meets a full resource on which nobody takes more."""
+    """Nothing is overfull, and whoever is below its need meets a full resource on which nobody has risen further.
+
+    A flow has risen by what it has of its messages' part of the resource that holds it back most.
+    """
     found = many(flows, range(5))
-    used, level = np.zeros(5), [rate * float(each.stage.shares.max()) for rate, each in zip(found, flows, strict=True)]
+    each_of = [sum(each.stage.messages.get(r, 0) for each in flows) for r in range(5)]
+    parts = [
+        min(each.stage.messages[r] / (each_of[r] * share) for r, share in each.stage.needs.items()) for each in flows
+    ]
+    used, level = np.zeros(5), [rate / part for rate, part in zip(found, parts, strict=True)]
     for each, rate in zip(flows, found, strict=True):
         used[each.stage.resources] += each.stage.shares * rate
     assert used.max() <= 1 + 1e-9
@@ -238,7 +261,7 @@ def test_each_crowd_gets_what_it_would_get_among_all(groups):
     every, each_alone = [], Fluid()
     for number, group in enumerate(groups):
         for each in group:
-            needs = {resource + 5 * number: share for resource, share in each.stage.needs.items()}
+            needs = {r + 5 * number: (share, each.stage.messages[r]) for r, share in each.stage.needs.items()}
             every.append(flow((number, *each.key), 100, needs))
         each_alone.start(0, [each for each in every if each.key[0][0] == number])
         each_alone.settle(0)

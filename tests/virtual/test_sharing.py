@@ -1,0 +1,99 @@
+"""Collectives at once take what their messages take, each of which shares wires with all others."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.collectives.select import plan
+from overlap.virtual import Fabric
+
+from .message_level import fair, finished_s
+
+MIB = 1 << 20
+
+# Behind a switch, with wires of 1 GB/s and nothing else that takes time.
+SWITCH = """
+name = "switch"
+devices = 8
+[chip]
+name = "abacus"
+cores = 1
+flops_per_s = { bf16 = 1e9, fp32 = 1e8 }
+memory_bytes_per_s = 1e30
+[wires]
+shape = "switch"
+link = "roce"
+[links.roce]
+latency_s = 1e-6
+bandwidth_bytes_per_s = 1e9
+"""
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory):
+    file = tmp_path_factory.mktemp("machine") / "switch.toml"
+    file.write_text(SWITCH)
+    return topology.Cluster.load(file, ranks=8)
+
+
+def shared_s(cluster, starts):
+    """Return when the fabric says that collectives are done which start at the same instants."""
+    fabric, now_ns, done = Fabric(cluster), 0, {}
+    everybody, at_once = range(cluster.world_size), np.zeros(cluster.world_size, np.int64)
+    todo = [
+        (round(start_s * 1e9), fabric.collective((n,), "any", option, nbytes, everybody, at_once))
+        for n, (start_s, option, nbytes) in enumerate(starts)
+    ]
+    while len(done) < len(todo):
+        starting = [start_ns for start_ns, _ in todo if start_ns >= now_ns]
+        fabric.start(now_ns, [each for start_ns, each in todo if start_ns == now_ns])
+        later = [each for each in (fabric.settle(now_ns), *starting) if each is not None and each > now_ns]
+        now_ns = min(later)
+        done.update({each.transfer.key[0]: now_ns / 1e9 for each in fabric.advance(now_ns) if each.last})
+    return [done[n] for n in range(len(todo))]
+
+
+RING, ALL_TO_ALL = ("all_reduce", 64, "ring"), ("all_to_all", 64, "mesh")
+GATHER, SCATTER = ("all_gather", 64, "rdh"), ("reduce_scatter", 32, "mesh")
+TREE, PAIRWISE, ROOTED = ("broadcast", 64, "binomial"), ("all_to_all", 16, "pairwise"), ("gather", 32, "mesh")
+HALVING, ONE_SHOT = ("all_reduce", 16, "rdh"), ("all_reduce", 4, "one_shot")
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        (RING, ALL_TO_ALL),
+        (RING, RING, RING, ALL_TO_ALL),
+        (RING, GATHER),
+        (RING, PAIRWISE),
+        (RING, TREE),
+        (TREE, ALL_TO_ALL),
+        (ROOTED, ALL_TO_ALL, RING),
+        (HALVING, SCATTER, RING),
+        (ONE_SHOT, RING, PAIRWISE),
+        (RING, ("all_reduce", 64, "mesh"), TREE),
+        (GATHER, HALVING, SCATTER, ALL_TO_ALL),
+        (("broadcast", 64, "scatter_all_gather"), ("reduce", 16, "reduce_scatter_gather"), RING, PAIRWISE),
+    ],
+    ids=lambda mix: "+".join(f"{op}:{algorithm}" for op, _, algorithm in mix),
+)
+@pytest.mark.parametrize("apart_s", [0.0, 0.0113])
+def test_a_mix_takes_what_its_messages_take(switch, mix, apart_s):
+    starts = [
+        (n * apart_s, plan(op, mib * MIB, switch, algorithm=algorithm).option, mib * MIB)
+        for n, (op, mib, algorithm) in enumerate(mix)
+    ]
+    found, expected = np.array(shared_s(switch, starts)), np.array(finished_s(starts))
+    begun = np.array([start_s for start_s, *_ in starts])
+    assert found - begun == pytest.approx(expected - begun, rel=0.05)
+
+
+def test_the_slow_way_shares_wires_fairly():
+    """Two on wire 0, one of them on wire 1 as well, where it leaves three quarters to the third."""
+    assert fair([[0], [0, 1], [1]], {0: 0.5, 1: 1.0}) == [0.25, 0.25, 0.75]
+
+
+def test_alone_the_slow_way_takes_what_was_planned(switch):
+    for op, algorithm in (("all_reduce", "ring"), ("all_to_all", "mesh"), ("broadcast", "binomial")):
+        found = plan(op, MIB, switch, algorithm=algorithm)
+        assert finished_s([(0.0, found.option, MIB)]) == [pytest.approx(found.predicted_s, rel=1e-9)]
