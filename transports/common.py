@@ -116,6 +116,22 @@ class Board(ABC):
         """Do so no more."""
 
     @abstractmethod
+    def listen(self) -> None:
+        """Let threads watch and unwatch that take the loop's place while it sleeps; the loop's thread only, once."""
+
+    @abstractmethod
+    def rouse(self) -> bool:
+        """Be rung no more, for a thread looks instead; False if others wait here, or there are no cores for that."""
+
+    @abstractmethod
+    def doze(self) -> bool:
+        """Be rung again; whoever waits must look now. False if there are more of them than one."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Let everybody look who watches in this process; the loop's thread only."""
+
+    @abstractmethod
     def lend(self, nbytes: int) -> Place | None:
         """Return memory of this process that all ranks can map; None: there is no more."""
 

@@ -190,6 +190,7 @@ class Connection:
 
     def _begun(self, world: World) -> None:
         self._world = world
+        world.let_threads_in()
         world.runs_elsewhere(self._place)
 
     def _place(self) -> str:

@@ -161,6 +161,11 @@ class ControlPlane(Saying):
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody has said anything of an operation that no rank here has come to."""
+        return not self._said
+
     def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
         return self._said.pop((communicator_id, seq), []) if self._said else []

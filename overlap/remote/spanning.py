@@ -61,6 +61,10 @@ class Telling(Protocol):
     def hold_broken_end(self, fail: Callable[[], None]) -> None:
         """Fail an end whose wire broke a moment later, unless somebody says meanwhile who broke it."""
 
+    @property
+    def silent(self) -> bool:
+        """Whether nobody has said anything of an operation that no rank here has come to."""
+
     def said_before(self, communicator_id: int, seq: int) -> list[Voice]:
         """Return, once, what the others called in an operation before any rank here came to it."""
 
@@ -144,6 +148,11 @@ class SpanningCommunicator(Communicator):
         self._proceed(match, operation)
         if failed:
             self.ended(match, operation)
+
+    def at_once(self, operation: Operation) -> bool:
+        """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told."""
+        calm = self.here == 1 and not self._left and self._broken is None and self._others.silent
+        return calm and self._engine.at_once(self, operation)
 
     def _open(self, operation: Operation) -> SpanningMatch:
         match = self._matches[operation.seq] = SpanningMatch(self.size)

@@ -32,6 +32,10 @@ _DISPUTE_S = 0.05
 class BaseEngine(ABC):
     """Runs the operations of one process's ranks, once they have matched."""
 
+    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
+        """Whether one end of an operation starts, and may end, without a task that is started or woken."""
+        return False
+
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
         """Whether operations of these ranks start when all of them have come, for they need no program."""
@@ -162,6 +166,10 @@ class Communicator:
         self._proceed(match, operation)
         if self._messages:
             self._announce(operation)
+
+    def at_once(self, operation: Operation) -> bool:
+        """Whether taking in an operation neither wakes nor starts a task: where other processes are, it may not."""
+        return False
 
     def _announce(self, operation: Operation) -> None:
         """Tell receives from any source that somebody has begun to send."""

@@ -49,6 +49,7 @@ class Deadlines:
         self._queues: dict[float, dict[Expiring, float]] = {}
         self._next_s = inf
         self._scope: trio.CancelScope | None = None
+        self._clock: trio.abc.Clock | None = None
         self._sooner = trio.Event()
 
     def add(self, operation: Expiring, timeout_s: float, spawn: Callable[..., None], now_ns: Callable[[], int]) -> None:
@@ -60,7 +61,9 @@ class Deadlines:
             spawn: Starts the task that waits.
             now_ns: Tells for how long it has waited.
         """
-        due_s = trio.current_time() + timeout_s
+        if self._clock is None:
+            self._clock = trio.lowlevel.current_clock()
+        due_s = self._clock.current_time() + timeout_s
         self._queues.setdefault(timeout_s, {})[operation] = due_s
         if due_s >= self._next_s:
             return
@@ -70,6 +73,12 @@ class Deadlines:
             spawn(self._watch, self._scope, now_ns)
         else:
             self._sooner.set()
+
+    def wakes(self, timeout_s: float | None) -> bool:
+        """Whether adding an operation with such a time wakes or starts a task; any thread."""
+        if timeout_s is None:
+            return False
+        return self._clock is None or self._clock.current_time() + timeout_s < self._next_s
 
     def drop(self, operation: Expiring, timeout_s: float) -> None:
         """Forget an operation that has ended."""

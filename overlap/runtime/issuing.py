@@ -113,7 +113,7 @@ class Issuer:
         self._prepare(operation, timeout_s)
         if get_ident() == self._context.thread:
             self._enqueue(operation, self._ports.get(stream) or self._open_port(stream))
-        else:
+        elif not self._enqueue_here(operation, self._opened.get(self._streams.find(stream))):
             self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
         return operation
 
@@ -252,6 +252,24 @@ class Issuer:
         if operation.deadline_s is not None:
             context.expire(operation, operation.deadline_s)
         lane.enqueue(operation)
+
+    def _enqueue_here(self, operation: CollectiveFuture[Array], port: Port | None) -> bool:
+        """Issue from another thread what takes no task, if the loop sleeps; False if it is the loop's to do."""
+        context = self._context
+        if port is None or isinstance(operation.input, Future) or not context.handover.enter():
+            return False
+        try:
+            here = (
+                not context.closed
+                and port.stream.has_room
+                and not context.deadlines.wakes(operation.deadline_s)
+                and port.communicator.at_once(operation)
+            )
+            if here:
+                self._enqueue(operation, port)
+            return here
+        finally:
+            context.handover.leave()
 
     def _enqueue_soon(self, operation: CollectiveFuture[Array], find_port: Callable[[], Port]) -> None:
         """Issue from another thread: what it may not touch any more is locked at once, the rest is for the loop."""

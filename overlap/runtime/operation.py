@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from types import FrameType
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import Collective
@@ -19,6 +19,7 @@ from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
 from .future import Failure, Future, call_when_done, resolve
+from .handover import Handover
 from .memory.read_only import read_only
 from .outstanding import CallSite, place_told
 from .request import Request
@@ -54,6 +55,9 @@ class Matching(Protocol):
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end."""
 
+    def at_once(self, operation: Operation) -> bool:
+        """Whether taking it in neither wakes nor starts a task, whatever has come and whatever may come; see there."""
+
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail all ends because one rank has no input."""
 
@@ -83,6 +87,10 @@ class Lane(Protocol):
     @property
     def idle(self) -> bool:
         """Whether all of its operations have ended."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an operation would start at once, and its end start no other."""
 
     def enqueue(self, operation: Operation) -> None:
         """Start an operation now if there is room, else when its turn comes."""
@@ -117,6 +125,14 @@ class Cancels(Protocol):
 
     def cancel(self) -> object:
         """Stop it, soon."""
+
+
+@runtime_checkable
+class Looks(Cancels, Protocol):
+    """What a thread that waits for an operation can look after, instead of sleeping at once."""
+
+    def look_here(self, handover: Handover) -> None:
+        """Look for a moment whether it can be ended, and end it."""
 
 
 class CollectiveFuture(Request[T_co]):
@@ -217,6 +233,12 @@ class CollectiveFuture(Request[T_co]):
     def _loop_thread(self) -> int | None:
         return self.context.thread
 
+    def _block(self, timeout: float | None = None) -> bool:
+        run = self.scope
+        if isinstance(run, Looks):
+            run.look_here(self.context.handover)
+        return self._done or super()._block(timeout)
+
     # -- life --------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
@@ -298,6 +320,11 @@ class CollectiveFuture(Request[T_co]):
             self._value = self.out if self.given is None else self.given
             self.release()  # first: who is told may want the same arrays at once
             self._conclude()
+
+    @property
+    def heard(self) -> bool:
+        """Whether tasks or callbacks are to be told of its end, which only the loop may do."""
+        return self._waiters is not None or self._callbacks is not None
 
     def _share(self) -> None:
         """See to it that nobody changes what others may have, too."""

@@ -52,6 +52,11 @@ class Stream:
         """Whether all of its operations have ended."""
         return self._active == 0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether an operation would start at once, and its end start no other."""
+        return self._active < self.window
+
     def enqueue(self, operation: Operation) -> None:
         """Start `operation` now if the window has room, else when its turn comes."""
         self._outstanding.operations[operation] = None

@@ -304,6 +304,10 @@ class World:
         for member in self._members:
             member.context.outstanding.forsake(self.ending.peer_failed)
 
+    def let_threads_in(self) -> None:
+        """Let threads issue and end what is small without waking the loop, while that sleeps; on the loop's thread."""
+        self._handover.let_threads_in()
+
     def runs_elsewhere(self, place: Callable[[], str]) -> None:
         """Take note that the programs of the ranks here run in another thread.
 

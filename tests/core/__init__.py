@@ -38,7 +38,7 @@ TESTS = {
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",
     "runtime/group_rules": "core/test_groups topology/test_legality virtual/test_alike",
-    "runtime/handover": "core/test_threads",
+    "runtime/handover": "core/test_threads embedded/test_short_way",
     "runtime/in_turn": "core/test_streams core/test_futures",
     "runtime/interpreter": "runtime/test_interpreter",
     "runtime/issuing": "core/test_bad_input core/test_threads",

@@ -47,6 +47,25 @@ class Neighbour(Protocol):
         """Tell its boards something."""
 
 
+class Watching(Protocol):
+    """What lets those look who wait for others: the watchman of a process, as boards see it."""
+
+    def begin(self) -> None:
+        """Watch: somebody waits, and nobody did."""
+
+    def rest(self) -> None:
+        """Take note that nobody waits any more."""
+
+    def listen(self) -> None:
+        """Never look before sleeping: from now on threads do, who cannot wake this one."""
+
+    def rouse(self) -> bool:
+        """Be rung no more, if there are cores for looking; return whether there are."""
+
+    def doze(self) -> None:
+        """Be rung again."""
+
+
 class Boards:
     """The boards of one process.
 
@@ -58,16 +77,14 @@ class Boards:
     Attributes:
         shelf: What of that is lent to all.
         watching: Who waits for others.
-        on_watch: Called when somebody begins to wait and nobody did.
-        on_rest: Called when nobody waits any more.
+        watchman: Lets them look.
     """
 
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
         self.shelf = Shelf(segment.view, heap)
         self.watching: dict[Callable[[], None], None] = {}
-        self.on_watch: Callable[[], None] = lambda: None
-        self.on_rest: Callable[[], None] = lambda: None
+        self.watchman: Watching
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
 
@@ -238,13 +255,27 @@ class _SharedBoard(Board):
         watching = self._boards.watching
         watching[look] = None
         if len(watching) == 1:
-            self._boards.on_watch()
+            self._boards.watchman.begin()
 
     def unwatch(self, look: Callable[[], None]) -> None:
         watching = self._boards.watching
         watching.pop(look, None)
         if not watching:
-            self._boards.on_rest()
+            self._boards.watchman.rest()
+
+    def listen(self) -> None:
+        self._boards.watchman.listen()
+
+    def rouse(self) -> bool:
+        return len(self._boards.watching) == 1 and self._boards.watchman.rouse()
+
+    def doze(self) -> bool:
+        if self._boards.watching:
+            self._boards.watchman.doze()
+        return len(self._boards.watching) <= 1
+
+    def look(self) -> None:
+        self._boards.look()
 
     def lose(self, member: int, reason: str) -> None:
         """Take note that a process is gone."""

@@ -39,11 +39,44 @@ class Watchman:
 
     def __init__(self, boards: Boards, bell: int, asleep: memoryview, *, spins: bool) -> None:
         self._boards, self._bell, self._asleep = boards, bell, asleep
-        self._spins = spins
+        self._spins = self._cores = spins
         self._parked: Task | None = None
-        boards.on_watch = self._wake
-        if not spins:  # it always listens, and says so only while that is needed
-            boards.on_watch, boards.on_rest = self._fall_asleep, self._stay_awake
+        boards.watchman = self
+
+    # -- what boards ask for -------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Watch: somebody waits, and nobody did."""
+        if self._spins:
+            self._wake()
+        else:  # it always listens, and says so only while that is needed
+            self._fall_asleep()
+
+    def rest(self) -> None:
+        """Take note that nobody waits any more."""
+        if not self._spins:
+            self._stay_awake()
+
+    def listen(self) -> None:
+        """Never look before sleeping: from now on threads do, who cannot wake this one."""
+        if self._spins:
+            self._spins = False
+            if self._boards.watching:
+                self._fall_asleep()
+            self._wake()
+
+    def rouse(self) -> bool:
+        """Be rung no more, if there are cores for looking; return whether there are."""
+        if self._cores:
+            self._stay_awake()
+        return self._cores
+
+    def doze(self) -> None:
+        """Be rung again."""
+        self._asleep[0] = 1
+        fence()
+
+    # -- the task ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Watch."""
@@ -60,7 +93,7 @@ class Watchman:
     async def _look_before_sleeping(self) -> None:
         """Return when somebody still waits after a moment, and others know that this process has to be rung."""
         watching = self._boards.watching
-        while True:
+        while self._spins:
             if not watching:
                 await self._park()
             await self._spin()
@@ -77,8 +110,7 @@ class Watchman:
             self._boards.look()
 
     def _fall_asleep(self) -> None:
-        self._asleep[0] = 1
-        fence()
+        self.doze()
         self._boards.look()  # who came before could not know that this process sleeps
 
     def _stay_awake(self) -> None:

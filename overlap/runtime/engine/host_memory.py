@@ -11,6 +11,7 @@ from __future__ import annotations
 from transports import Transport
 from transports.common import OPERATIONS, PAYLOAD_BYTES
 
+from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ..communicator import Communicator
 from ..match import Match
@@ -50,18 +51,28 @@ class HostMemory:
                 _run(meeting, match, operation).start()
         return True
 
+    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
+        """Whether one end of an operation takes the shortest way, on which no task is started or woken."""
+        meeting = self._meetings.get(communicator)
+        return meeting is not None and meeting.board.lost is None and _is_small(meeting, operation.call)
+
     def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
         if operation.port.stream.window > OPERATIONS // 2:
             return None
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
-        return None if board is None else Meeting(self._common, board, communicator)
+        if board is None:
+            return None
+        if operation.context.handover.lets_threads_in:
+            board.listen()
+        return Meeting(self._common, board, communicator)
 
 
 def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallAllReduce:
-    call = operation.call
-    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES
-    if call.shared:
+    if operation.call.shared:
         return SharedRun(meeting, match, operation)
-    return (SmallAllReduce if small and meeting.board.ready and meeting.board.usable else HostRun)(
-        meeting, match, operation
-    )
+    return (SmallAllReduce if _is_small(meeting, operation.call) else HostRun)(meeting, match, operation)
+
+
+def _is_small(meeting: Meeting, call: Call) -> bool:
+    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES and not call.shared
+    return small and meeting.board.ready and meeting.board.usable

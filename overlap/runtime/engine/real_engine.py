@@ -77,6 +77,10 @@ class RealEngine(BaseEngine):
         if not (whole and self._host_memory.start(communicator, match)):
             self._programs.start(communicator, match)
 
+    def at_once(self, communicator: Communicator, operation: Operation) -> bool:
+        """Whether one end of an operation starts, and may end, without a task that is started or woken."""
+        return self._algorithm in (None, "direct") and self._host_memory.at_once(communicator, operation)
+
     @cached_property
     def _host_memory(self) -> HostMemory:
         from .host_memory import HostMemory  # which one process never needs

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from time import perf_counter
+
 import numpy as np
 
 from transports import LinkLostError
 
 from ...collectives.reduce import Array
+from ...errors import PeerFailedError
+from ..handover import Handover
 from ..match import Match
 from ..operation import Operation
 from .meeting import Meeting, Mode
@@ -15,6 +20,8 @@ from .settling import settle
 __all__ = ["SmallAllReduce"]
 
 _ARRIVED = 1
+# How long a thread looks before it sleeps, as a watchman does.
+_SPIN_S = 50e-6
 
 
 class SmallAllReduce:
@@ -61,6 +68,44 @@ class SmallAllReduce:
             board.unwatch(self.look)
             self._operation.stopped()
             settle(self._meeting.communicator, self._match, self._operation, LinkLostError(board.lost))
+
+    def look_here(self, handover: Handover) -> None:
+        """Look for a moment, in a thread that waits for the operation, and end it if all have come meanwhile."""
+        if self._roused(handover):
+            self._look_a_moment()
+            self._dozed(handover)
+
+    def _roused(self, handover: Handover) -> bool:
+        if not handover.enter():
+            return False
+        try:
+            return self._operation.scope is self and self._meeting.board.rouse()
+        finally:
+            handover.leave()
+
+    def _look_a_moment(self) -> None:
+        board, operation, tag = self._meeting.board, self._operation, self._tag
+        seq, until = operation.seq, perf_counter() + _SPIN_S
+        while not board.reached(seq, tag, _ARRIVED) and not operation.done and perf_counter() < until:
+            pass
+
+    def _dozed(self, handover: Handover) -> None:
+        """Let this process be rung again, and look who has come before that could be known."""
+        alone, board = False, self._meeting.board
+        if handover.enter():
+            try:
+                alone = board.doze()
+                if self._operation.scope is self and not self._operation.heard:
+                    self.look()
+            finally:
+                handover.leave()
+        if not alone:
+            with suppress(PeerFailedError):  # nobody waits any more
+                self._operation.context.from_thread(self._doze)
+
+    def _doze(self) -> None:
+        self._meeting.board.doze()
+        self._meeting.board.look()
 
     def _end(self) -> None:
         error: BaseException | None = None
