@@ -59,6 +59,10 @@ class _Checked:
         else:
             self._inner.withdraw(operation, Failure(error))
 
+    def at_once(self, operation: Operation) -> bool:
+        """Return False: what is found is told to others."""
+        return False
+
 
 def _sends(operation: Operation) -> bool:
     """Whether the input of a rank goes anywhere."""
