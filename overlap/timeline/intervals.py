@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -52,6 +53,14 @@ def subtract(left: Merged, right: Merged) -> Merged:
         if start < end:
             rest.append((start, end))
     return rest
+
+
+def clip(merged: Merged, window: Interval) -> Merged:
+    """Return what lies in a window. O(log n), and what is returned."""
+    low, high = window
+    first = bisect_right(merged, low, key=lambda interval: interval[1])
+    last = bisect_left(merged, high, key=lambda interval: interval[0])
+    return [(max(start, low), min(end, high)) for start, end in merged[first:last]]
 
 
 def length(merged: Merged) -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import UsageError
 from .columnar import NONE, SpanColumns
-from .intervals import Interval, Merged, intersect, length, merge, subtract
+from .intervals import Interval, Merged, clip, intersect, length, merge, subtract
 from .ranklist import listed
 from .spans import Span, Timeline
 
@@ -120,6 +120,11 @@ class Coverage:
     def queued(self) -> Merged:
         """Where nothing is busy, and yet an operation has been called."""
         return subtract(subtract(self.called, self.comm), self.compute)
+
+    def within(self, window: Interval) -> Coverage:
+        """Return the part in another window. Cost: that of what is in it."""
+        names = ("compute", "comm", "transfer", "called")
+        return replace(self, window=window, **{name: clip(getattr(self, name), window) for name in names})
 
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""

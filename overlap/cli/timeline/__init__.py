@@ -13,10 +13,10 @@ from typing import BinaryIO
 from ...errors import UsageError
 from ...timeline.limits import parse_limit
 from ...timeline.merge import merged, merged_header
-from ...timeline.metrics import median_step
+from ...timeline.metrics import median_step, windows_of
 from ...timeline.parts import Part, pack_part
 from ...timeline.ranklist import listed, unlisted
-from ...timeline.replay.changes import parse_change
+from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, predict
 from ...timeline.spans import Timeline
 from ...timeline.tracefile import read_trace, write_merged
@@ -25,6 +25,8 @@ from ..advise import described
 from ..failure import EXIT_FAILED
 from ..outputs import kept
 from ..program import output_path
+from .browser import browse, check_terminal
+from .browser.track import Track
 from .report import report
 
 MIN_WIDTH = 40
@@ -48,6 +50,7 @@ examples:
   overlap timeline run.trace.json                draw its median step
   overlap timeline run.trace.json --step 3 --ranks 0,4-7
   overlap timeline run.trace.json --step all --json
+  overlap timeline -i run.trace.json --step 3      scroll, zoom and search in the terminal
   overlap timeline run.trace.json --ops --stragglers --critical-path
   overlap timeline run.trace.json --what-if bucket_bytes=4MiB --what-if "compute 'tokenise'=0.5x"
   overlap timeline new.json --against old.json --fail-if "exposed > 5%" --fail-if "step > 41ms"
@@ -62,6 +65,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("files", nargs="+", metavar="FILE", help="trace file, .json or .json.gz; several are merged")
+    parser.add_argument(
+        "-i", "--interactive", action="store_true", help="scroll, zoom, search and look at spans, in the terminal"
+    )
     parser.add_argument("-o", "--output", metavar="OUT", help="write them as one trace file, and draw nothing")
     parser.add_argument("--step", metavar="N|all", help="step to show; default: the median one by wall time, or all")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to show, such as 0,3-5; default: all")
@@ -100,13 +106,17 @@ def main(args: argparse.Namespace) -> int:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
     if args.width is not None and args.width < MIN_WIDTH:
         raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
+    if args.interactive:
+        check_terminal()
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True
-    if changes:
+    if args.interactive:
+        verdict = _browsed(args, timeline, changes, step, ranks)
+    elif changes:
         verdict = _predicted(args, predict(timeline, changes, step=step))
     elif args.json:
         verdict = verdict_of(timeline, step=step, ranks=ranks)
@@ -117,6 +127,30 @@ def main(args: argparse.Namespace) -> int:
     for limit in failed:
         print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
+
+
+def _browsed(
+    args: argparse.Namespace,
+    timeline: Timeline,
+    changes: Sequence[Change],
+    step: int | None,
+    ranks: Sequence[int] | None,
+) -> Verdict:
+    """Show a run, and below it what it is compared with; return what it comes to."""
+    runs = {"measured" if changes else "this": timeline}
+    if changes:
+        runs["predicted"] = predict(timeline, changes, step=step).timeline
+    elif args.against is not None:
+        runs["against"] = read_trace(args.against)
+    tracks, lengths = [], []
+    for title, run in runs.items():
+        of = None if args.step is None else _step(args.step, run)
+        windows = windows_of(run, of)
+        first_ns = min(window[0] for window in windows.values())
+        tracks.append(Track(run, title=title, origin_ns=first_ns, ranks=ranks))
+        lengths.append(max(window[1] for window in windows.values()) - first_ns)
+    browse(tracks, window_ns=(0, max(*lengths, 1)) if args.step else None, ascii=args.ascii)
+    return verdict_of(timeline, step=step, ranks=ranks)
 
 
 def _predicted(args: argparse.Namespace, found: Prediction) -> Verdict:
