@@ -123,8 +123,10 @@ class Coverage:
 
     def within(self, window: Interval) -> Coverage:
         """Return the part in another window. Cost: that of what is in it."""
-        names = ("compute", "comm", "transfer", "called")
-        return replace(self, window=window, **{name: clip(getattr(self, name), window) for name in names})
+        compute, comm, transfer, called = (
+            clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called)
+        )
+        return replace(self, window=window, compute=compute, comm=comm, transfer=transfer, called=called)
 
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""
