@@ -39,6 +39,8 @@ LEGAL = [
     ("trn1.32xlarge x2", "5,37", {}),
     ("trn1n.32xlarge", "8-15", {}),
     ("trn2.3xlarge", "0-3", {}),
+    ("trn2.3xlarge", "2-3", {}),
+    ("trn2.48xlarge", "0-1", {}),
     ("trn2.3xlarge", "0-7", {"lnc": 1}),
     ("trn2.48xlarge", "4-7", {}),
     ("trn2.48xlarge", "8-15", {}),
@@ -92,9 +94,9 @@ ILLEGAL = [
     ("trn1.32xlarge", "0,8", {}, "trn1-aligned"),
     ("trn1.32xlarge x2", "0-7,40-47", {}, "symmetric-nodes"),
     ("trn1.32xlarge x2", "0-7,32-33", {}, "symmetric-nodes"),
-    ("trn2.3xlarge", "0-1", {}, "trn2-sizes-lnc2"),
+    ("trn2.3xlarge", "0-2", {}, "trn2-sizes-lnc2"),
     ("trn2.3xlarge", "1-4", {"lnc": 1}, "trn2-contiguous-lnc1"),
-    ("trn2.48xlarge", "0-1", {}, "trn2-sizes-lnc2"),
+    ("trn2.48xlarge", "1-2", {}, "trn2-contiguous-lnc2"),
     ("trn2.48xlarge", "0-11", {}, "trn2-sizes-lnc2"),
     ("trn2.48xlarge", "0-7", {"edition": 2024}, "trn2-sizes-lnc2-2024"),
     ("trn2.48xlarge", "0-31", {}, "trn2-outer-inner-lnc2"),
@@ -244,7 +246,7 @@ def test_partitions():
     with pytest.raises(TopologyError, match="groups 0 and 1 differ in length: 4 and 8 ranks"):
         cluster.check_groups([range(4), range(8, 16)])
     with pytest.raises(TopologyError, match="trn2-sizes-lnc2"):
-        cluster.check_groups([range(2), range(2, 4)])
+        cluster.check_groups([range(3), range(3, 6)])
 
 
 def test_legal_groups_of_a_size():
