@@ -34,6 +34,7 @@ class CallKey(NamedTuple):
     counts: Counts
     exact: bool
     shared: bool
+    algorithm: str | None
 
     def without_data(self) -> CallKey:
         """Return what a rank says that only receives."""
@@ -55,6 +56,7 @@ class Call:
         counts: Rows of every block (see `counts`) where they differ, else ().
         exact: Whether every element is reduced in the order of ranks.
         shared: Whether the ranks of one host may have one result together, which nobody changes.
+        algorithm: The only one to use; None leaves the choice to the run.
         reducer: The operator on the dtype.
         result_shape: Of a receiver's result, where blocks do not differ; see `result_at`.
         nbytes: The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
@@ -72,6 +74,7 @@ class Call:
     counts: Counts
     exact: bool
     shared: bool
+    algorithm: str | None
     reducer: Reducer | None
     result_shape: Shape
     nbytes: int
@@ -111,6 +114,8 @@ class Call:
             said += ", exact=True"
         if self.shared:
             said += ", shared=True"
+        if self.algorithm is not None:
+            said += f", algorithm={self.algorithm!r}"
         return f"{self.kind.value}({said})"
 
 
@@ -125,6 +130,7 @@ def _checked(
     counts: Counts = (),
     exact: bool = False,
     shared: bool = False,
+    algorithm: str | None = None,
 ) -> Call:
     """Check what a rank asks for and return the one object that stands for it.
 
@@ -135,8 +141,8 @@ def _checked(
     if dtype is None or shape is None:
         return Call(
             kind=what, op=op, dtype=None, shape=None, size=size, root=root, pairs=pairs, counts=(), exact=exact,
-            shared=shared, reducer=None, result_shape=(), nbytes=0, work_bytes=0,
-            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared),
+            shared=shared, algorithm=algorithm, reducer=None, result_shape=(), nbytes=0, work_bytes=0,
+            key=CallKey(kind, op, None, None, size, root, pairs, (), exact, shared, algorithm),
         )  # fmt: skip
     check_dtype(dtype)
     traits = what.traits
@@ -151,9 +157,9 @@ def _checked(
         nbytes = max(prod(shape), prod(result)) * dtype.itemsize
     return Call(
         kind=what, op=op, dtype=dtype, shape=shape, size=size, root=root, pairs=pairs, counts=counts, exact=exact,
-        shared=shared, reducer=combine, result_shape=result, nbytes=nbytes,
+        shared=shared, algorithm=algorithm, reducer=combine, result_shape=result, nbytes=nbytes,
         work_bytes=nbytes * (combine.weight if combine is not None else 1),
-        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared),
+        key=CallKey(kind, op, dtype.name, shape, size, root, pairs, counts, exact, shared, algorithm),
     )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ..errors import ScheduleError, UsageError
-from .generators import GENERATORS
+from .generators import GENERATORS, fits
 from .proof import verify
-from .schedule import EXACT, Schedule
+from .schedule import EXACT, IN_RANK_ORDER, Schedule
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "algorithms",
     "check_algorithm",
+    "check_algorithm_for",
     "plan",
     "size_class",
 ]
@@ -52,6 +53,25 @@ def check_algorithm(name: str) -> None:
     """
     if not isinstance(name, str) or name not in algorithms():
         raise UsageError(f"algorithm: {name!r} is unknown; known are {', '.join(algorithms())}")
+
+
+def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
+    """Refuse a name that a collective does not have, or that does not take so many ranks.
+
+    Raises:
+        UsageError: Naming those that it has.
+    """
+    has = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
+    if name in has and (name == DIRECT or fits(str(name), size)):
+        return
+    if name not in (DIRECT, *GENERATORS[collective]):
+        wrong = f"{collective} has no {name!r}"
+    elif name not in has:
+        wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
+    else:
+        wrong = f"{name!r} needs an even number of ranks, and the group has {size}"
+    able = [each for each in has if each == DIRECT or fits(each, size)]
+    raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ def pack(asked: Call) -> list[object]:
     dtype = None if asked.dtype is None else str(asked.dtype)
     shape = None if asked.shape is None else list(asked.shape)
     pairs, counts = [list(pair) for pair in asked.pairs], list(asked.counts)
-    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, asked.exact, asked.shared]
+    how = [asked.exact, asked.shared, asked.algorithm]
+    return [asked.kind.value, asked.op, dtype, shape, asked.size, asked.root, pairs, counts, *how]
 
 
 def unpack(told: Sequence[object]) -> Call:
@@ -29,7 +30,7 @@ def unpack(told: Sequence[object]) -> Call:
         OverlapError: If it stands for none.
     """
     try:
-        kind, op, dtype, shape, size, root, pairs, counts, exact, shared = told
+        kind, op, dtype, shape, size, root, pairs, counts, exact, shared, algorithm = told
         find = uneven_call if counts else call
         return find(
             Collective(kind).value,
@@ -42,6 +43,7 @@ def unpack(told: Sequence[object]) -> Call:
             tuple(int(rows) for rows in cast("list[int]", counts)),
             bool(exact),
             bool(shared),
+            None if algorithm is None else str(algorithm),
         )
     except (TypeError, ValueError, OverlapError) as error:
         raise OverlapError(f"a process told of a call that cannot be meant: {error}") from error

@@ -56,6 +56,9 @@ class Calls(Rooted, PointToPoint, Objects):
       lies once where ranks have memory in common: in one process, and in processes of one host on its own, up to
       `--shared-memory` each. Its memory is used again once every rank has dropped it, with all views of it. Where
       there is no such memory (left), on sockets and over MPI, each rank has a read-only array of its own.
+    * `algorithm`, the same on all ranks: which one carries it, such as "ring"; for the rest of the run, and by default,
+      it is `--algorithm`, or the cheapest. "direct" is the short cut through memory, where ranks have some in common. A
+      name that the collective does not have, or that does not take so many ranks, is a `UsageError` that says which do.
     * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
     """
 
@@ -67,6 +70,7 @@ class Calls(Rooted, PointToPoint, Objects):
         *,
         exact: bool = False,
         shared: bool = False,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -108,6 +112,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 op,
                 exact=exact,
                 shared=shared,
+                algorithm=algorithm,
             ),
             stream,
             timeout_s,
@@ -121,6 +126,7 @@ class Calls(Rooted, PointToPoint, Objects):
         *,
         counts: Rows | None = None,
         exact: bool = False,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -166,6 +172,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 op,
                 counts=counts,
                 exact=exact,
+                algorithm=algorithm,
             ),
             stream,
             timeout_s,
@@ -178,6 +185,7 @@ class Calls(Rooted, PointToPoint, Objects):
         *,
         counts: Rows | None = None,
         shared: bool = False,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -222,6 +230,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 name,
                 counts=counts,
                 shared=shared,
+                algorithm=algorithm,
             ),
             stream,
             timeout_s,
@@ -233,6 +242,7 @@ class Calls(Rooted, PointToPoint, Objects):
         out: Array | None = None,
         *,
         counts: RowTable | None = None,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -267,7 +277,16 @@ class Calls(Rooted, PointToPoint, Objects):
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.ALL_TO_ALL, x, out, call_site or _getframe(1), priority, name, counts=counts),
+            CollectiveFuture(
+                Collective.ALL_TO_ALL,
+                x,
+                out,
+                call_site or _getframe(1),
+                priority,
+                name,
+                counts=counts,
+                algorithm=algorithm,
+            ),
             stream,
             timeout_s,
         )

@@ -156,7 +156,7 @@ class Communicator:
             self._compare(match, operation)
         if match.count == self.here:
             del self._matches[seq]
-            if not self.direct and match.error is None:
+            if match.error is None and not (self.direct and operation.call.algorithm is None):
                 self._moving[seq] = match
         elif self.direct and match.error is None:
             operation.lock()

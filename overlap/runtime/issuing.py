@@ -222,6 +222,8 @@ class Issuer:
             raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
         if type(operation.shared) is not bool:
             raise UsageError(f"shared: expected True or False, got {operation.shared!r}")
+        if operation.insisted is not None:
+            operation.insisted = self._checked_algorithm(operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
@@ -236,6 +238,14 @@ class Issuer:
             operation.prepare()
         elif is_elsewhere(x, context.thread):
             raise UsageError(f"x: {x.label} belongs to another world; pass its result")
+
+    def _checked_algorithm(self, operation: CollectiveFuture[Array]) -> str | None:
+        """Return the algorithm that is asked for; None for a rank that is alone, which needs none."""
+        from ..collectives.select import check_algorithm_for  # and with it the generators
+
+        size = self._group.size
+        check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)
+        return operation.insisted if size > 1 else None
 
     def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
         operation.port, lane = port, port.stream

@@ -170,12 +170,14 @@ class CollectiveFuture(Request[T_co]):
         counts: object = None,
         exact: bool = False,
         shared: bool = False,
+        algorithm: str | None = None,
     ) -> None:
         # The base classes' parts are written out: this is on the path of every collective, as is the choice of slots.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
         self.exact, self.shared, self.counts, self.input, self.out = exact, shared, counts, x, out
+        self.insisted = algorithm
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
         self.priority, self.name = priority, name or kind.text

@@ -57,8 +57,8 @@ class Request(Issued[T_co]):
     """
 
     __slots__ = (
-        "_input_locked", "call", "changed", "context", "counts", "exact", "given", "group", "input", "kind", "locked",
-        "out", "pairs", "priority", "reduction", "root", "shared", "source", "target",
+        "_input_locked", "call", "changed", "context", "counts", "exact", "given", "group", "input", "insisted", "kind",
+        "locked", "out", "pairs", "priority", "reduction", "root", "shared", "source", "target",
     )  # fmt: skip
 
     context: RankContext
@@ -70,6 +70,7 @@ class Request(Issued[T_co]):
     pairs: Pairs
     exact: bool
     shared: bool
+    insisted: str | None  # the algorithm that is asked for
     counts: object  # of rows; once it is issued, as `check_counts` returns them, or None
     input: object  # what the caller passed: an array, a future of one, or None
     out: Array | None  # what the caller will get; once it is issued, the array that the result is written to
@@ -118,6 +119,7 @@ class Request(Issued[T_co]):
                     counts,
                     self.exact,
                     self.shared,
+                    self.insisted,
                 )
             except TypeError as error:  # not hashable
                 raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
@@ -140,7 +142,17 @@ class Request(Issued[T_co]):
             self.call = call(kind.text, None, out.dtype, out.shape, 2)
         elif kind.traits.rooted or kind is Collective.BARRIER:
             self.call = call(
-                kind.text, None, None, None, self.group.size, self.root, self.pairs, (), self.exact, self.shared
+                kind.text,
+                None,
+                None,
+                None,
+                self.group.size,
+                self.root,
+                self.pairs,
+                (),
+                self.exact,
+                self.shared,
+                self.insisted,
             )
         else:
             raise UsageError(f"x: {self.op} needs an array, got None")

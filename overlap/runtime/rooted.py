@@ -28,6 +28,7 @@ class Rooted:
         out: Array | None = None,
         *,
         shared: bool = False,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -60,6 +61,7 @@ class Rooted:
                 None,
                 root,
                 shared=shared,
+                algorithm=algorithm,
             ),
             stream,
             timeout_s,
@@ -72,6 +74,7 @@ class Rooted:
         op: str = "sum",
         out: Array | None = None,
         *,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -96,7 +99,9 @@ class Rooted:
         return cast(
             "CollectiveFuture[Array | None]",
             self._issuer.issue(
-                CollectiveFuture(Collective.REDUCE, x, out, call_site or _getframe(1), priority, name, op, root),
+                CollectiveFuture(
+                    Collective.REDUCE, x, out, call_site or _getframe(1), priority, name, op, root, algorithm=algorithm
+                ),
                 stream,
                 timeout_s,
             ),
@@ -108,6 +113,7 @@ class Rooted:
         root: int = 0,
         out: Array | None = None,
         *,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -131,7 +137,17 @@ class Rooted:
         return cast(
             "CollectiveFuture[Array | None]",
             self._issuer.issue(
-                CollectiveFuture(Collective.GATHER, x, out, call_site or _getframe(1), priority, name, None, root),
+                CollectiveFuture(
+                    Collective.GATHER,
+                    x,
+                    out,
+                    call_site or _getframe(1),
+                    priority,
+                    name,
+                    None,
+                    root,
+                    algorithm=algorithm,
+                ),
                 stream,
                 timeout_s,
             ),
@@ -143,6 +159,7 @@ class Rooted:
         root: int = 0,
         out: Array | None = None,
         *,
+        algorithm: str | None = None,
         priority: int = 0,
         stream: Stream | str | None = None,
         name: str | None = None,
@@ -165,7 +182,9 @@ class Rooted:
             out: Shape `(x.shape[0] // size, *x.shape[1:])`.
         """
         return self._issuer.issue(
-            CollectiveFuture(Collective.SCATTER, x, out, call_site or _getframe(1), priority, name, None, root),
+            CollectiveFuture(
+                Collective.SCATTER, x, out, call_site or _getframe(1), priority, name, None, root, algorithm=algorithm
+            ),
             stream,
             timeout_s,
         )

@@ -153,7 +153,7 @@ class SimulatedEngine(BaseEngine):
         key = (*_choice(pattern), members)
         found = self._options.get(key)
         if found is None:
-            found = self._options[key] = self._chosen(members, pattern, like or self._algorithm)
+            found = self._options[key] = self._chosen(members, pattern, pattern.algorithm or like or self._algorithm)
         return found
 
     def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
@@ -223,7 +223,8 @@ def _pattern(match: Match) -> Call:
 
 def _choice(pattern: Call) -> tuple[object, ...]:
     """Return what an algorithm is chosen by, besides the group."""
-    return pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, pattern.exact
+    wanted = pattern.exact, pattern.algorithm
+    return pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, *wanted
 
 
 def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:

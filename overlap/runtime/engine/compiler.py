@@ -32,7 +32,7 @@ __all__ = ["Compiled", "Compiler"]
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
 
-_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool]
+_Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool, str | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,8 @@ class Compiler:
 
     Attributes:
         cluster: Where the ranks are placed.
-        algorithm: Name of the algorithm to use wherever it exists; None leaves the choice to the cost.
+        algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
+            to the cost.
         far: Whether some ranks live on different hosts; then long messages travel in slices.
     """
 
@@ -88,6 +89,7 @@ class Compiler:
             members,
             bool(call.counts),
             call.exact,
+            call.algorithm,
         )
         schedule = self._schedules.get(key)
         if schedule is None:
@@ -121,7 +123,7 @@ class Compiler:
             exact=call.exact,
             programs_only=True,  # who compiles has decided against the short cut
         )
-        insisted = self.algorithm
+        insisted = call.algorithm or self.algorithm
         if insisted not in GENERATORS[collective] or (call.exact and insisted not in IN_RANK_ORDER):
             return choose().schedule()
         try:

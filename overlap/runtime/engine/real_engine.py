@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RealEngine"]
 
+# What is asked for where no program is needed.
+_SHORT_CUT = (None, "direct")
+
 
 class RealEngine(BaseEngine):
     """Moves bytes: through shared memory, or as programs over a transport."""
@@ -58,7 +61,7 @@ class RealEngine(BaseEngine):
 
     def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""
-        if communicator.direct:
+        if communicator.direct and match.pattern.algorithm in _SHORT_CUT:  # type: ignore[union-attr]  # all have come
             self._run_direct(communicator, match, operation)
             return
         if operation.out is not None or operation.source is None or operation.source.nbytes > PAYLOAD_BYTES:
@@ -73,13 +76,16 @@ class RealEngine(BaseEngine):
         """Start the programs of the ranks that are here, once anybody has said what travels."""
         if match.pattern is None or not match.pattern.settled:
             return
-        whole = (match.pattern.shared or not match.pattern.counts) and self._algorithm in (None, "direct")
+        whole = (match.pattern.shared or not match.pattern.counts) and self._taken(match.pattern) in _SHORT_CUT
         if not (whole and self._host_memory.start(communicator, match)):
             self._programs.start(communicator, match)
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
-        return self._algorithm in (None, "direct") and self._host_memory.at_once(communicator, operation)
+        return self._taken(operation.call) in _SHORT_CUT and self._host_memory.at_once(communicator, operation)
+
+    def _taken(self, asked: Call) -> str | None:
+        return asked.algorithm or self._algorithm
 
     @cached_property
     def _host_memory(self) -> HostMemory:
