@@ -28,6 +28,7 @@
 #   membership/ who is there, what they say to each other, and how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
 #   flight/     the last operations of every rank, readable when nobody is left to ask
+#   live/       jobs that run now, seen through those files
 #   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
 #   parallel/   training strategies, built on nothing but what is public

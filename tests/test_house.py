@@ -29,6 +29,7 @@ HOUSE = (
     ("overlap.collectives", "overlap.data"),
     ("overlap.timeline", "overlap.trace_files"),
     ("overlap.flight",),
+    ("overlap.live",),
     ("overlap.signals",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),

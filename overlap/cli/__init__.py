@@ -25,6 +25,8 @@ COMMANDS = {
     "simulate": "run a program on a modelled cluster in virtual time, once or over a sweep of settings",
     "timeline": "draw a trace file: what was hidden, what was exposed",
     "advise": "try on a trace what can be changed, and list what would make its steps shorter",
+    "ls": "list the worlds that run on this host",
+    "top": "show what the ranks of a running world do: compute, communication, who is late",
     "autopsy": "say who ended a run, where it was, and what it waited for",
     "bench": "measure a collective: its time, its bandwidth, and whether every result was right",
     "topology": "draw a machine, its legal groups and rings",

@@ -28,7 +28,7 @@ from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 
-__all__ = ["among_nodes", "fitted", "run_nodes", "starts_nodes"]
+__all__ = ["among_nodes", "boot", "fitted", "run_nodes", "starts_nodes"]
 
 GRACE_S = 10.0  # as torchrun's users know it
 
@@ -127,7 +127,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
     assert config.ranks or nodes == 1
     # as multiprocessing starts its children: nothing public says with which options this interpreter was started
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, "-c", _boot(), "run", *program]
+    command = [sys.executable, *flags, "-c", boot(), "run", *program]
     environ = {**without_membership(os.environ), **config.variables()}
     if config.transport == "mpi":
         _become_mpiexec(nodes, command, environ)
@@ -279,7 +279,8 @@ def _colour(environ: Mapping[str, str]) -> bool:
 # -- starting ----------------------------------------------------------------------------------------------------
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Return a program that is this command, for a new interpreter."""
     return _BOOT.format(root=str(Path(__file__).parents[2]))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
 from textwrap import fill as filled
 
@@ -19,7 +21,7 @@ from ..requested import warn_of_unknown_variables
 from ..signals import Terminated, obeying
 from .configoptions import add_options, given, variables
 from .failure import report
-from .nodes import among_nodes, fitted, run_nodes, starts_nodes
+from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
 from .program import add_program, as_main, named, output_path, told_traces
 
 _DESCRIPTION = """\
@@ -56,6 +58,9 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-config", action="store_true", help="say what holds and who has said it, and run nothing"
     )
+    parser.add_argument(
+        "--live", action="store_true", help="show below the output what ranks do; a line every 10 s where it is piped"
+    )
     add_program(parser)
 
 
@@ -83,6 +88,11 @@ def _run(args: argparse.Namespace) -> int:
         _show(config)
         return 0
     program = named(args, command="run")
+    with shown_live() if args.live else nullcontext():
+        return _run_program(args, config, program)
+
+
+def _run_program(args: argparse.Namespace, config: RunConfig, program: Callable[[], object]) -> int:
     if starts_nodes(config):
         _check_readable_twice(args.script)
         return run_nodes(config, [args.script, *args.args] if args.module is None else ["-m", *args.module])
@@ -94,6 +104,17 @@ def _run(args: argparse.Namespace) -> int:
     ):
         program()
     return 0
+
+
+@contextmanager
+def shown_live() -> Iterator[None]:
+    """Let another process draw, for the block, what the ranks do: in this one it would keep them from doing it."""
+    command = [sys.executable, "-c", boot(), "top", "--below", str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as watcher:
+        try:
+            yield
+        finally:
+            watcher.terminate()
 
 
 def _check_readable_twice(script: str | None) -> None:

@@ -51,7 +51,7 @@ TEXT_LIMIT_BYTES = 3500  # of the two texts at the beginning: fits into either's
 # 24 KiB a rank: the steps before the end, and what a rank may well have in flight.
 RECORDS = 512
 RECORD = Struct("=qqqqqq")
-"""issued, number, call, step (-1: none); then ended (negative: badly) and started (of computes).
+"""issued, number, call, step (-1: none); then ended (negative: badly) and started (of collectives only with the end).
 
 The last two are not set when an operation is issued, as stores cost time: they count if they are later than that.
 """

@@ -229,6 +229,7 @@ class CollectiveFuture(Request[T_co]):
             "towards": self.port.towards,
             "members": listed(self.port.communicator.members),
             "key": self.port.communicator.identity,
+            "nbytes": "" if call is None else str(call.nbytes),
             "site": self.call_site,
         }
 
@@ -316,6 +317,7 @@ class CollectiveFuture(Request[T_co]):
                 self.fail(Failure(UsageError(message)))
                 return
             self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
+            self.context.flight.started(self.record, self.started_ns)
             self.context.flight.ended(self.record, end_ns)
             if self.shared:
                 self._share()

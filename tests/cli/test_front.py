@@ -43,7 +43,7 @@ def test_help_is_shown_as_it_is_written(overlap):
 
 
 PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]
-KNOWN = "known are demo, run, simulate, timeline, advise, autopsy, bench, topology"
+KNOWN = "known are demo, run, simulate, timeline, advise, ls, top, autopsy, bench, topology"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Where `overlap top` draws: on the whole screen, on the lines below a program's output, or as plain lines."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from time import localtime, monotonic, strftime, time
+from typing import TextIO
+
+from rich.text import Text
+
+from ..live.look import Looks
+from ..live.screen import Line, brief, lines, title
+from ..live.worlds import RunningWorld
+from .console import Console
+
+__all__ = ["Panel", "Paper", "Show", "full_screen", "is_terminal", "panel_frame"]
+
+_PANEL_LINES = 12
+_LOOK_S = 0.2  # how soon the end of the job, a key or a signal is noticed
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether one can draw there."""
+    console = Console(file=file)
+    return console.is_terminal and not console.is_dumb_terminal and file.isatty()
+
+
+class Show:
+    """One look after another at a world, as text.
+
+    Args:
+        world: Which.
+        looks: How it is looked at.
+        ascii: Without block characters, wherever it is drawn.
+    """
+
+    def __init__(self, world: RunningWorld, looks: Looks, *, ascii: bool) -> None:
+        self.looks, self._world, self._ascii = looks, world, ascii
+
+    @property
+    def lives(self) -> bool:
+        """Whether the world runs."""
+        return self._world.lives
+
+    def once(self, file: TextIO) -> None:
+        """Print one look, in as many rows as the screen has."""
+        console = Console(file=file)
+        height = console.height if console.is_terminal else 1 << 30
+        file.write("".join(line + "\n" for line in self.frame(console, height - 1)))
+        file.flush()
+
+    def frame(self, console: Console, height: int) -> list[str]:
+        """Take a look, and return its lines for a console, with its colours."""
+        ascii = self._ascii or console.options.ascii_only or console.is_dumb_terminal
+        drawn = lines(self.looks.take(), self._title(), width=console.width, height=max(height, 6), ascii=ascii)
+        return [_styled(console, line) for line in drawn]
+
+    def line(self) -> str:
+        """Take a look, and return it in one line."""
+        return brief(self.looks.take())
+
+    def _title(self) -> str:
+        world = self._world
+        return title(
+            job=world.job, script=os.path.basename(world.script), ranks=world.size, processes=world.process_count,
+            here=len(world.processes), age_s=time() - world.started_ns / 1e9,
+        )  # fmt: skip
+
+
+def _styled(console: Console, line: Line) -> str:
+    if console.color_system is None or console.no_color:
+        return "".join(text for text, _ in line)
+    with console.capture() as capture:
+        console.print(Text.assemble(*line, no_wrap=True, overflow="crop"), end="")
+    return capture.get()
+
+
+class Paper:
+    """Plain lines, for pipes and for terminals on which nothing can be drawn."""
+
+    def __init__(self, show: Show, file: TextIO) -> None:
+        self._show, self._file = show, file
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Write a line whenever it is time, as long as it goes on."""
+        while _pause(self._show.looks.pause_s, goes_on):
+            print(f"overlap: {strftime('%H:%M:%S', localtime())} {self._show.line()}", file=self._file, flush=True)
+
+
+def full_screen(show: Show, file: TextIO) -> None:
+    """Draw on the whole screen until somebody presses q or Ctrl-C, or the world has ended; then leave the last look."""
+    last: list[str] = []
+    with _keys() as pressed:
+        file.write("\x1b[?1049h\x1b[?25l")
+        try:
+            while show.lives:
+                console = Console(file=file)
+                last = show.frame(console, console.height - 1)
+                file.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in last) + "\x1b[J")
+                file.flush()
+                if not _pause(show.looks.pause_s, lambda: show.lives and not pressed()):
+                    break
+        finally:
+            file.write("\x1b[?25h\x1b[?1049l")
+            file.write("".join(f"{line}\n" for line in last))
+            file.flush()
+
+
+class Panel:
+    """The lowest lines of a terminal; what programs print scrolls above them."""
+
+    def __init__(self, show: Show, file: TextIO) -> None:
+        self._show, self._file = show, file
+
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Draw whenever it is time, as long as it goes on; then give the lines back."""
+        ended: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+        size = (0, 0)
+        try:
+            while not ended and goes_on():
+                console = Console(file=self._file)
+                height = min(_PANEL_LINES, console.height // 2)
+                if height < 6:
+                    return  # there is no room for it
+                drawn = self._show.frame(console, height)
+                if (console.height, height) != size:
+                    size = console.height, height
+                    self._file.write("\n" * height + f"\x1b7\x1b[1;{console.height - height}r\x1b8\x1b[{height}A")
+                self._file.write(panel_frame(drawn, rows=console.height, height=height))
+                self._file.flush()
+                _pause(self._show.looks.pause_s, lambda: not ended and goes_on())
+        finally:
+            if size[0]:
+                self._file.write("\x1b7\x1b[r\x1b8" + panel_frame([], rows=size[0], height=size[1]))
+                self._file.flush()
+            signal.signal(signal.SIGTERM, before)
+            if ended:
+                sys.exit(0)
+
+
+def panel_frame(drawn: list[str], *, rows: int, height: int) -> str:
+    """Return what writes lines onto the lowest of a screen, and leaves the cursor where it was.
+
+    >>> panel_frame(["a", "b"], rows=24, height=2)
+    '\\x1b7\\x1b[23;1Ha\\x1b[K\\x1b[24;1Hb\\x1b[K\\x1b8'
+    """
+    texts = [*drawn, *[""] * (height - len(drawn))]
+    placed = (f"\x1b[{rows - height + 1 + at};1H{text}\x1b[K" for at, text in enumerate(texts))
+    return "\x1b7" + "".join(placed) + "\x1b8"
+
+
+def _pause(for_s: float, goes_on: Callable[[], bool]) -> bool:
+    """Wait, unless it no longer goes on; return whether it does."""
+    end_s = monotonic() + for_s
+    while goes_on():
+        left_s = end_s - monotonic()
+        if left_s <= 0:
+            return True
+        select.select([], [], [], min(left_s, _LOOK_S))
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[], bool]]:
+    """Give what says whether q was pressed."""
+    if not sys.stdin.isatty():
+        yield lambda: False
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+
+    def pressed() -> bool:
+        ready, _, _ = select.select([descriptor], [], [], 0)
+        return bool(ready) and os.read(descriptor, 1) in (b"q", b"Q", b"")
+
+    try:
+        yield pressed
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

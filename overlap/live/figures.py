@@ -1,0 +1,241 @@
+"""What the ranks of a running world did in the last moments. Pure.
+
+Of each operation a record says when it was issued, when it began on its rank and when it ended; an operation that has
+not ended counts as active from its call, or from the end of the one before it at the same place. Its bytes move from
+the moment at which the last member has come, as far as the members' records are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypeAlias
+
+from ..flight.glance import CallWords, RankGlance
+from ..flight.layout import RECORDS
+from ..timeline.intervals import Interval, Merged, intersect, length, merge, subtract
+from ..timeline.metrics import Breakdown
+
+__all__ = ["Kind", "RankFigures", "WorldFigures", "figures"]
+
+Kind: TypeAlias = Literal["in process", "on host", "network"]
+"""Over what the bytes of a group travel."""
+
+_Meeting: TypeAlias = tuple[str, int]
+_UNKNOWN = CallWords("", "", "", (), "", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """What one rank did in a window.
+
+    Attributes:
+        times: Where its time went; `step` is that in which it is.
+        step_ns: What a step takes, from issue to issue; None if no two have been seen.
+        in_flight_bytes: Of the operations that have not ended.
+        doing: What it has not finished for longest, or "".
+    """
+
+    times: Breakdown
+    step_ns: int | None
+    in_flight_bytes: int
+    doing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldFigures:
+    """What all of them did.
+
+    Attributes:
+        ranks: Ascending.
+        bytes_per_s: That ended, by what they travelled over; each operation counts once on each rank.
+        late_ns: How long others waited for a rank, added up over them.
+    """
+
+    ranks: Sequence[RankFigures]
+    bytes_per_s: Mapping[Kind, float]
+    late_ns: Mapping[int, int]
+
+    @property
+    def step(self) -> int | None:
+        """The step that nobody is behind."""
+        return min((each.times.step for each in self.ranks if each.times.step is not None), default=None)
+
+    @property
+    def step_ns(self) -> int | None:
+        """What a step takes."""
+        known = [each.step_ns for each in self.ranks if each.step_ns is not None]
+        return int(median(known)) if known else None
+
+    def share(self, part: Callable[[Breakdown], int]) -> float:
+        """Return a part of the time of all ranks, from 0 to 1."""
+        wall_ns = sum(each.times.wall_ns for each in self.ranks)
+        return sum(part(each.times) for each in self.ranks) / wall_ns if wall_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    words: CallWords
+    meeting: _Meeting
+    begin_ns: int
+    end_ns: int
+    has_ended: bool
+    issued_ns: int
+
+
+def figures(
+    seen: Sequence[tuple[RankGlance, Mapping[int, CallWords]]],
+    window: Interval,
+    *,
+    processes: Mapping[int, int],
+) -> WorldFigures:
+    """Measure what ranks did.
+
+    Args:
+        seen: Each rank, and the calls of its process.
+        window: From when to now, in nanoseconds since 1970.
+        processes: The process of each rank that is on this host.
+    """
+    by_rank = {glance.rank: _operations(glance, calls, window) for glance, calls in seen}
+    came = _Came(by_rank)
+    late_ns = dict.fromkeys(by_rank, 0)
+    _count_lateness(by_rank, came, window, late_ns)
+    rows = [_measured(glance, by_rank[glance.rank], came, window) for glance, _ in seen]
+    moved: dict[Kind, float] = {}
+    seconds = (window[1] - window[0]) / 1e9
+    for operations in by_rank.values():
+        for operation in operations:
+            if operation.has_ended and operation.words.nbytes and window[0] <= operation.end_ns:
+                kind = _kind(operation.words.members, processes)
+                moved[kind] = moved.get(kind, 0.0) + operation.words.nbytes / seconds
+    return WorldFigures(ranks=sorted(rows, key=lambda row: row.times.rank), bytes_per_s=moved, late_ns=late_ns)
+
+
+def _kind(members: tuple[int, ...], processes: Mapping[int, int]) -> Kind:
+    among = {processes.get(rank) for rank in members}
+    if None in among:
+        return "network"
+    return "in process" if len(among) <= 1 else "on host"
+
+
+def _operations(glance: RankGlance, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
+    """Return what a rank has issued, in order of issue."""
+    table = glance.operations
+    found: list[_Operation] = []
+    free_ns: dict[str, int] = {}  # until when the operations before it at the same place took
+    rows = sorted(zip(*table.tolist(), strict=True))
+    for issued_ns, number, call, _, ended_ns, started_ns in rows:
+        words = calls.get(call, _UNKNOWN)
+        if words.kind == "compute":
+            if not started_ns:
+                continue
+            begin_ns = started_ns
+        else:
+            begin_ns = started_ns or (issued_ns if ended_ns else max(issued_ns, free_ns.get(words.key, 0)))
+        end_ns = ended_ns or window[1]
+        if ended_ns:
+            free_ns[words.key] = max(free_ns.get(words.key, 0), ended_ns)
+        found.append(
+            _Operation(words, (words.key, number), min(begin_ns, end_ns), end_ns, bool(ended_ns), issued_ns)
+        )  # fmt: skip
+    return found
+
+
+class _Came:
+    """Who has come to which operation, and when."""
+
+    def __init__(self, by_rank: Mapping[int, Sequence[_Operation]]) -> None:
+        self._when: dict[_Meeting, dict[int, int]] = {}
+        self._newest: dict[tuple[str, int], int] = {}
+        self._known = set(by_rank)
+        for rank, operations in by_rank.items():
+            for one in operations:
+                if one.words.kind != "compute":
+                    self._when.setdefault(one.meeting, {})[rank] = one.begin_ns
+                    place = one.meeting[0], rank
+                    self._newest[place] = max(self._newest.get(place, 0), one.meeting[1])
+
+    def missing(self, operation: _Operation) -> list[int]:
+        """Return the members that have not come, of those whose records are here."""
+        if operation.has_ended:
+            return []
+        key, number = operation.meeting
+        return [r for r in operation.words.members if r in self._known and self._newest.get((key, r), -1) < number]
+
+    def met_ns(self, operation: _Operation) -> int:
+        """Return when the last member came; where one is missing, now."""
+        return operation.end_ns if self.missing(operation) else max(self._when[operation.meeting].values())
+
+    def last(self, operation: _Operation) -> list[int]:
+        """Return who is missing, or who came last."""
+        when = self._when[operation.meeting]
+        return self.missing(operation) or [max(when, key=lambda rank: (when[rank], -rank))]
+
+
+def _count_lateness(
+    by_rank: Mapping[int, Sequence[_Operation]], came: _Came, window: Interval, late_ns: dict[int, int]
+) -> None:
+    """Add up how long each rank was waited for: by those who had come to what it came to last, or has not come to."""
+    for rank, operations in by_rank.items():
+        for operation in operations:
+            if operation.words.kind == "compute" or operation.end_ns < window[0]:
+                continue
+            waited_ns = min(came.met_ns(operation), operation.end_ns) - max(operation.begin_ns, window[0])
+            for other in came.last(operation) if waited_ns > 0 else ():
+                if other != rank:
+                    late_ns[other] += waited_ns
+
+
+def _measured(glance: RankGlance, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
+    if len(glance.operations[0]) == RECORDS and operations:  # what was before has been written over
+        window = max(window[0], min(one.end_ns for one in operations)), window[1]
+    whole = merge([window])
+
+    def inside(intervals: list[Interval]) -> Merged:
+        return intersect(merge(intervals), whole)
+
+    comm = [one for one in operations if one.words.kind != "compute"]
+    compute = inside([(one.begin_ns, one.end_ns) for one in operations if one.words.kind == "compute"])
+    active = inside([(one.begin_ns, one.end_ns) for one in comm])
+    moving = inside([(min(came.met_ns(one), one.end_ns), one.end_ns) for one in comm])
+    exposed = subtract(active, compute)
+    unfinished = [one for one in operations if not one.has_ended]
+    return RankFigures(
+        times=Breakdown(
+            rank=glance.rank,
+            step=None if glance.step < 0 else glance.step,
+            wall_ns=max(window[1] - window[0], 0),
+            compute_ns=length(compute),
+            comm_ns=length(active),
+            overlapped_ns=length(intersect(active, compute)),
+            waiting_ns=length(subtract(exposed, moving)),
+            transfer_ns=length(moving),
+            queued_ns=0,
+        ),
+        step_ns=_step_ns(glance),
+        in_flight_bytes=sum(one.words.nbytes for one in unfinished),
+        doing="" if glance.left else _doing(unfinished),
+    )
+
+
+def _step_ns(glance: RankGlance) -> int | None:
+    """Return the mean time from the first issue of a step to that of the next."""
+    issued, _, _, step, _, _ = glance.operations
+    first: dict[int, int] = {}
+    for at_ns, index in sorted(zip(issued.tolist(), step.tolist(), strict=True)):
+        if index >= 0:
+            first.setdefault(index, at_ns)
+    if first:
+        del first[min(first)]  # of the oldest, the first issue may be lost
+    if len(first) < 2:
+        return None
+    low, high = min(first), max(first)
+    return max(first[high] - first[low], 0) // (high - low)
+
+
+def _doing(unfinished: Sequence[_Operation]) -> str:
+    """Return what runs; a compute goes before what waits for it."""
+    running = [one for one in unfinished if one.words.kind == "compute"]
+    first = running[-1:] or unfinished[:1]
+    return first[0].words.name if first else ""

@@ -1,0 +1,147 @@
+"""What the ranks of a running world do, as lines of a terminal: right at 80 columns, in any height from six lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from ..timeline.axis import figure, figure_unit
+from ..timeline.folding import Fold, fold
+from ..timeline.metrics import Breakdown
+from ..timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from ..units import format_bytes
+from .figures import RankFigures, WorldFigures
+
+__all__ = ["Line", "brief", "lines", "title"]
+
+Line: TypeAlias = list[tuple[str, str]]
+"""Pieces of text, each with a style of rich."""
+
+_LINES_BESIDE_RANKS = 6  # title, sums, bytes, blank, head, legend
+_GLYPHS = {False: "█▄░█ ", True: "#=~! "}  # compute, hidden, waiting, wire, idle
+_DOING = 14
+_LEAST_BAR = 6
+
+
+def title(*, job: str, script: str, ranks: int, processes: int, here: int, age_s: float) -> str:
+    """Say which world it is."""
+    where = f"{processes} process{'es' * (processes != 1)}" + (f", {here} of them here" if here < processes else "")
+    return f"{script or 'a program'}: {ranks} ranks in {where}, {_age(age_s)}; job {job}"
+
+
+def brief(world: WorldFigures) -> str:
+    """Say in one line what goes on, for where nothing can be drawn."""
+    return "; ".join([_sums(world), *([_late(world)] if _late(world) else []), _bytes(world)])
+
+
+def lines(world: WorldFigures, head: str, *, width: int, height: int, ascii: bool) -> list[Line]:
+    """Draw ranks as bars of what they did, those that were waited for most first; alike ones share a row.
+
+    Args:
+        world: What to draw.
+        head: The title.
+        width: Columns.
+        height: Lines at most, six at least.
+        ascii: Without block characters.
+    """
+    folds = fold([one.times for one in world.ranks], world.late_ns, room=max(height - _LINES_BESIDE_RANKS, 1))
+    by_rank = {one.times.rank: one for one in world.ranks}
+    label = max(len("rank"), *(len(each.label) for each in folds))
+    bar = max((width - label - len(" 100%  100% 1000.0 ms 1023.9 MiB ") - _DOING) // 2, _LEAST_BAR)
+    heads = f"{'rank':>{label}} {'compute':<{bar + 5}} {'communication':<{bar + 5}} {'a step':>9} {'in flight':>10} at"
+    rows = [_row(each, by_rank[each.drawn], label, bar, ascii=ascii) for each in folds]
+    late = _late(world)
+    texts = [head, _sums(world), late or _bytes(world), _bytes(world) if late else "", heads]
+    drawn = [[(text, "bold" if at == 0 else "")] for at, text in enumerate(texts)]
+    return [_cut(line, width) for line in [*drawn, *rows, _legend(ascii=ascii)]][:height]
+
+
+def _row(of: Fold, one: RankFigures, label: int, bar: int, *, ascii: bool) -> Line:
+    times, glyphs = one.times, _GLYPHS[ascii]
+    compute = _bar(times, bar, [(times.compute_ns, glyphs[0], COMPUTE)])
+    parts = [(times.overlapped_ns, glyphs[1], HIDDEN), (times.waiting_ns, glyphs[2], WAITING)]
+    comm = _bar(times, bar, [*parts, (times.wire_ns, glyphs[3], EXPOSED)])
+    step = "" if one.step_ns is None else _duration(one.step_ns)
+    flight = format_bytes(one.in_flight_bytes) if one.in_flight_bytes else ""
+    return [
+        (f"{of.label:>{label}} ", ""),
+        *compute,
+        (f" {_percent(times.compute_ns, times)}", ""),
+        (" ", ""),
+        *comm,
+        (f" {_percent(times.comm_ns, times)} {step:>9} {flight:>10} {one.doing}", ""),
+    ]
+
+
+def _bar(times: Breakdown, cells: int, parts: Sequence[tuple[int, str, str]]) -> Line:
+    """Fill cells from the left; each part ends at the cell that is nearest to its end."""
+    wall_ns, done_ns, drawn = max(times.wall_ns, 1), 0, 0
+    pieces: Line = []
+    for part_ns, glyph, style in parts:
+        done_ns += part_ns
+        upto = min((2 * done_ns * cells + wall_ns) // (2 * wall_ns), cells)
+        pieces.append((glyph * (upto - drawn), style))
+        drawn = upto
+    return [*pieces, (" " * (cells - drawn), "")]
+
+
+def _percent(part_ns: int, times: Breakdown) -> str:
+    return f"{round(100 * part_ns / max(times.wall_ns, 1)):>3}%"
+
+
+def _sums(world: WorldFigures) -> str:
+    step = "no step yet" if world.step is None else f"step {world.step}"
+    took = "" if world.step_ns is None else f", {_duration(world.step_ns)}"
+    comm, hidden = world.share(lambda row: row.comm_ns), world.share(lambda row: row.overlapped_ns)
+    waits = f"{world.share(lambda row: row.waiting_ns):.0%} waiting, {world.share(lambda row: row.wire_ns):.0%} wire"
+    overlap = f" hidden {hidden / comm:.0%}," if comm else ""
+    compute, exposed = world.share(lambda row: row.compute_ns), world.share(lambda row: row.exposed_ns)
+    return f"{step}{took}: compute {compute:.0%},{overlap} exposed {exposed:.0%}: {waits}"
+
+
+def _late(world: WorldFigures) -> str:
+    rank = max(world.late_ns, key=lambda rank: (world.late_ns[rank], -rank), default=None)
+    total_ns = sum(world.late_ns.values())
+    if rank is None or not total_ns or not world.share(lambda row: row.waiting_ns) > 0.01:
+        return ""
+    doing = next((one.doing for one in world.ranks if one.times.rank == rank), "")
+    return f"waited for: rank {rank}, {world.late_ns[rank] / total_ns:.0%} of all waiting" + (
+        f"; now at {doing}" if doing else ""
+    )
+
+
+def _bytes(world: WorldFigures) -> str:
+    if not world.bytes_per_s:
+        return "no bytes moved"
+    moved = [f"{format_bytes(round(rate))}/s {kind}" for kind, rate in sorted(world.bytes_per_s.items())]
+    return "moved: " + ", ".join(moved)
+
+
+def _legend(*, ascii: bool) -> Line:
+    glyphs = _GLYPHS[ascii]
+    return [
+        (glyphs[0], COMPUTE), (" compute  ", ""), (glyphs[1], HIDDEN), (" hidden comm  ", ""),
+        (glyphs[2], WAITING), (" waiting for a rank  ", ""), (glyphs[3], EXPOSED), (" on the wire", ""),
+    ]  # fmt: skip
+
+
+def _cut(line: Line, width: int) -> Line:
+    """Cut a line to a width, without blanks at its end."""
+    kept: Line = []
+    for text, style in line:
+        kept.append((text[:width], style))
+        width -= len(kept[-1][0])
+    while kept and not kept[-1][0].strip():
+        kept.pop()
+    return [*kept[:-1], (kept[-1][0].rstrip(), kept[-1][1])] if kept else []
+
+
+def _duration(duration_ns: int) -> str:
+    unit, unit_ns = figure_unit(duration_ns)
+    return f"{figure(duration_ns, unit_ns)} {unit}"
+
+
+def _age(age_s: float) -> str:
+    minutes, seconds = divmod(int(age_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

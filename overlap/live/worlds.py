@@ -1,0 +1,133 @@
+"""Which worlds run on this host, from the flight records of their processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..flight.folder import ENDING, default_folder
+from ..flight.glance import Watched
+from ..flight.start import runs
+
+__all__ = ["RunningWorld", "chosen", "of_descendants", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorld:
+    """A world, as far as its processes run on this host.
+
+    Attributes:
+        processes: Their records, by their number in the world.
+    """
+
+    processes: Sequence[Watched]
+
+    @property
+    def job(self) -> str:
+        """Its name."""
+        return str(self.processes[0].start["job"])
+
+    @property
+    def script(self) -> str:
+        """The program."""
+        return str(self.processes[0].start["script"])
+
+    @property
+    def size(self) -> int:
+        """Ranks, here or elsewhere."""
+        return int(str(self.processes[0].start["world_size"]))
+
+    @property
+    def process_count(self) -> int:
+        """Processes, here or elsewhere."""
+        return int(str(self.processes[0].start["processes"]))
+
+    @property
+    def started_ns(self) -> int:
+        """Since when it runs, in nanoseconds since 1970."""
+        return min(int(str(each.start["unix_ns"])) for each in self.processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes here."""
+        return [int(str(each.start["pid"])) for each in self.processes]
+
+    @property
+    def lives(self) -> bool:
+        """Whether any of its processes here still runs it: who has ended well has removed the record."""
+        return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
+
+    def close(self) -> None:
+        """Look no longer."""
+        for each in self.processes:
+            each.close()
+
+
+def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
+    """Return the worlds that run here, the newest first; the caller closes them.
+
+    Args:
+        folder: Where their records are; None: where they are unless somebody says otherwise.
+    """
+    where = Path(folder or os.environ.get("OVERLAP_FLIGHT_DIR") or default_folder())
+    found: dict[tuple[str, ...], list[Watched]] = {}
+    for path in sorted(where.glob(f"*{ENDING}")):
+        with suppress(UsageError):  # it is just being made or removed, or it is of another version
+            watched = Watched(path)
+            if watched.has_ended or not _runs(watched):
+                watched.close()
+                continue
+            names = ("job", "attempt", "world", "processes", "world_size")
+            found.setdefault(tuple(str(watched.start.get(name)) for name in names), []).append(watched)
+    worlds = [RunningWorld(sorted(each, key=lambda one: int(str(one.start["process"])))) for each in found.values()]
+    return sorted(worlds, key=lambda world: -world.started_ns)
+
+
+def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
+    """Return the world of that job, or with that process; without a name the newest.
+
+    Raises:
+        UsageError: There is none.
+    """
+    worlds = running(folder)
+    fitting = [world for world in worlds if name is None or name == world.job or name in map(str, world.pids)]
+    for world in worlds:
+        if world not in fitting[:1]:
+            world.close()
+    if fitting:
+        return fitting[0]
+    if name is None:
+        raise UsageError("no world runs on this host, or its records are elsewhere (OVERLAP_FLIGHT_DIR)")
+    known = ", ".join(world.job for world in worlds) or "none"
+    raise UsageError(f"{name!r} is neither a running job nor a process of one; running on this host: {known}")
+
+
+def of_descendants(pid: int) -> RunningWorld | None:
+    """Return the newest world whose processes are this one or were started by it; None if there is none yet."""
+    worlds = running()
+    fitting = [world for world in worlds if any(_is_below(each, pid) for each in world.pids)]
+    for world in worlds:
+        if world not in fitting[:1]:
+            world.close()
+    return fitting[0] if fitting else None
+
+
+def _is_below(pid: int, above: int) -> bool:
+    """Whether a process is another, or was started by it, or by one that was."""
+    while pid > 1:
+        if pid == above:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+def _runs(watched: Watched) -> bool:
+    told = watched.start
+    return runs(str(told.get("host")), int(str(told.get("pid"))), str(told.get("born")))

@@ -1,0 +1,110 @@
+"""`overlap ls` and `overlap top` on worlds that run: here, inside of them."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import overlap
+from overlap.cli import main
+from overlap.cli.livescreen import panel_frame
+from overlap.errors import UsageError
+from overlap.live.worlds import chosen, of_descendants, running
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def while_it_runs(look):
+    """Return what a look at a world gives that has done a step of two operations."""
+    found = []
+
+    async def program(rank):
+        with rank.step(3):
+            total = rank.all_reduce(rank.compute(np.ones, 1024, np.float32, name="make"))
+            await total
+        await rank.barrier()
+        if rank.rank == 0:
+            found.append(look())
+        await rank.barrier()
+
+    overlap.run(program, ranks=2)
+    return found[0]
+
+
+def test_ls_lists_the_worlds_that_run(capsys):
+    (told,) = while_it_runs(lambda: json.loads(said(capsys, "ls", "--json")))
+    assert (told["ranks"], told["processes"], told["here"], told["step"]) == (2, 1, 1, 3)
+    assert told["pids"] == [os.getpid()]
+    text = while_it_runs(lambda: said(capsys, "ls"))
+    assert text.split("\n")[0].split()[:2] == ["job", "program"]
+    assert str(os.getpid()) in text
+    assert said(capsys, "ls") == "no world runs on this host\n"
+
+
+def said(capsys, *words):
+    capsys.readouterr()
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_top_shows_what_has_just_been_done(capsys):
+    text = while_it_runs(lambda: said(capsys, "top", "--once", str(os.getpid())))
+    head, sums, *_ = text.splitlines()
+    assert ": 2 ranks in 1 process, " in head
+    assert sums.startswith("step 3: ")
+    assert "in process" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "\x1b" not in text
+
+
+def test_calls_of_a_record_have_their_bytes():
+    def look():
+        world = chosen(None)
+        for each in world.processes:
+            each.ranks()
+        calls = {words.kind: words.nbytes for each in world.processes for words in each.calls.values()}
+        world.close()
+        return calls
+
+    calls = while_it_runs(look)
+    assert (calls["compute"], calls["all_reduce"]) == (0, 4096)
+
+
+def test_who_is_no_job_is_told_in_one_line():
+    with pytest.raises(UsageError, match=r"^no world runs on this host, or its records are elsewhere"):
+        chosen(None)
+    with pytest.raises(UsageError) as caught:
+        chosen("x")
+    assert str(caught.value) == "'x' is neither a running job nor a process of one; running on this host: none"
+
+
+def test_how_often_to_look_has_bounds(capsys):
+    assert main(["top", "--every", "0"]) == 2
+    assert "--every: 0 s; expected 0.1 to 3600" in capsys.readouterr().err
+
+
+def test_a_world_is_found_by_the_process_that_started_it():
+    def look():
+        found = [of_descendants(pid) for pid in (os.getpid(), os.getppid())]
+        assert of_descendants(os.getpid() + (1 << 22)) is None
+        return [world is not None and (world.close() or True) for world in found]
+
+    assert while_it_runs(look) == [True, True]
+    assert of_descendants(os.getpid()) is None
+
+
+def test_what_is_no_record_is_overlooked(folder):
+    (folder / "x.flight").write_bytes(b"no")
+    (folder / "y.flight").write_bytes(b"")
+    assert running() == []
+
+
+def test_a_panel_leaves_the_cursor_where_it_was():
+    frame = panel_frame(["a"], rows=24, height=2)
+    assert frame == "\x1b7\x1b[23;1Ha\x1b[K\x1b[24;1H\x1b[K\x1b8"
