@@ -59,8 +59,10 @@ class Copies(Issuing):
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Do so with several tensors."""
         limit = self._limit(opts, None)
-        pairs = zip(outputs, inputs, strict=True)
-        return Work(Joined([self._all_gather_single(out, x, limit) for out, x in pairs]), outputs)
+        fused, rest = self._parted(outputs, inputs)
+        handles = [self._all_gather_single(outputs[i], inputs[i], limit) for i in rest]
+        outs, xs = [outputs[i] for i in fused], [inputs[i] for i in fused]
+        return Work(Joined([*handles, *self._issue_fused("all_gather", outs, xs, limit=limit)]), outputs)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

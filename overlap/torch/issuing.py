@@ -15,11 +15,16 @@ from ..runtime.group import Group
 from .calling import line_of, users_frame
 from .errors import backend_error
 from .options import reduction, seconds
+from .tensors import copy_blocks, flat_input, same_kind
 from .work import Handle, Joined
 
 __all__ = ["Issuing", "Tensors", "listed", "nested"]
 
 Tensors = list[torch.Tensor]
+
+# Of coalesced operations, tensors up to here travel as one. Measured on 16 tensors, 2 processes of one host: 4 KiB each
+# 0.4 instead of 1.3 ms, 64 KiB 1.0 instead of 2.2, 256 KiB as long, 1 MiB 51 instead of 35.
+_FUSED_BYTES = 128 << 10
 
 
 class Issuing:
@@ -44,6 +49,32 @@ class Issuing:
         if name in ("all_gather", "gather") and len(args) < (2 if name == "all_gather" else 3):
             return Joined([future], lambda: place(future.result(0)))
         return Joined([future], place)
+
+    def _issue_fused(self, name: str, outs: Tensors, xs: Tensors, *args: Any, limit: float) -> list[Handle]:
+        """Issue one operation for several tensors, if there are any, and bring the results to their places."""
+        if not xs:
+            return []
+        for out, x in zip(outs, xs, strict=True):
+            same_kind([out, x], "output, input")
+        future = self._begin(name, ([flat_input(x) for x in xs], *args), {}, limit, users_frame())
+
+        def place() -> None:
+            for out, result in zip(outs, future.result(0), strict=True):
+                copy_blocks(result, [out])
+
+        return [Joined([future], place)]
+
+    def _parted(self, outs: Tensors, xs: Tensors) -> tuple[list[int], list[int]]:
+        """Part by index what one operation does better for all, from what travels by itself, or is refused there."""
+        size = self._group.size
+        fits = [
+            out.numel() in (x.numel(), x.numel() * size, x.numel() // size) for out, x in zip(outs, xs, strict=True)
+        ]
+        largest = [max(out.nbytes, x.nbytes) for out, x in zip(outs, xs, strict=True)]
+        fused = [i for i, nbytes in enumerate(largest) if nbytes <= _FUSED_BYTES and fits[i]]
+        if len(fused) < 2:
+            fused = []
+        return fused, [i for i in range(len(xs)) if i not in fused]
 
     def _begin(self, name: str, args: tuple[Any, ...], more: dict[str, Any], limit: float, site: FrameType) -> Any:
         self._seq += 1

@@ -30,7 +30,10 @@ class Reductions(Issuing):
         """Combine several tensors of all ranks, each in place."""
         same_kind(tensors, "tensors")
         op, limit = self._reduction(opts, None)
-        return Work(Joined([self._all_reduce(tensor, op, limit) for tensor in tensors]), tensors)
+        (name, factor), (fused, rest) = op, self._parted(tensors, tensors)
+        handles = [self._all_reduce(tensors[i], op, limit) for i in rest]
+        small = [tensors[i] if factor is None else tensors[i].mul_(factor) for i in fused]
+        return Work(Joined([*handles, *self._issue_fused("all_reduce", small, small, name, limit=limit)]), tensors)
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any, limit: float) -> Handle:
         name, factor = op
@@ -76,9 +79,11 @@ class Reductions(Issuing):
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """Do so with several tensors."""
         (name, factor), limit = self._reduction(opts, None)
-        pairs = zip(outputs, inputs, strict=True)
-        scaled = [(out, x if factor is None else x * factor) for out, x in pairs]
-        return Work(Joined([self._reduce_scatter(out, x, name, limit) for out, x in scaled]), outputs)
+        scaled = [x if factor is None else x * factor for x in inputs]
+        fused, rest = self._parted(outputs, scaled)
+        handles = [self._reduce_scatter(outputs[i], scaled[i], name, limit) for i in rest]
+        outs, xs = [outputs[i] for i in fused], [scaled[i] for i in fused]
+        return Work(Joined([*handles, *self._issue_fused("reduce_scatter", outs, xs, name, limit=limit)]), outputs)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

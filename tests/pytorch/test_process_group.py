@@ -109,6 +109,28 @@ def test_gathers_and_scatters(pair: Ranks) -> None:
     assert pair.do(call) == [[both, 1, 1, both], [both, 21, 11, [[0, 0], [0, 0]]]]
 
 
+def test_coalesced_operations_travel_as_one_unless_they_are_large(pair: Ranks) -> None:
+    large = 1 << 16
+
+    def call(group: ProcessGroup) -> tuple[Any, ...]:
+        rank, before = group.rank(), group._get_sequence_number_for_group()
+        sums = [torch.full((2, 3), rank + 1.0).t(), torch.full((large,), rank + 1.0), torch.full((), rank + 1.0)]
+        average = options(dist.AllreduceCoalescedOptions, reduceOp=dist.ReduceOp.AVG)
+        group.allreduce_coalesced(sums, average).wait()
+        joined = [torch.empty(4), torch.empty(2, dtype=torch.int8)]
+        group.all_gather_single_coalesced(joined, [torch.full((2,), rank + 1.0), torch.full((1,), rank).char()]).wait()
+        parts = [torch.empty(1, 2), torch.empty(1)]
+        group.reduce_scatter_single_coalesced(parts, [torch.arange(4.0).view(2, 2), torch.ones(2)]).wait()
+        issued = group._get_sequence_number_for_group() - before
+        return issued, [(x.unique().tolist(), x.shape) for x in sums], joined[0].tolist(), joined[1].tolist(), parts
+
+    for rank, (issued, sums, floats, numbers, parts) in enumerate(pair.do(call)):
+        assert issued == 2 + 1 + 1
+        assert sums == [([1.5], (3, 2)), ([1.5], (large,)), ([1.5], ())]
+        assert (floats, numbers) == ([1, 1, 2, 2], [0, 1])
+        assert [part.tolist() for part in parts] == [[[0, 2], [4, 6]][rank : rank + 1], [2]]
+
+
 def test_gathers_of_tensors_that_differ_in_size(pair: Ranks) -> None:
     def call(group: ProcessGroup) -> list[list[int]]:
         outs = [torch.zeros(1, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)]
