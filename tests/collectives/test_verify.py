@@ -183,6 +183,10 @@ def test_pipelining_overlaps_the_levels() -> None:
         ("all_gather", "mesh", 8, {}, 1),
         ("all_gather", "rdh", 8, {}, 3),
         ("all_gather", "rdh", 11, {}, 5),
+        ("all_reduce", "rdh", 8, {}, 6),
+        ("all_reduce", "rdh", 3, {}, 4),
+        ("all_reduce", "rdh", 11, {}, 8),  # 2 floor(log2(p)) + 2
+        ("all_reduce", "hierarchical", 12, {"nodes": 3, "intra": "mesh", "inter": "rdh"}, 6),
         ("all_gather", "bruck", 11, {}, 4),
         ("all_gather", "kangaring", 8, {}, 4),
         ("all_gather", "swing", 16, {"dims": (4, 4)}, 4),

@@ -5,7 +5,7 @@ A stranger's generator is a function like ours, entered in the same table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
-from . import bruck, composed, direct, double_tree, doubling, mesh, rank_order, tree
+from . import bruck, composed, direct, double_tree, doubling, layouts, mesh, rank_order, tree
 from .families import FROM_ROOT, READINGS, SPREADING
 
 __all__ = ["GENERATORS", "Generator", "fits", "generate"]
@@ -44,6 +44,13 @@ def _all_reduce_by_tree(algorithm: str) -> Generator:
     return generator
 
 
+def _rdh_all_reduce(size: int, *, devices: Sequence[Sequence[int]] | None = None) -> Schedule:
+    """Reduce where a power of two takes part, unless the devices of a machine say who does."""
+    folded = devices is None
+    pattern = doubling.folded_halving_doubling(size) if folded else layouts.rdh(size, devices=devices)
+    return read.all_reduce("rdh", pattern)
+
+
 # What a pattern is called when it is read backwards, where that is not what it is called forwards.
 _BACKWARDS = {"scatter_all_gather": "reduce_scatter_gather"}
 
@@ -60,6 +67,7 @@ for _name in ("binomial", "chain", "binary_tree"):
     GENERATORS["all_reduce"][_name] = _all_reduce_by_tree(_name)
 GENERATORS["all_reduce"]["double_binary_tree"] = _reading("all_reduce", "double_binary_tree", double_tree.over_all)
 GENERATORS["all_reduce"]["recursive_doubling"] = doubling.recursive_doubling_all_reduce
+GENERATORS["all_reduce"]["rdh"] = _rdh_all_reduce
 GENERATORS["all_reduce"]["one_shot"] = direct.one_shot
 GENERATORS["all_reduce"]["rank_order"] = rank_order.all_reduce
 GENERATORS["all_reduce"]["rank_chain"] = _reading("all_reduce", "rank_chain", rank_order.chain)

@@ -83,13 +83,18 @@ class _Level:
     size: int
     options: Options
 
+    @property
+    def folds(self) -> bool:
+        """Whether some of its ranks only stand in for others, and own nothing in the middle of an all-reduce."""
+        return self.algorithm == "rdh" and not self.options and self.size & (self.size - 1) != 0
+
     def spreading(self) -> Pattern:
         return spreading(self.algorithm)(self.size, **self.options)
 
 
 def _spread(table: Tables, collective: str, inside: _Level, between: _Level) -> _Staged:
     within = inside.spreading()
-    if collective == "all_reduce" and between.algorithm not in SPREADING:
+    if collective == "all_reduce" and (between.algorithm not in SPREADING or between.folds):
         inner = table(collective, between.algorithm, between.size, **between.options)
         return with_inner(read.all_reduce("hierarchical", within), inner, inside.size)
     across = between.spreading()

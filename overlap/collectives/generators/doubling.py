@@ -8,14 +8,14 @@ from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["halving_doubling", "recursive_doubling_all_reduce"]
+__all__ = ["folded_halving_doubling", "halving_doubling", "recursive_doubling_all_reduce"]
 
 
 def halving_doubling(size: int) -> Pattern:
     """Exchange over doubling distances, for any number of ranks.
 
     Of the ranks beyond the largest power of two below `size`, each first hands its chunk to a neighbour that takes
-    part, and gets the others back at the end. Read backwards and forwards this is Rabenseifner's all-reduce.
+    part, and gets the others back at the end.
 
     Cost: floor(log2(size)) steps, and 2 more if `size` is not a power of two; n (size - 1) / size bytes sent per rank,
     up to twice as much by a rank that stands in for two.
@@ -36,6 +36,27 @@ def halving_doubling(size: int) -> Pattern:
     table = np.asarray(rows, np.int32).reshape(-1, 5)
     chunk, row = _expand(table[:, 3], table[:, 4])
     return spread(size, owners(size), table[row, 0], table[row, 1], table[row, 2], chunk)
+
+
+def folded_halving_doubling(size: int) -> Pattern:
+    """Exchange over doubling distances among the ranks of a power of two, which own everything.
+
+    Each of the others gets all from the neighbour that stands in for it. Read backwards and forwards this is
+    Rabenseifner's all-reduce: a chunk of a rank that takes no part would go there and back again in the middle.
+
+    Cost: floor(log2(size)) steps, and 1 more if `size` is not a power of two, each way; n (h - 1) / h bytes sent by a
+    rank among h that take part, and n more to, or by, the others.
+    """
+    heads, cube = _fold(size)
+    rows = [
+        (bit, int(head), int(heads[v ^ (1 << bit)]), v >> bit << bit, (v >> bit << bit) + (1 << bit))
+        for bit in range(cube)
+        for v, head in enumerate(heads)
+    ]
+    rows += [(cube, 2 * extra, 2 * extra + 1, 0, len(heads)) for extra in range(size - len(heads))]
+    table = np.asarray(rows, np.int32).reshape(-1, 5)
+    chunk, row = _expand(table[:, 3], table[:, 4])
+    return spread(size, heads, table[row, 0], table[row, 1], table[row, 2], chunk)
 
 
 def _fold(size: int) -> tuple[Ints, int]:
