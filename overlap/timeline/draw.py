@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .axis import ruler
 from .folding import Fold, fold
 from .intervals import Interval, Merged, merge
-from .lanes import Piece, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from .lanes import Piece, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
 from .legend import legend
 from .metrics import Coverage, coverage
 from .reasons import reasons, summed
@@ -139,6 +139,15 @@ class TimelineView:
             [],
             *_lines(said),
         ]
+
+    def rows(self, *, height: int | None = None) -> tuple[str, list[tuple[str, Coverage, Waits]]]:
+        """Return what a picture shows: the title, and of each row its label, what is busy when, and who is waited for.
+
+        `height` bounds the number of rows as for `lines`.
+        """
+        folds = self._folded(height, 0)
+        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, ())) for one in folds]
+        return f"{self._title}{_note(folds)}", drawn
 
     def _folded(self, height: int | None, said: int) -> list[Fold]:
         """The rows to draw."""

@@ -76,13 +76,13 @@ def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cell
         for run in re.split(f"({shade}+)", text):
             if run.startswith(shade):
                 first_ns, last_ns = (low + length * cell // cells for cell in (at, at + len(run)))
-                run = _label(run, _whom(waits, first_ns, last_ns))
+                run = _label(run, whom(waits, first_ns, last_ns))
             at += len(run)
             named.append((run, style))
     return named
 
 
-def _whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
+def whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
     """Return who is waited for in at least half of the waiting between two instants."""
     found: dict[int, int] = {}
     for start_ns, end_ns, rank in waits:
@@ -97,6 +97,11 @@ def _label(run: str, rank: int | None) -> str:
         if rank is not None and len(text) + 2 <= len(run):
             return text.center(len(run), run[0])
     return run
+
+
+def painted(cover: Coverage, window: Interval, units: int) -> tuple[bytes, bytes]:
+    """Return a byte for each unit of both lanes: 1 where there is compute; 1 hidden, 2 waiting, 3 bytes on the wire."""
+    return _paint(window, units, cover.compute), _paint(window, units, *_layers(cover))
 
 
 def block_row(cover: Coverage, window: Interval, cells: int, *, color: bool) -> list[Piece]:

@@ -93,6 +93,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write a page that stands alone: zoom, search, details")
+    parser.add_argument("--svg", metavar="OUT", help="also write the picture as SVG")
+    parser.add_argument("--png", metavar="OUT", help='also write it as PNG; needs pip install "overlap[png]"')
 
 
 def main(args: argparse.Namespace) -> int:
@@ -101,7 +103,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UsageError: If the file cannot be read or understood, or an option does not fit it.
     """
-    args.html, args.output = output_path(args.html, option="--html"), output_path(args.output, option="--output")
+    for option in ("html", "svg", "png", "output"):
+        setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
     if args.output is not None:
         return 0 if _merge(args.files, args.output) else EXIT_FAILED
     if args.width is not None and args.width < MIN_WIDTH:
@@ -183,7 +186,7 @@ def _shown(
     else:
         show.picture(console, view, timeline, ranks)
     kept_all = args.html is None or show.write_html(timeline, view.verdict, args.html, step=step, ranks=ranks)
-    return view.verdict, kept_all
+    return view.verdict, show.write_pictures(view, svg_path=args.svg, png_path=args.png) and kept_all
 
 
 def _merge(files: Sequence[str], path: str) -> bool:

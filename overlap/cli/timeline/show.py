@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
 
 from rich.text import Text
@@ -13,15 +14,16 @@ from ...timeline.critical_path import critical_path, critical_path_table
 from ...timeline.draw import TimelineView
 from ...timeline.operations import operations, operations_table
 from ...timeline.page import page
+from ...timeline.picture import png, scene_of, svg
 from ...timeline.replay.prediction import Prediction, prediction_table
 from ...timeline.spans import Timeline
 from ...timeline.stragglers import stragglers, stragglers_table
 from ...timeline.verdict import Verdict
 from ..console import Console
-from ..outputs import written
+from ..outputs import kept, written
 from .report import wires
 
-__all__ = ["beside", "console", "picture", "prediction", "tables", "view", "write_html"]
+__all__ = ["beside", "console", "picture", "prediction", "tables", "view", "write_html", "write_pictures"]
 
 
 def console(args: argparse.Namespace) -> Console:
@@ -109,3 +111,19 @@ _LINES_SAVED = 6  # of a picture whose table and verdict are left out
 def write_html(timeline: Timeline, of: Verdict, path: str, *, step: int | None, ranks: Sequence[int] | None) -> bool:
     """Write a page that stands alone; return False if that could not be."""
     return written(page(timeline, str(of), step=step, ranks=ranks), path, option="--html")
+
+
+def write_pictures(shown: TimelineView, *, svg_path: str | None, png_path: str | None) -> bool:
+    """Write the picture as SVG and as PNG, if asked for; return False if either could not be.
+
+    Raises:
+        UsageError: If Pillow is needed and not installed.
+    """
+    if svg_path is None and png_path is None:
+        return True
+    scene = scene_of(shown)
+    told = svg_path is None or written(svg(scene), svg_path, option="--svg")
+    if png_path is None:
+        return told
+    data = png(scene)
+    return kept(lambda: Path(png_path).write_bytes(data), png_path, option="--png") and told
