@@ -140,13 +140,13 @@ class TimelineView:
             *_lines(said),
         ]
 
-    def rows(self, *, height: int | None = None) -> tuple[str, list[tuple[str, Coverage, Waits]]]:
+    def rows(self, *, height: int | None = None) -> tuple[str, Sequence[tuple[str, Coverage, Waits]]]:
         """Return what a picture shows: the title, and of each row its label, what is busy when, and who is waited for.
 
         `height` bounds the number of rows as for `lines`.
         """
         folds = self._folded(height, 0)
-        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, ())) for one in folds]
+        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, [])) for one in folds]
         return f"{self._title}{_note(folds)}", drawn
 
     def _folded(self, height: int | None, said: int) -> list[Fold]:
