@@ -1,0 +1,166 @@
+"""How a model and its batch lie on the ranks, and what is refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..errors import UsageError
+from ..parallel.schedules import FAMILIES, PipelineSchedule, make
+from .model import Model
+
+__all__ = ["CHECKPOINTING", "ORDERS", "Layout"]
+
+CHECKPOINTING = ("none", "selective", "full")
+"""What of the activations is computed again in the backward pass: nothing, scores of attention, all of a layer."""
+
+ORDERS = ("pp.dp.tp", "dp.pp.tp", "pp.tp.dp", "dp.tp.pp", "tp.pp.dp", "tp.dp.pp")
+"""Which ranks are neighbours: those of the last axis. "dp" also holds the axes of experts and of the sequence."""
+
+# Megatron's and torch's default for a gradient bucket is 40e6 parameters, or 25 MiB; ours lies between.
+BUCKET_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism, and the batch.
+
+    Attributes:
+        tp: Ranks that share each matrix.
+        pp: Ranks that share the layers.
+        dp: Ranks that share the samples; experts lie within them.
+        cp: Ranks that share a sequence, by ring attention.
+        ep: Ranks that share the experts; a divisor of `dp`.
+        global_batch: Samples of a step.
+        micro_batch: Samples that pass the pipeline together.
+        schedule: Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`.
+        chunks: Stages on each rank, for "interleaved-1f1b".
+        zero: 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP).
+        checkpointing: One of `CHECKPOINTING`.
+        sequence_parallel: Whether what the ranks of `tp` would all hold is cut along the sequence.
+        bucket_bytes: Gradients that are reduced together.
+        order: One of `ORDERS`.
+        imbalance: Tokens of the busiest rank of experts, over the mean.
+        dtype: Of weights, activations and gradients.
+
+    Raises:
+        UsageError: If a figure cannot be meant, naming it.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    global_batch: int = 1
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    zero: int = 1
+    checkpointing: str = "full"
+    sequence_parallel: bool = True
+    bucket_bytes: int = BUCKET_BYTES
+    order: str = ORDERS[0]
+    imbalance: float = 1.0
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}: expected a whole number from 1, got {value!r}")
+        if self.zero not in (0, 1, 2, 3):
+            raise UsageError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
+        for name, choices in (("checkpointing", CHECKPOINTING), ("order", ORDERS), ("schedule", tuple(FAMILIES))):
+            if getattr(self, name) not in choices:
+                raise UsageError(f"{name}: expected {', '.join(choices)}, got {getattr(self, name)!r}")
+        if not 1 <= self.imbalance < float("inf"):
+            raise UsageError(f"imbalance: expected 1 or more, got {self.imbalance!r}")
+        if self.dp % self.ep:
+            raise UsageError(f"ep: expected a divisor of dp ({self.dp}), got {self.ep}")
+        if self.global_batch % (self.dp * self.micro_batch):
+            raise UsageError(
+                f"global_batch: expected a multiple of dp x micro_batch ({self.dp} x {self.micro_batch}), "
+                f"got {self.global_batch}"
+            )
+        if (self.chunks > 1) != (self.schedule == "interleaved-1f1b"):
+            raise UsageError(f"chunks: interleaved-1f1b has 2 or more, all others 1; got {self.chunks}")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step, for each pipeline."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that have the same weights, but for experts: their gradients are averaged."""
+        return self.dp * self.cp
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Of the mesh, outermost first; "dp" without the ranks that share experts."""
+        sizes = {"pp": {"pp": self.pp}, "tp": {"tp": self.tp}}
+        sizes["dp"] = {"dp": self.dp // self.ep, "cp": self.cp, "ep": self.ep}
+        return {axis: size for block in self.order.split(".") for axis, size in sizes[block].items()}
+
+    def stage_of(self, rank: int) -> int:
+        """Return the place of a world rank in its pipeline."""
+        inner = self.world_size
+        for axis, size in self.axes.items():
+            inner //= size
+            if axis == "pp":
+                return rank // inner % size
+        raise AssertionError("every mesh has the axis pp")
+
+    def pipeline(self) -> PipelineSchedule:
+        """Return what each rank of a pipeline does in which order."""
+        return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
+
+    def with_microbatches(self, count: int) -> Layout:
+        """Return the same with a batch of that many microbatches."""
+        return replace(self, global_batch=count * self.dp * self.micro_batch)
+
+    def layers_of(self, model: Model, stage: int) -> range:
+        """Return the layers of a stage, from 0 to pp x chunks: as even as can be, the first ones have more."""
+        stages = self.pp * self.chunks
+        least, more = divmod(model.layers, stages)
+        start = stage * least + min(stage, more)
+        return range(start, start + least + (stage < more))
+
+    def check(self, model: Model) -> None:
+        """Refuse what does not fit the model.
+
+        Raises:
+            UsageError: Naming figure and what was expected.
+        """
+        tokens, tp = model.sequence * self.micro_batch, self.tp
+        for name, value, of, whole in (
+            ("tp", tp, "heads", model.heads),
+            ("tp", tp, "ffn", model.ffn),
+            ("cp", self.cp, "sequence", model.sequence),
+            ("ep", self.ep, "experts", model.experts),
+            ("cp x tp", self.cp * tp, "sequence x micro_batch", tokens),
+        ):
+            if whole % value:
+                raise UsageError(f"{name}: expected a divisor of {of} ({whole}) of {model.name}, got {value}")
+        if self.ep > 1 and not model.experts:
+            raise UsageError(f"ep: {model.name} has no experts; expected 1, got {self.ep}")
+        if self.pp * self.chunks > model.layers:
+            raise UsageError(
+                f"pp: expected at most the layers of {model.name} ({model.layers}), got {self.pp * self.chunks} stages"
+            )
+
+    def __str__(self) -> str:
+        degrees = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "cp": self.cp, "ep": self.ep}
+        return " ".join(f"{name}={size}" for name, size in degrees.items() if size > 1 or name in ("tp", "pp", "dp"))
+
+
+@lru_cache(maxsize=32)
+def _pipeline(name: str, ranks: int, microbatches: int, chunks: int) -> PipelineSchedule:
+    return make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)

@@ -1,0 +1,187 @@
+"""A language model by its shape: what it has, and what a token of it costs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import UsageError
+
+__all__ = ["Model"]
+
+_MAY_BE_ZERO = (
+    "kv_heads", "head_dim", "experts", "top_k", "shared_experts", "expert_ffn", "dense_layers", "q_rank", "kv_rank",
+    "rope_dim", "nope_dim", "value_dim",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A transformer that predicts tokens. What is 0 is not there, or follows from the rest.
+
+    Attributes:
+        name: For messages.
+        layers: Blocks of attention and perceptron.
+        hidden: Width of a token between them.
+        heads: Of attention.
+        ffn: Width inside a perceptron that is no expert.
+        vocabulary: Tokens that there are.
+        sequence: Tokens of a sample.
+        kv_heads: Heads of keys and values; 0: as many as `heads`.
+        head_dim: Width of a head; 0: hidden / heads.
+        gated: Whether a perceptron has three matrices (SwiGLU) instead of two.
+        tied: Whether scores use the matrix of the embedding.
+        experts: Of a layer, 0 without.
+        top_k: How many of them a token goes to.
+        shared_experts: Further ones that every token goes to.
+        expert_ffn: Width inside an expert; 0: `ffn`.
+        dense_layers: How many of the first layers have no experts.
+        q_rank: Of latent attention (arXiv 2405.04434), the width that queries are made from.
+        kv_rank: The same of keys and values; 0: ordinary attention.
+        rope_dim: Of a latent head, what has a position.
+        nope_dim: What has none.
+        value_dim: Of its values.
+        source: Where the figures are from.
+
+    Raises:
+        UsageError: If a figure cannot be meant, naming it.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    gated: bool = True
+    tied: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared_experts: int = 0
+    expert_ffn: int = 0
+    dense_layers: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    nope_dim: int = 0
+    value_dim: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type == "int":
+                self._check(field.name)
+        if not self.head_dim and not self.kv_rank and self.hidden % self.heads:
+            raise UsageError(
+                f"heads: expected a divisor of hidden ({self.hidden}), or a head_dim beside it; got {self.heads}"
+            )
+        if self.heads % (self.kv_heads or self.heads):
+            raise UsageError(f"kv_heads: expected a divisor of heads ({self.heads}), got {self.kv_heads}")
+        if self.experts and not 1 <= self.top_k <= self.experts:
+            raise UsageError(f"top_k: expected 1 to experts ({self.experts}), got {self.top_k}")
+        if self.dense_layers > self.layers:
+            raise UsageError(f"dense_layers: expected at most layers ({self.layers}), got {self.dense_layers}")
+
+    def _check(self, name: str) -> None:
+        value, least = getattr(self, name), 0 if name in _MAY_BE_ZERO else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+
+    # -- widths --------------------------------------------------------------------------------------------------
+
+    @property
+    def query_width(self) -> int:
+        """Of all heads together, where scores are made."""
+        return self.heads * (self.rope_dim + self.nope_dim if self.kv_rank else self.head_dim or self._even)
+
+    @property
+    def value_width(self) -> int:
+        """Of all heads together, where values are added up."""
+        return self.heads * (self.value_dim if self.kv_rank else self.head_dim or self._even)
+
+    @property
+    def kv_width(self) -> int:
+        """Of the keys and the values of a token together, as other ranks need them."""
+        if self.kv_rank:
+            return self.kv_rank + self.rope_dim
+        return 2 * (self.kv_heads or self.heads) * (self.head_dim or self._even)
+
+    @property
+    def _even(self) -> int:
+        return self.hidden // self.heads
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer's attention; norms are left out."""
+        h = self.hidden
+        if self.kv_rank:
+            queries = self.q_rank * (h + self.query_width) if self.q_rank else h * self.query_width
+            keys = h * (self.kv_rank + self.rope_dim)
+            values = self.kv_rank * (self.heads * self.nope_dim + self.value_width)
+            return queries + keys + values + self.value_width * h
+        return h * (self.query_width + self.kv_width + self.value_width)
+
+    @property
+    def expert_width(self) -> int:
+        """Inside an expert."""
+        return self.expert_ffn or self.ffn
+
+    def perceptron(self, width: int) -> int:
+        """Return the parameters of a perceptron with that many units."""
+        return (3 if self.gated else 2) * self.hidden * width
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, from 0, has experts."""
+        return bool(self.experts) and layer >= self.dense_layers
+
+    def layer_parameters(self, layer: int) -> int:
+        """Return the parameters of a layer, all experts included."""
+        if not self.has_experts(layer):
+            return self.attention_parameters + self.perceptron(self.ffn)
+        every = self.experts + self.shared_experts
+        return self.attention_parameters + every * self.perceptron(self.expert_width) + self.hidden * self.experts
+
+    def active_layer_parameters(self, layer: int) -> int:
+        """Return those of them that a token meets."""
+        unused = self.experts - self.top_k if self.has_experts(layer) else 0
+        return self.layer_parameters(layer) - unused * self.perceptron(self.expert_width)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the matrix from tokens to widths, which scores use again if it is tied."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self._tables + sum(map(self.layer_parameters, range(self.layers)))
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token meets."""
+        return self._tables + sum(map(self.active_layer_parameters, range(self.layers)))
+
+    @property
+    def _tables(self) -> int:
+        return self.embedding_parameters * (1 if self.tied else 2)
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def score_flops(self, keys: int) -> int:
+        """Return the operations of one token's attention to `keys` tokens, forward; no mask is made use of."""
+        return 2 * keys * (self.query_width + self.value_width)
+
+    @property
+    def sample_flops(self) -> float:
+        """Operations of one sample, forward and backward, nothing computed twice: what utilisation counts.
+
+        Two a parameter and token forward (but for the embedding, which is looked up), twice that backward, and
+        attention over the whole sequence (arXiv 2204.02311, appendix B).
+        """
+        matrices = self.embedding_parameters + sum(map(self.active_layer_parameters, range(self.layers)))
+        forward = 2 * matrices + self.layers * self.score_flops(self.sequence)
+        return 3.0 * self.sequence * forward

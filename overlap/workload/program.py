@@ -1,0 +1,247 @@
+"""The training step as a program on ranks, like any user's: it issues what `amounts` says and the schedule orders.
+
+Each dimension of parallelism has a communication stream of its own name, so a timeline tells them apart:
+
+* tp: after (and with sequence parallelism before) each half of a layer, forward and backward; nothing hides it.
+* cp: keys and values go round the ring while attention to those that are here is computed.
+* ep: tokens go to their experts and come back.
+* pp: activations and their gradients from stage to stage, as the schedule says.
+* dp: gradients in buckets under the backward pass of the last microbatch, weights after the update (ZeRO-1, 2); or
+  weights two layers ahead, gradients layer by layer (ZeRO-3).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ..collectives.reduce import Array
+from ..parallel.schedules import Action, Kind
+from ..runtime.future import Future
+from ..runtime.rank import Rank
+from .amounts import Amounts, Work, numpy_dtype
+from .layout import Layout
+from .model import Model
+from .weights import Weights
+
+__all__ = ["DIMENSIONS", "train"]
+
+DIMENSIONS = ("tp", "ep", "cp", "dp", "pp")
+"""Of parallelism, and the names of their streams."""
+
+_AHEAD = 2  # actions of the schedule that are issued before those before them have run
+
+
+async def train(rank: Rank, model: Model, layout: Layout, steps: int = 1) -> None:
+    """Run training steps on this rank.
+
+    Args:
+        rank: This rank, of `layout.world_size`.
+        model: What is trained.
+        layout: How it lies.
+        steps: How many.
+    """
+    mine = _Step(rank, Amounts(model=model, layout=layout))
+    for index in range(steps):
+        with rank.step(index):
+            await mine.run()
+
+
+class _Step:
+    """What a rank issues."""
+
+    def __init__(self, rank: Rank, amounts: Amounts) -> None:
+        layout = amounts.layout
+        self._rank, self._amounts, self._layout, self._model = rank, amounts, layout, amounts.model
+        mesh = rank.mesh(**layout.axes)
+        for dimension in DIMENSIONS:
+            rank.stream(dimension)
+        self._tp, self._pp, self._cp, self._ep = (mesh[axis] for axis in ("tp", "pp", "cp", "ep"))
+        self._place, self._last = mesh.coordinates["pp"], layout.pp * layout.chunks - 1
+        dtype = numpy_dtype(layout.dtype)
+        self._weights = Weights(rank, amounts, dtype, mesh["dp", "cp", "ep"], mesh["dp", "cp"], self._place)
+        self._shard = rank.empty((amounts.rows, amounts.model.hidden), dtype)
+        self._x = rank.empty((amounts.tokens, amounts.model.hidden), dtype) if layout.tp > 1 else self._shard
+        self._kv = rank.empty(amounts.ring_bytes // dtype.itemsize, dtype)
+        self._routed = rank.empty((layout.ep, amounts.routed_bytes // dtype.itemsize // layout.ep), dtype)
+        self._token = rank.empty(amounts.tokens, np.float32)
+        self._here: dict[tuple[Kind, int, int], object] = {}
+
+    async def run(self) -> None:
+        """Issue the schedule, and what changes the weights."""
+        schedule = self._layout.pipeline()
+        running: deque[Future[Any]] = deque()
+        for action in schedule.rows[self._place]:
+            running.append(self._issue(action, schedule.owners))
+            if len(running) > _AHEAD:
+                await running.popleft()
+        for each in running:
+            await each
+        await self._weights.update()
+
+    # -- the schedule --------------------------------------------------------------------------------------------
+
+    def _issue(self, action: Action, owners: tuple[int, ...]) -> Future[Any]:
+        stage, kind, i = action
+        last = i == self._layout.microbatches - 1
+        if kind is Kind.WEIGHT_GRADIENT:
+            return self._weight_gradients(stage, last)
+        if kind is Kind.FORWARD:
+            y = self._forward(stage, self._take(kind, stage, i, owners))
+            self._give(kind, stage + 1, i, y, owners)
+            if stage == self._last:
+                self._here[Kind.BACKWARD, stage, i] = y
+            return y
+        dy = self._take(Kind.BACKWARD, stage, i, owners)
+        dx = self._backward(stage, dy, last, whole=kind is Kind.BACKWARD)
+        self._give(Kind.BACKWARD, stage - 1, i, dx, owners)
+        return dx
+
+    def _take(self, kind: Kind, stage: int, i: int, owners: tuple[int, ...]) -> object:
+        if (kind, stage, i) in self._here:
+            return self._here.pop((kind, stage, i))
+        source = stage - 1 if kind is Kind.FORWARD else stage + 1
+        if source < 0:
+            return self._shard
+        return self._pp.recv(_like(self._shard), owners[source], self._tag(kind, stage, i), stream="pp")
+
+    def _give(self, kind: Kind, stage: int, i: int, y: Future[Any], owners: tuple[int, ...]) -> None:
+        if not 0 <= stage <= self._last:
+            return
+        if owners[stage] == self._place:
+            self._here[kind, stage, i] = y
+        else:
+            self._pp.send(y, owners[stage], self._tag(kind, stage, i), stream="pp")
+
+    def _tag(self, kind: Kind, stage: int, i: int) -> int:
+        return (i * (self._last + 1) + stage) * 2 + (kind is Kind.BACKWARD)
+
+    # -- forward and backward of a stage ---------------------------------------------------------------------------
+
+    def _forward(self, stage: int, x: object) -> Future[Any]:
+        if stage == 0:
+            x = self._leave(self._compute("embedding", self._amounts.embedding(), x))
+        for layer in self._layers(stage):
+            x = self._layer(layer, x, "forward")
+        if stage < self._last:
+            return cast("Future[Any]", x)
+        found = self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
+        # Megatron's loss of scores cut by words exchanges the largest, their sums, and those of the targets.
+        for _ in range(3 if self._layout.tp > 1 else 0):
+            found = self._tp.all_reduce(found, stream="tp")
+        return found
+
+    def _layers(self, stage: int) -> range:
+        return self._layout.layers_of(self._model, stage)
+
+    def _layer(self, layer: int, x: object, what: str) -> object:
+        """Issue a layer's forward, for the first time or `again` for its backward."""
+        held = self._weights.gathered(layer)
+        x = self._leave(self._attention(self._enter(x), held, self._amounts.projections(), what))
+        return self._perceptron(layer, x, held, 1.0, what)
+
+    def _backward(self, stage: int, dy: object, last: bool, *, whole: bool) -> Future[Any]:
+        times = 2.0 if whole else 1.0  # gradients of inputs, and of weights unless they come later
+        if stage == self._last:
+            dy = self._leave(self._compute("scores backward", self._amounts.scoring().times(times), dy))
+        full = self._layout.checkpointing == "full"
+        for layer in reversed(self._layers(stage)):
+            if full:
+                self._layer(layer, dy, "again")
+            held = [] if full else self._weights.gathered(layer)
+            dy = self._enter(self._perceptron(layer, dy, held, times, "backward"))
+            buckets = self._weights.complete(stage, layer, last=last) if whole else []
+            found = self._attention(dy, held, self._amounts.projections().times(times), "backward", buckets)
+            self._weights.reduce(buckets, found, last=last)
+            dy = self._leave(found[0] if buckets else found)
+        return cast("Future[Any]", dy)
+
+    def _weight_gradients(self, stage: int, last: bool) -> Future[Any]:
+        amounts, found = self._amounts, None
+        if stage == self._last:
+            found = self._compute("scores weights", amounts.scoring())
+        for layer in reversed(self._layers(stage)):
+            work = amounts.projections().plus(amounts.perceptron(layer))
+            if self._model.has_experts(layer):
+                work = work.plus(amounts.experts())
+            buckets = self._weights.complete(stage, layer, last=last)
+            found = self._compute("weights backward", work, gives=(self._x, *buckets))
+            self._weights.reduce(buckets, found, last=last)
+        assert found is not None
+        return found
+
+    # -- halves of a layer -----------------------------------------------------------------------------------------
+
+    def _attention(
+        self, x: object, held: object, projections: Work, what: str, buckets: Sequence[Array] = ()
+    ) -> Future[Any]:
+        """From all of x to this rank's part of the sum; with buckets, to a tuple of it and them."""
+        scores = self._amounts.scores()
+        if what == "backward":
+            scores = scores.times(3.0 if self._layout.checkpointing == "selective" else 2.0)
+        gives = (self._x, *buckets) if buckets else self._x
+        if self._layout.cp > 1:
+            found = self._ring(x, held, projections, scores, what, gives)
+        else:
+            found = self._compute(f"attention {what}", projections.plus(scores), x, held, gives=gives)
+        self._weights.computed(found)
+        return found
+
+    def _ring(
+        self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object
+    ) -> Future[Any]:
+        """Attend to the keys of one rank after the other; backward, their gradients go along, and one hop further."""
+        size, group, back = self._layout.cp, self._cp, what == "backward"
+        there, source = (group.rank + 1) % size, (group.rank - 1) % size
+        first = self._compute(f"projections {what}", projections, x, held, gives=self._kv)
+        keys: Future[Any] = first
+        coming: Future[Any] | None = None
+        for hop in range(size):
+            needs = (keys, coming)
+            if hop < size - 1:
+                group.send(keys, there, 0, stream="cp")
+                keys = group.recv(_like(self._kv), source, 0, stream="cp")
+            at_end = hop == size - 1 and not back
+            found = self._compute(f"scores {what}", scores, first, *needs, gives=gives if at_end else self._kv)
+            if back:
+                group.send(found, there, 1, stream="cp")
+                coming = group.recv(_like(self._kv), source, 1, stream="cp")
+        return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), coming, gives=gives) if back else found
+
+    def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
+        """From a shard to a shard."""
+        work, x = self._amounts.perceptron(layer).times(times), self._enter(x)
+        if not self._model.has_experts(layer):
+            return self._leave(self._compute(f"perceptron {what}", work, x, held))
+        y = self._compute(f"router {what}", work, x, held, gives=self._routed)
+        experts = self._amounts.experts().times(times)
+        y = self._compute(f"experts {what}", experts, self._exchange(y), gives=self._routed)
+        return self._leave(self._compute(f"combine {what}", self._amounts.embedding(), self._exchange(y)))
+
+    def _exchange(self, x: Future[Any]) -> Future[Any]:
+        return x if self._layout.ep == 1 else self._ep.all_to_all(x, stream="ep")
+
+    # -- between halves ----------------------------------------------------------------------------------------------
+
+    def _enter(self, x: object) -> object:
+        """Give all ranks of tp what each of them has a part of."""
+        if self._layout.tp == 1 or not self._layout.sequence_parallel:
+            return x
+        return self._tp.all_gather(cast("Array", x), stream="tp")
+
+    def _leave(self, y: Future[Any]) -> Future[Any]:
+        """Add up what all ranks of tp have, and leave each its part."""
+        if self._layout.tp == 1:
+            return y
+        return (self._tp.reduce_scatter if self._layout.sequence_parallel else self._tp.all_reduce)(y, stream="tp")
+
+    def _compute(self, name: str, work: Work, *needs: object, gives: object = None) -> Future[Any]:
+        given = self._x if gives is None else gives
+        return self._rank.compute(lambda *_: given, *needs, name=name, flops=work.flops, bytes_moved=work.nbytes)
+
+
+def _like(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    return array.shape, array.dtype
