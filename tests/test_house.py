@@ -75,7 +75,7 @@ HOUSE = (
     # what is built on it
     ("overlap.parallel.schedules",),
     ("overlap.parallel",),
-    ("overlap.torch",),
+    ("overlap.torch", "overlap.workload"),
     ("overlap.cli",),
     ("overlap.__main__",),
 )

@@ -8,18 +8,17 @@ layout = workload.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #
 #   model     Model: layers, widths, experts;  models/: published ones, as data;  configurations: read from a file
 #   layout    Layout: how many ranks share what, and the batch
-#   amounts   what a layer computes, reads and sends on one rank, in closed form
-#   memory    what a rank holds
-#   weights   where weights and gradients travel: buckets, ZeRO, the update
-#   program   the step as a program on ranks: issued as any other, on any clock
-#   bound     what a step takes at least
-#   search    the best of many layouts
+#   amounts   what a layer computes, reads and sends on one rank, in closed form;  memory: what a rank holds
+#   program   the step as a program on ranks, issued as any other, on any clock;  weights: where those travel in it
+#   parts     where the time of a simulated step went;  wires: how busy they were
+#   estimate  a step predicted, all of it;  trust: how far off that may be;  sensitivity: if a figure were another
+#   bound     what a step takes at least;  search: the best of many layouts
 
-from .amounts import Amounts
 from .configurations import known, load
+from .estimate import Estimate, estimate
 from .layout import Layout
 from .memory import Memory, memory_of
 from .model import Model
 from .program import train
 
-__all__ = ["Amounts", "Layout", "Memory", "Model", "known", "load", "memory_of", "train"]
+__all__ = ["Estimate", "Layout", "Memory", "Model", "estimate", "known", "load", "memory_of", "train"]

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from .model import Model
@@ -57,8 +58,8 @@ def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
     Raises:
         UsageError: If there is no such model or file, or a figure is missing or cannot be meant; names file and key.
     """
-    told, where = ({"name": "own"}, "--layers, ...") if name is None else _read(name)
-    told |= changes or {}
+    read, where = _read(name) if name is not None else ({"name": "own"}, "--model: own figures")
+    told: dict[str, Any] = {**read, **(changes or {})}
     allowed = {field.name: field for field in fields(Model)}
     if unknown := sorted(set(told) - set(allowed)):
         raise UsageError(f"{where}: {unknown[0]} is no figure of a model; known are {', '.join(allowed)}")
@@ -71,7 +72,7 @@ def load(name: str | None, changes: Mapping[str, int] | None = None) -> Model:
             expected = {str: "a text", bool: "true or false", int: "a whole number"}[kind]
             raise UsageError(f"{where}: {key}: expected {expected}, got {told[key]!r}")
     try:
-        return Model(**told)  # type: ignore[arg-type]
+        return Model(**told)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
@@ -81,7 +82,9 @@ def _read(name: str) -> tuple[dict[str, object], str]:
         return tomllib.loads((_data() / f"{name}.toml").read_text(encoding="utf-8")), name
     path = Path(name)
     if path.suffix not in (".toml", ".json"):
-        raise UsageError(f"--model: {name!r} is unknown; known are {', '.join(known())}, or a file .toml or config.json")
+        raise UsageError(
+            f"--model: {name!r} is unknown; known are {', '.join(known())}, or a file .toml or config.json"
+        )
     try:
         text = path.read_text(encoding="utf-8")
         told = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)

@@ -106,7 +106,9 @@ class _Step:
         source = stage - 1 if kind is Kind.FORWARD else stage + 1
         if source < 0:
             return self._shard
-        return self._pp.recv(_like(self._shard), owners[source], self._tag(kind, stage, i), stream="pp")
+        return self._pp.recv(
+            _like(self._shard), owners[source], self._tag(kind, stage, i), stream="pp", name="pp message"
+        )
 
     def _give(self, kind: Kind, stage: int, i: int, y: Future[Any], owners: tuple[int, ...]) -> None:
         if not 0 <= stage <= self._last:
@@ -114,7 +116,7 @@ class _Step:
         if owners[stage] == self._place:
             self._here[kind, stage, i] = y
         else:
-            self._pp.send(y, owners[stage], self._tag(kind, stage, i), stream="pp")
+            self._pp.send(y, owners[stage], self._tag(kind, stage, i), stream="pp", name="pp message")
 
     def _tag(self, kind: Kind, stage: int, i: int) -> int:
         return (i * (self._last + 1) + stage) * 2 + (kind is Kind.BACKWARD)
@@ -131,7 +133,7 @@ class _Step:
         found = self._compute("scores", self._amounts.scoring(), self._enter(x), gives=self._token)
         # Megatron's loss of scores cut by words exchanges the largest, their sums, and those of the targets.
         for _ in range(3 if self._layout.tp > 1 else 0):
-            found = self._tp.all_reduce(found, stream="tp")
+            found = self._tp.all_reduce(found, stream="tp", name="tp all_reduce")
         return found
 
     def _layers(self, stage: int) -> range:
@@ -190,9 +192,7 @@ class _Step:
         self._weights.computed(found)
         return found
 
-    def _ring(
-        self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object
-    ) -> Future[Any]:
+    def _ring(self, x: object, held: object, projections: Work, scores: Work, what: str, gives: object) -> Future[Any]:
         """Attend to the keys of one rank after the other; backward, their gradients go along, and one hop further."""
         size, group, back = self._layout.cp, self._cp, what == "backward"
         there, source = (group.rank + 1) % size, (group.rank - 1) % size
@@ -202,13 +202,13 @@ class _Step:
         for hop in range(size):
             needs = (keys, coming)
             if hop < size - 1:
-                group.send(keys, there, 0, stream="cp")
-                keys = group.recv(_like(self._kv), source, 0, stream="cp")
+                group.send(keys, there, 0, stream="cp", name="cp message")
+                keys = group.recv(_like(self._kv), source, 0, stream="cp", name="cp message")
             at_end = hop == size - 1 and not back
             found = self._compute(f"scores {what}", scores, first, *needs, gives=gives if at_end else self._kv)
             if back:
-                group.send(found, there, 1, stream="cp")
-                coming = group.recv(_like(self._kv), source, 1, stream="cp")
+                group.send(found, there, 1, stream="cp", name="cp message")
+                coming = group.recv(_like(self._kv), source, 1, stream="cp", name="cp message")
         return self._compute(f"join {what}", Work(flops=0.0, nbytes=0.0), coming, gives=gives) if back else found
 
     def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
@@ -222,7 +222,7 @@ class _Step:
         return self._leave(self._compute(f"combine {what}", self._amounts.embedding(), self._exchange(y)))
 
     def _exchange(self, x: Future[Any]) -> Future[Any]:
-        return x if self._layout.ep == 1 else self._ep.all_to_all(x, stream="ep")
+        return x if self._layout.ep == 1 else self._ep.all_to_all(x, stream="ep", name="ep all_to_all")
 
     # -- between halves ----------------------------------------------------------------------------------------------
 
@@ -230,13 +230,15 @@ class _Step:
         """Give all ranks of tp what each of them has a part of."""
         if self._layout.tp == 1 or not self._layout.sequence_parallel:
             return x
-        return self._tp.all_gather(cast("Array", x), stream="tp")
+        return self._tp.all_gather(cast("Array", x), stream="tp", name="tp all_gather")
 
     def _leave(self, y: Future[Any]) -> Future[Any]:
         """Add up what all ranks of tp have, and leave each its part."""
         if self._layout.tp == 1:
             return y
-        return (self._tp.reduce_scatter if self._layout.sequence_parallel else self._tp.all_reduce)(y, stream="tp")
+        if self._layout.sequence_parallel:
+            return self._tp.reduce_scatter(y, stream="tp", name="tp reduce_scatter")
+        return self._tp.all_reduce(y, stream="tp", name="tp all_reduce")
 
     def _compute(self, name: str, work: Work, *needs: object, gives: object = None) -> Future[Any]:
         given = self._x if gives is None else gives

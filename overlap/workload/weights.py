@@ -110,7 +110,7 @@ class _Pool:
         mine: object = share
         if after is not None:
             mine = self._rank.compute(lambda _: share, after, name="prefetch", seconds=0.0, stream="prefetch")
-        return self._group.all_gather(mine, stream=_STREAM, name="gather weights")  # type: ignore[arg-type]
+        return self._group.all_gather(mine, stream=_STREAM, name="dp gather weights")  # type: ignore[arg-type]
 
     def add(self, size: int, *, ends: bool) -> list[Array]:
         """Return the buckets that are full now; with `ends` also the last one, whatever it holds."""
@@ -124,7 +124,7 @@ class _Pool:
         reduced: object = bucket
         if self._group.size > 1:
             issue = self._group.reduce_scatter if self._zero else self._group.all_reduce
-            reduced = issue(bucket, op="mean", stream=_STREAM, name="reduce gradients")
+            reduced = issue(bucket, op="mean", stream=_STREAM, name="dp reduce gradients")
         if last:
             self._reduced.append((size, reduced))
 
@@ -138,4 +138,4 @@ class _Pool:
                 lambda _, share=share: share, reduced, name="update", bytes_moved=float(UPDATE_BYTES * own)
             )
             gathers = self._group.size > 1 and self._zero in (1, 2)
-            yield self._group.all_gather(new, stream=_STREAM, name="gather weights") if gathers else new
+            yield self._group.all_gather(new, stream=_STREAM, name="dp gather weights") if gathers else new

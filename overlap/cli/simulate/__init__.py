@@ -2,7 +2,7 @@
 
 `setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `step_summary` reads what
 came of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `sweep_table` prints
-and stores the rows.
+and stores the rows. `training` predicts the step of a model instead, `training_page` and `training_json` tell it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .setting import PARAMETERS, Setting, add_options, given
 from .simulation import SAMPLES, Simulation, simulate
 from .sweep import SweepRow, best, sweep
 from .sweep_table import csv_text, json_rows, table
+from .training import add_training, asks_for_training, simulate_training
 
 SCHEMA_VERSION = 1
 """Version of what `--json` writes; it rises when a field changes its meaning or goes."""
@@ -43,6 +44,8 @@ examples:
   overlap simulate --cluster trn1.32xlarge --efficiency 0.4 --trace sim.json -m mypackage.train
   overlap simulate --cluster trn2.48xlarge --sweep nodes=1,2,4 --sweep bucket_bytes=1MiB,25MiB train.py
   overlap simulate --cluster trn2.48xlarge --sweep seed=1,2,3 --jitter 0.05 --csv jitter.csv train.py
+  overlap simulate --model llama-70b --tp 8 --pp 4 --on "trn2.48xlarge x16"
+  overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --on "trn2.48xlarge x2"
 
 A sweep runs the program for every combination of values. NAME is one of
   {", ".join(list(PARAMETERS)[:9])},
@@ -69,6 +72,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     add_options(parser)
+    add_training(parser)
     add_program(parser)
 
 
@@ -84,6 +88,9 @@ def main(args: argparse.Namespace) -> int:
     for option in ("json", "csv"):
         if getattr(args, option) != _STDOUT:
             setattr(args, option, output_path(getattr(args, option), option=f"--{option}"))
+    if asks_for_training(args):
+        args.trace = output_path(args.trace)
+        return simulate_training(args, given(args))
     return _sweep(args) if args.sweep else _once(args)
 
 

@@ -1,0 +1,208 @@
+"""What `overlap simulate --model` prints: where a step's time and memory go, how far to trust it, the verdict last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from ...timeline.columns import columns
+from ...units import format_bytes, format_ns
+from ...workload.estimate import Estimate
+from ...workload.layout import Layout
+from ...workload.parts import MESSAGE, Amount
+from ...workload.search import Found
+from ...workload.sensitivity import Sensitivity
+from ...workload.trust import Band, band_of, band_of_step
+from ...workload.wires import busy
+
+__all__ = ["page", "search_page"]
+
+_LISTED = 8  # operations, and parts of the critical path, that are named one by one
+
+
+def page(
+    one: Estimate, moved: Sequence[Sensitivity], price: float | None, wall_s: float, *, width: int
+) -> Iterator[str]:
+    """Yield the lines of a page."""
+    yield from _head(one, width)
+    yield ""
+    yield from _dimensions(one, width)
+    yield ""
+    yield from _operations(one, width)
+    yield ""
+    yield from _path(one, width)
+    yield ""
+    yield from _busy(one, width)
+    if moved:
+        yield ""
+        yield from _sensitivities(moved, width)
+    yield ""
+    yield from _verdict(one, price, wall_s, width)
+
+
+def _head(one: Estimate, width: int) -> Iterator[str]:
+    model, layout, virtual = one.model, one.layout, one.virtual
+    active = f", {_number(model.active_parameters)} active" if model.experts else ""
+    ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
+    title = (
+        f"{model.name} ({_number(model.parameters)} parameters{active}) on {one.cluster.name}, {ranks}, virtual time"
+    )
+    yield from _wrapped(title, width)
+    yield from _field("layout", _laid_out(layout, model.sequence), width)
+    sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
+    imbalance = f"; the busiest experts get {layout.imbalance:g} of the mean" if layout.ep > 1 else ""
+    yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}{imbalance}", width)
+    memory, there = one.memory, one.cluster.memory_bytes()
+    of = f" of {format_bytes(int(there))}" if there is not None else ""
+    parts = ", ".join(
+        f"{name} {format_bytes(round(getattr(memory, name)))}"
+        for name in ("weights", "gradients", "optimizer", "activations")
+    )
+    yield from _field(
+        "memory", f"{format_bytes(round(memory.total))}{of} on ranks of stage {memory.stage}: {parts}", width
+    )
+
+
+def _laid_out(layout: Layout, sequence: int) -> str:
+    zero = f"ZeRO-{layout.zero}" if layout.zero else "every rank updates all weights"
+    pipeline = f"{layout.schedule}, " if layout.pp > 1 else ""
+    batch = f"{layout.microbatches} microbatches of {layout.micro_batch} x {sequence} tokens"
+    again, buckets = f"checkpointing {layout.checkpointing}", f"buckets of {format_bytes(layout.bucket_bytes)}"
+    return f"{layout}, axes {layout.order}; {pipeline}{batch}; {zero}; {again}; {buckets}"
+
+
+def _dimensions(one: Estimate, width: int) -> list[str]:
+    parts = one.parts
+
+    def row(name: str, ns: float, wire: str = "", waiting: str = "", busy: str = "") -> tuple[str, ...]:
+        return name, _ms(ns), f"{ns / parts.step_ns:.1%}", wire, waiting, busy
+
+    rows = [row("compute", parts.compute_ns)]
+    for dimension, amount in parts.by_dimension().items():
+        told = _ms(amount.wire_ns), _ms(amount.waiting_ns), _ms(amount.busy_ns)
+        rows.append(row(f"exposed {dimension}", amount.exposed_ns, *told))
+    rows += [row("idle", parts.idle_ns), row("step", parts.step_ns)]
+    heads = ("mean over ranks", "ms", "share", "on wires", "waiting", "moving")
+    return columns(heads, rows, width=width, words=[0])
+
+
+def _operations(one: Estimate, width: int) -> list[str]:
+    """Draw the operations, those of all stages together, most exposed first."""
+    merged: dict[tuple[str, str, int, int, Band], Amount] = {}
+    for operation, amount in one.parts.operations.items():
+        size = 2 if operation.op == MESSAGE else len(operation.ranks)
+        key = operation.dimension, operation.op, operation.nbytes, size, band_of(one.cluster, operation)
+        merged[key] = merged.get(key, Amount()).plus(amount)
+    ordered = sorted(merged.items(), key=lambda each: (-each[1].exposed_ns, -each[1].busy_ns, str(each[0][:4])))
+    rows = [
+        (f"{dimension} {op}", format_bytes(nbytes), str(size), f"{amount.count:.4g}",
+         format_ns(amount.busy_ns / amount.count), f"{'' if band.measured else '~'}{band.typical:.0%}-{band.worst:.0%}",
+         _ms(amount.exposed_ns))
+        for (dimension, op, nbytes, size, band), amount in ordered[:_LISTED]
+    ]  # fmt: skip
+    heads = ("operation", "size", "ranks", "times", "each", "error", "exposed ms")
+    lines = columns(heads, rows, width=width, words=[0])
+    if len(ordered) > _LISTED:
+        lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")
+    bands = sorted({(key[4].rows, key[4].of) for key in merged})
+    told = "; ".join(f"{rows} rows of {of}" for rows, of in bands)
+    note = f"error: median and worst on published rows that nothing was fitted to ({told}); ~ of other shapes than this"
+    return [*lines, *wrap(note, width, break_on_hyphens=False)]
+
+
+def _path(one: Estimate, width: int) -> list[str]:
+    path = sorted(one.parts.path.items(), key=lambda each: (-each[1], each[0]))
+    total_ns = sum(ns for _, ns in path) or 1.0
+    rows = [(_done(doing, name), _ms(ns), f"{ns / total_ns:.1%}") for (doing, name), ns in path[:_LISTED] if ns]
+    return columns(("on the critical path", "ms", "share"), rows, width=width, words=[0])
+
+
+def _done(doing: str, name: str) -> str:
+    return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
+
+
+def _busy(one: Estimate, width: int) -> list[str]:
+    found = busy(one.cluster, one.layout, one.parts, peer_direct=one.virtual.peer_direct)
+    told = ", ".join(f"{kind} {each.most:.1%} (mean {each.mean:.1%})" for kind, each in found.items())
+    return _field("busiest", told or "nothing: nothing travels", width)
+
+
+def _sensitivities(moved: Sequence[Sensitivity], width: int) -> list[str]:
+    rows = [
+        (each.figure, each.change, *("" if share is None else f"{share:+.1%}" for share in (each.low, each.high)))
+        for each in moved
+    ]
+    return columns(("if another were", "change", "step, less", "step, more"), rows, width=width, words=[0])
+
+
+def _verdict(one: Estimate, price: float | None, wall_s: float, width: int) -> Iterator[str]:
+    layout, parts = one.layout, one.parts
+    few = (
+        f"{one.simulated} of {layout.microbatches} microbatches" if one.simulated < layout.microbatches else "all of it"
+    )
+    yield from _field("simulated", f"{few}, in {wall_s:.1f} s", width)
+    rate = f"{one.samples_per_s:.4g} samples/s, {one.tokens_per_s:,.0f} tokens/s"
+    used = f", model flops utilisation {one.utilisation:.1%}" if one.utilisation is not None else ""
+    yield from _field("throughput", rate + used, width)
+    if price is not None:
+        each = one.cost_of_sample(price)
+        tokens = each / one.model.sequence * 1e6
+        yield from _field(
+            "cost", f"{each:.4g} a sample, {tokens:.4g} a million tokens, at {price:g} a node and hour", width
+        )
+    typical, worst = band_of_step(one.cluster, parts)
+    exposed = sum(amount.exposed_ns for amount in parts.operations.values())
+    most = max(parts.by_dimension().items(), key=lambda each: each[1].exposed_ns, default=None)
+    mostly = f", mostly {_reason(most)}" if most is not None and exposed else ""
+    fits = " DOES NOT FIT: the fullest rank needs more memory than there is." if one.fits is False else ""
+    yield from wrap(
+        f"step {format_ns(parts.step_ns)} (+-{typical:.1%} typical, {worst:.1%} at worst, by communication alone): "
+        f"compute {parts.compute_ns / parts.step_ns:.0%}, exposed {exposed / parts.step_ns:.0%}{mostly}, "
+        f"idle {parts.idle_ns / parts.step_ns:.0%}.{fits}",
+        width,
+        break_on_hyphens=False,
+    )
+
+
+def _reason(most: tuple[str, Amount]) -> str:
+    dimension, amount = most
+    if amount.waiting_ns < amount.wire_ns:
+        return f"{dimension} on wires"
+    return "bubble of the pipeline" if dimension == "pp" else f"{dimension} waiting"
+
+
+def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[str]:
+    """Yield what a search did: how many layouts were left out, why, and the best ones."""
+    done = "" if found.complete else ", and was interrupted"
+    title = f"searched for {', '.join(names)}: {found.tried} layouts, {len(found.simulated)} simulated{done}"
+    yield from wrap(title, width, break_on_hyphens=False)
+    for why, layouts in sorted(found.left_out.items(), key=lambda each: -len(each[1])):
+        yield from wrap(f"  {len(layouts)} left out: {why}", width, subsequent_indent="    ", break_on_hyphens=False)
+    yield ""
+    ordered = sorted(found.simulated, key=lambda each: each[1])
+    best_s = ordered[0][1]
+    rows = [(_told_apart(layout, names), _ms(s * 1e9), f"{s / best_s - 1:+.1%}") for layout, s in ordered[:_LISTED]]
+    yield from columns(("layout", "step ms", "to best"), rows, width=width, words=[0])
+    yield ""
+
+
+def _told_apart(layout: Layout, names: Sequence[str]) -> str:
+    rest = [name for name in names if name not in ("tp", "pp", "dp", "cp", "ep")]
+    values = [(name, getattr(layout, name)) for name in rest]
+    return " ".join([str(layout), *(f"{n}={format_bytes(v) if n == 'bucket_bytes' else v}" for n, v in values)])
+
+
+def _number(count: int) -> str:
+    return f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f}"
+
+
+def _field(name: str, text: str, width: int) -> list[str]:
+    return wrap(f"{name:<13} {text}", width, subsequent_indent=" " * 14, break_on_hyphens=False)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_on_hyphens=False)

@@ -1,0 +1,178 @@
+"""Where the time of a simulated step went, by dimension and by operation; sums that can be extrapolated. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from ..timeline.critical_path import critical_path
+from ..timeline.intervals import Merged, intersect, length, merge, subtract
+from ..timeline.metrics import Coverage, coverage
+from ..timeline.spans import Span, Timeline
+from .program import DIMENSIONS
+
+__all__ = ["MESSAGE", "Amount", "Operation", "Parts"]
+
+MESSAGE = "send/recv"
+"""What a timeline calls point-to-point operations."""
+
+
+class Operation(NamedTuple):
+    """What collectives or messages have in common.
+
+    Attributes:
+        dimension: Of parallelism.
+        op: Its name, or `MESSAGE`.
+        nbytes: The larger of input and result.
+        dtype: Of the elements.
+        ranks: World ranks of the group; of a message those who send and those who receive, of all who were simulated.
+    """
+
+    dimension: str
+    op: str
+    nbytes: int
+    dtype: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Of one operation on a rank, on average over the ranks that were simulated; nanoseconds.
+
+    Attributes:
+        count: How often.
+        busy_ns: While bytes moved, each for itself.
+        wire_ns: Of the exposed time, while bytes moved.
+        waiting_ns: Of the exposed time, while it waited for its last rank.
+    """
+
+    count: float = 0.0
+    busy_ns: float = 0.0
+    wire_ns: float = 0.0
+    waiting_ns: float = 0.0
+
+    @property
+    def exposed_ns(self) -> float:
+        """Both."""
+        return self.wire_ns + self.waiting_ns
+
+    def plus(self, other: Amount, times: float = 1.0) -> Amount:
+        """Return this and a multiple of another."""
+        return Amount(
+            count=self.count + times * other.count,
+            busy_ns=self.busy_ns + times * other.busy_ns,
+            wire_ns=self.wire_ns + times * other.wire_ns,
+            waiting_ns=self.waiting_ns + times * other.waiting_ns,
+        )
+
+
+Path: TypeAlias = tuple[str, str]
+"""(What was done, its name)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A step: `step_ns` = `compute_ns` + what operations expose + `idle_ns`, on average over ranks.
+
+    Attributes:
+        step_ns: From its beginning to the end of the last rank.
+        compute_ns: In which a rank computed.
+        idle_ns: In which it did nothing.
+        ranks: That were simulated.
+        operations: What it sent, and what of that was exposed.
+        path: The critical path: for how long it went through what.
+    """
+
+    step_ns: float
+    compute_ns: float
+    idle_ns: float
+    ranks: tuple[int, ...]
+    operations: Mapping[Operation, Amount]
+    path: Mapping[Path, float]
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Parts:
+        """Read a timeline of one step."""
+        covers = coverage(timeline)
+        found: dict[Operation, Amount] = {}
+        for cover, spans in zip(covers, timeline.by_rank().values(), strict=True):
+            for operation, amount in _of_rank(cover, [span for span in spans if span.kind == "comm"]).items():
+                found[operation] = found.get(operation, Amount()).plus(amount, 1 / len(covers))
+        rows = [cover.breakdown() for cover in covers]
+        path: dict[Path, float] = {}
+        for link in critical_path(timeline):
+            what = (link.doing, link.name)
+            path[what] = path.get(what, 0.0) + link.duration_ns
+        return cls(
+            step_ns=float(max(row.wall_ns for row in rows)),
+            compute_ns=sum(row.compute_ns for row in rows) / len(rows),
+            idle_ns=sum(row.idle_ns for row in rows) / len(rows),
+            ranks=tuple(row.rank for row in rows),
+            operations=found,
+            path=path,
+        )
+
+    def further(self, more: Parts, times: int) -> Parts:
+        """Return this, and `times` as much again as `more` has beyond it."""
+
+        def line(a: float, b: float) -> float:
+            return b + times * (b - a)
+
+        operations = {
+            each: amount.plus(amount, times).plus(self.operations.get(each, Amount()), -times)
+            for each, amount in more.operations.items()
+        }
+        return Parts(
+            step_ns=line(self.step_ns, more.step_ns),
+            compute_ns=line(self.compute_ns, more.compute_ns),
+            idle_ns=line(self.idle_ns, more.idle_ns),
+            ranks=self.ranks,
+            operations=operations,
+            path={what: max(0.0, line(self.path.get(what, 0.0), ns)) for what, ns in more.path.items()},
+        )
+
+    def by_dimension(self) -> dict[str, Amount]:
+        """Add up, in the order of `DIMENSIONS`; those that there are."""
+        found: dict[str, Amount] = {}
+        for operation, amount in self.operations.items():
+            found[operation.dimension] = found.get(operation.dimension, Amount()).plus(amount)
+        return {each: found[each] for each in DIMENSIONS if each in found}
+
+    @property
+    def wire_ns(self) -> float:
+        """Of the step, in which bytes moved and nothing was computed."""
+        return sum(amount.wire_ns for amount in self.operations.values())
+
+
+def _of_rank(cover: Coverage, spans: list[Span]) -> dict[Operation, Amount]:
+    """Give each exposed instant to one operation: to those that move bytes first, in the order of dimensions."""
+    by: dict[Operation, list[Span]] = {}
+    for span in spans:
+        by.setdefault(_operation(span), []).append(span)
+    ordered = sorted(by, key=lambda each: (DIMENSIONS.index(each.dimension), each))
+    left, wire = cover.exposed, {}
+    for each in ordered:
+        wire[each], left = _taken(left, [_transfer(span) for span in by[each]])
+    found: dict[Operation, Amount] = {}
+    for each in ordered:
+        waited, left = _taken(left, [(span.start_ns, span.end_ns) for span in by[each]])
+        busy = sum(end - start for start, end in map(_transfer, by[each]))
+        found[each] = Amount(count=len(by[each]), busy_ns=busy, wire_ns=wire[each], waiting_ns=waited)
+    return found
+
+
+def _taken(left: Merged, intervals: list[tuple[int, int]]) -> tuple[int, Merged]:
+    mine = intersect(left, merge(intervals))
+    return length(mine), subtract(left, mine)
+
+
+def _transfer(span: Span) -> tuple[int, int]:
+    assert span.info is not None
+    return max(span.info.met_ns, span.start_ns), span.end_ns
+
+
+def _operation(span: Span) -> Operation:
+    info = span.info
+    assert info is not None
+    return Operation(span.lane, info.op, info.nbytes, info.dtype, info.ranks)

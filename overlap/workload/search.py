@@ -1,0 +1,180 @@
+"""The best layout of many: a search that simulates only what could win, and says why it left out the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import cast
+
+from topology import Cluster, TopologyError
+
+from .. import Virtual
+from ..errors import OverlapError, UsageError
+from ..parallel.schedules import FAMILIES
+from .bound import bound_s
+from .estimate import Estimate, estimate
+from .layout import CHECKPOINTING, ORDERS, Layout
+from .memory import memory_of
+from .model import Model
+
+__all__ = ["FREE", "Candidate", "Found", "candidates", "search"]
+
+_SIZES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage
+
+FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), lambda ranks: _divisors(ranks)),
+    "micro_batch": lambda ranks: (1, 2, 4, 8),
+    "bucket_bytes": lambda ranks: _SIZES,
+    "order": lambda ranks: ORDERS,
+    "schedule": lambda ranks: [name for name in FAMILIES if name not in ("gpipe", "interleaved-1f1b")],
+    "zero": lambda ranks: (0, 1, 2, 3),
+    "checkpointing": lambda ranks: CHECKPOINTING,
+}
+"""What can be searched for, and which values are tried on so many ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits.
+
+    Attributes:
+        layout: Which.
+        bound_s: Seconds that its step takes at least.
+    """
+
+    layout: Layout
+    bound_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a search knows so far; an interrupt leaves it as it is.
+
+    Attributes:
+        tried: Layouts that there are.
+        best: The one with the shortest step.
+        simulated: Steps in seconds, of all that were simulated.
+        left_out: How many were not, by reason; and one of the layouts each.
+        complete: Whether nothing is left to look at.
+    """
+
+    tried: int = 0
+    best: Estimate | None = None
+    simulated: list[tuple[Layout, float]] = field(default_factory=list)
+    left_out: dict[str, list[Layout]] = field(default_factory=dict)
+    complete: bool = False
+
+    def leave_out(self, layout: Layout, why: str) -> None:
+        """Note a layout that is not simulated."""
+        self.left_out.setdefault(why, []).append(layout)
+
+
+OUT_OF_MEMORY = "out of memory"
+CANNOT_WIN = "at least as slow as the best, by a lower bound"
+
+
+def candidates(
+    model: Model, like: Layout, names: Sequence[str], cluster: Cluster, virtual: Virtual, found: Found
+) -> list[Candidate]:
+    """Return the layouts that fit model, cluster and memory, in the order of their bounds.
+
+    Args:
+        model: What is trained.
+        like: Figures that are not searched for.
+        names: Of those that are; some of `FREE`.
+        cluster: Where.
+        virtual: What is assumed.
+        found: Takes what is left out, and why.
+
+    Raises:
+        UsageError: If a name cannot be searched for.
+    """
+    kept: list[tuple[float, int, Layout]] = []
+    there = cluster.memory_bytes()
+    for number, layout in enumerate(_all(like, names, cluster, found)):
+        try:
+            layout.check(model)
+            if there is not None and memory_of(model, layout).total > there:
+                found.leave_out(layout, OUT_OF_MEMORY)
+                continue
+            kept.append((bound_s(model, layout, cluster, virtual), number, layout))
+        except (UsageError, TopologyError) as error:
+            found.leave_out(layout, _in_short(error))
+    return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(kept, key=lambda k: k[:2])]
+
+
+def _all(like: Layout, names: Sequence[str], cluster: Cluster, found: Found) -> Iterator[Layout]:
+    """Go through all layouts for the cluster's ranks; a figure given stays, `dp` is what the others leave."""
+    for name in names:
+        if name not in FREE:
+            raise UsageError(f"--best: {name!r} cannot be searched for; known are {', '.join(FREE)}")
+    ranks, seen = cluster.world_size, set()
+    for values in product(*(FREE[name](ranks) for name in names)):
+        told = dict(zip(names, values, strict=True))
+        tp, pp, cp, dp = (cast(int, told.get(name, getattr(like, name))) for name in ("tp", "pp", "cp", "dp"))
+        if tp * pp * cp * dp != ranks:
+            continue
+        blocks = {"pp": pp, "tp": tp, "dp": dp * cp}
+        order = str(told.get("order", like.order))
+        apart = tuple(block for block in order.split(".") if blocks[block] > 1)
+        key = tuple(value for name, value in told.items() if name != "order"), apart
+        if key in seen:
+            continue
+        seen.add(key)
+        found.tried += 1
+        try:
+            yield replace(like, **told)  # type: ignore[arg-type]
+        except UsageError as error:
+            found.leave_out(like, _in_short(error))
+
+
+def search(
+    model: Model,
+    ordered: Sequence[Candidate],
+    cluster: Cluster,
+    virtual: Virtual,
+    found: Found,
+    *,
+    algorithm: str | None = None,
+    told: Callable[[int, Candidate], None] = lambda number, candidate: None,
+) -> None:
+    """Simulate candidates in the order of their bounds, until none that is left can win.
+
+    Args:
+        model: What is trained.
+        ordered: As `candidates` returns them.
+        cluster: Where.
+        virtual: What is assumed.
+        found: Takes what is found, as soon as it is.
+        algorithm: The only one to use, by default any.
+        told: Called before each simulation.
+    """
+    for number, candidate in enumerate(ordered):
+        if found.best is not None and candidate.bound_s >= found.best.step_s:
+            for rest in ordered[number:]:
+                found.leave_out(rest.layout, CANNOT_WIN)
+            break
+        told(number, candidate)
+        try:
+            one = estimate(model, candidate.layout, cluster, virtual, algorithm=algorithm)
+        except (OverlapError, TopologyError) as error:
+            found.leave_out(candidate.layout, _in_short(error))
+            continue
+        found.simulated.append((candidate.layout, one.step_s))
+        if found.best is None or one.step_s < found.best.step_s:
+            found.best = one
+    found.complete = True
+
+
+def _in_short(error: Exception) -> str:
+    """Return the kind of mistake: the rule that is violated, or the figure and what was expected, without the value."""
+    rule = re.search(r"rule ([\w-]+)", str(error)) if isinstance(error, TopologyError) else None
+    if rule is not None:
+        return f"illegal groups, by rule {rule[1]}"
+    return re.split(r", got |; got | \(", str(error))[0]
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]

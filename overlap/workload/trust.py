@@ -1,0 +1,92 @@
+"""How far to trust what communication is predicted to take: the planner's errors on rows that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from topology import Cluster
+
+from ..collectives.cost.parameters import measured
+from ..collectives.cost.validation import Class, validate
+from ..errors import UsageError
+from .parts import MESSAGE, Operation, Parts
+
+__all__ = ["Band", "band_of", "band_of_step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Errors, as shares.
+
+    Attributes:
+        typical: The median one.
+        worst: The largest.
+        rows: Published rows, which nothing was fitted to, that say so.
+        of: What they are of.
+        measured: Whether the size lies within published sizes of that very shape.
+    """
+
+    typical: float
+    worst: float
+    rows: int
+    of: str
+    measured: bool
+
+
+def band_of(cluster: Cluster, operation: Operation) -> Band:
+    """Return the band of an operation: that of its chip, network or not, and dtype, or of the nearest that is known."""
+    where = "across nodes" if len({cluster.place(rank).node for rank in operation.ranks}) > 1 else "one node"
+    chip = cluster.machine.chip.name
+    own, every = _classes(cluster.machine.name.split()[0]), _classes(None)
+    candidates = (
+        [each for each in own if each.name == f"{chip}, {where}" and each.dtype == operation.dtype],
+        [each for each in own if each.name == f"{chip}, {where}"],
+        [each for each in every if each.name.endswith(where)],
+        list(every),
+    )
+    found = next(known for each in candidates if (known := [one for one in each if one.unseen.rows]))
+    size, inside = operation.nbytes, False
+    if operation.op != MESSAGE:
+        inside = measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
+    return _joined(found, inside)
+
+
+def _joined(classes: Sequence[Class], inside: bool) -> Band:
+    rows = sum(each.unseen.rows for each in classes)
+    names = f"{classes[0].name}, {classes[0].dtype}" if len(classes) == 1 else _shared([each.name for each in classes])
+    return Band(
+        typical=max(each.unseen.median for each in classes),
+        worst=max(each.unseen.worst for each in classes),
+        rows=rows,
+        of=names,
+        measured=inside,
+    )
+
+
+def _shared(names: Sequence[str]) -> str:
+    chips, places = ({name.split(", ")[part] for name in names} for part in (0, 1))
+    return ", ".join(each.pop() if len(each) == 1 else other for each, other in ((chips, "all chips"), (places, "all")))
+
+
+@cache
+def _classes(machine: str | None) -> tuple[Class, ...]:
+    try:
+        return validate(machine).classes
+    except UsageError:  # nothing is published of it
+        return ()
+
+
+def band_of_step(cluster: Cluster, parts: Parts) -> tuple[float, float]:
+    """Return the typical and the worst error of a step, as shares, if all of its exposed bytes are off alike.
+
+    What computes take is not in it: that is as good as the efficiency that was stated.
+    """
+    typical = worst = 0.0
+    for operation, amount in parts.operations.items():
+        if amount.wire_ns:
+            band = band_of(cluster, operation)
+            typical += band.typical * amount.wire_ns / parts.step_ns
+            worst += band.worst * amount.wire_ns / parts.step_ns
+    return typical, worst
