@@ -11,11 +11,11 @@ layout = workload.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #   amounts   what a layer computes, reads and sends on one rank, in closed form;  memory: what a rank holds
 #   program   the step as a program on ranks, issued as any other, on any clock;  weights: where those travel in it
 #   parts     where the time of a simulated step went;  wires: how busy they were
-#   estimate  a step predicted, all of it;  trust: how far off that may be;  sensitivity: if a figure were another
+#   estimates a step predicted, all of it;  trust: how far off that may be;  sensitivity: if a figure were another
 #   bound     what a step takes at least;  search: the best of many layouts
 
 from .configurations import known, load
-from .estimate import Estimate, estimate
+from .estimates import Estimate, estimate
 from .layout import Layout
 from .memory import Memory, memory_of
 from .model import Model

@@ -14,7 +14,7 @@ from .. import Virtual
 from ..errors import OverlapError, UsageError
 from ..parallel.schedules import FAMILIES
 from .bound import bound_s
-from .estimate import Estimate, estimate
+from .estimates import Estimate, estimate
 from .layout import CHECKPOINTING, ORDERS, Layout
 from .memory import memory_of
 from .model import Model

@@ -10,7 +10,7 @@ from topology.machine import LinkSpec
 
 from .. import Interference, Virtual
 from ..virtual.interference import ALL
-from .estimate import Estimate, estimate
+from .estimates import Estimate, estimate
 
 __all__ = ["SWAY", "Sensitivity", "sensitivities"]
 

@@ -38,19 +38,21 @@ class Band:
 def band_of(cluster: Cluster, operation: Operation) -> Band:
     """Return the band of an operation: that of its chip, network or not, and dtype, or of the nearest that is known."""
     where = "across nodes" if len({cluster.place(rank).node for rank in operation.ranks}) > 1 else "one node"
-    chip = cluster.machine.chip.name
-    own, every = _classes(cluster.machine.name.split()[0]), _classes(None)
-    candidates = (
-        [each for each in own if each.name == f"{chip}, {where}" and each.dtype == operation.dtype],
-        [each for each in own if each.name == f"{chip}, {where}"],
-        [each for each in every if each.name.endswith(where)],
-        list(every),
-    )
-    found = next(known for each in candidates if (known := [one for one in each if one.unseen.rows]))
+    found = _nearest(cluster.machine.name.split()[0], f"{cluster.machine.chip.name}, {where}", operation.dtype)
     size, inside = operation.nbytes, False
     if operation.op != MESSAGE:
         inside = measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
     return _joined(found, inside)
+
+
+@cache
+def _nearest(machine: str, name: str, dtype: str) -> list[Class]:
+    """Return the classes of a name and dtype; where nothing is known, of any dtype, then any chip, then all."""
+    own = [each for each in _classes(machine) if each.name == name and each.unseen.rows]
+    if own:
+        return [each for each in own if each.dtype == dtype] or own
+    every = [each for each in _classes(None) if each.unseen.rows]
+    return [each for each in every if each.name.split(", ")[1] == name.split(", ")[1]] or every
 
 
 def _joined(classes: Sequence[Class], inside: bool) -> Band:

@@ -18,7 +18,7 @@ from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
 from ...units import parse_bytes
 from ...workload import Layout, Model, estimate, known, load
-from ...workload.estimate import Estimate
+from ...workload.estimates import Estimate
 from ...workload.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
 from ...workload.search import FREE, Candidate, Found, candidates, search
 from ...workload.sensitivity import Sensitivity, sensitivities
@@ -45,7 +45,9 @@ _DEGREES = {
     "micro_batch": "samples that pass the pipeline together",
     "chunks": "stages on each rank, with --schedule interleaved-1f1b",
 }
-_ELSEWHERE = ("alike", "shapes_only", "faults", "ranks")  # what a layout says by itself, or excludes
+# What a layout says by itself, or what ranks that behave alike do not have.
+_ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "straggler_share", "straggler_factor",
+              "slow_wire_share", "slow_wire_factor")  # fmt: skip
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +162,7 @@ def _request(args: argparse.Namespace, values: dict[str, Any]) -> RunConfig:
         raise UsageError('--on: expected a cluster, such as "trn2.48xlarge x16"')
     for name in _ELSEWHERE:
         if name in asked:
-            raise UsageError(f"{_flag(name)}: a model's step says that by itself, or does without; leave it out")
+            raise UsageError(f"{_flag(name)}: of a model's step all ranks of a stage run alike, and --on says how many")
     return Setting.of({"efficiency": EFFICIENCY, **asked}).revise(RunConfig())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...workload.estimate import Estimate
+from ...workload.estimates import Estimate
 from ...workload.search import Found
 from ...workload.sensitivity import Sensitivity
 from ...workload.trust import band_of, band_of_step

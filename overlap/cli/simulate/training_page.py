@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from ...timeline.columns import columns
 from ...units import format_bytes, format_ns
-from ...workload.estimate import Estimate
+from ...workload.estimates import Estimate
 from ...workload.layout import Layout
 from ...workload.parts import MESSAGE, Amount
 from ...workload.search import Found

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 
-from topology import Cluster, TopologyWarning
+from topology import Cluster, TopologyError, TopologyWarning
 
 from .. import Virtual, run
-from ..errors import UsageError
+from ..errors import RankFailedError, UsageError
 from ..runtime.rank import Rank
 from ..timeline.spans import Recorder, Timeline
 from ..virtual.compute_cost import Roofline
@@ -18,7 +18,7 @@ from .model import Model
 from .parts import Parts
 from .program import train
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "simulated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,10 @@ def estimate(
 ) -> Estimate:
     """Predict a step.
 
-    All ranks of a stage run the same program on alike places, so two of them run for all. From p + 1 microbatches on
-    (p stages a pipeline, v on each rank: p v + 1), each further one costs what the one before did: where there are
-    more than twice as many, two short steps are simulated, and the difference is added for each of the others.
+    All ranks of a stage run the same program on alike places, so two of them run for all. From p microbatches on, of p
+    stages, each further one costs what the one before did, as in the closed forms of `schedules`: where there are more
+    than twice as many, two short steps are simulated, and their difference is added for each of the others. Those of
+    interleaved-1f1b, which come in rounds, are all simulated.
 
     Args:
         model: What is trained.
@@ -103,12 +104,12 @@ def estimate(
             f"layout: {layout} makes {layout.world_size} ranks, but {cluster.name} has {cluster.world_size}"
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
-    few = layout.pp * layout.chunks + 1
+    few = layout.pp
     if layout.schedule == "interleaved-1f1b":
-        few = layout.microbatches  # rounds of microbatches are no steady state of one after the other
+        few = layout.microbatches
     many = layout.microbatches > 2 * few + 1
     counts = (few, few + 1) if many else (layout.microbatches,)
-    timelines = [_simulated(model, layout.with_microbatches(n), cluster, virtual, algorithm) for n in counts]
+    timelines = [simulated(model, layout.with_microbatches(n), cluster, virtual, algorithm) for n in counts]
     parts = [Parts.of(timeline) for timeline in timelines]
     found = parts[0].further(parts[1], layout.microbatches - few - 1) if many else parts[0]
     return Estimate(
@@ -123,7 +124,10 @@ def estimate(
     )
 
 
-def _simulated(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, algorithm: str | None) -> Timeline:
+def simulated(
+    model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, algorithm: str | None = None
+) -> Timeline:
+    """Run a step in virtual time, all of it, and return what happened; arguments and errors are those of `estimate`."""
     recorders: dict[int, Recorder] = {}
 
     async def main(rank: Rank) -> None:
@@ -132,7 +136,12 @@ def _simulated(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual,
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TopologyWarning)  # rules that do not bind are told by `overlap topology`
-        run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
+        try:
+            run(main, cluster=cluster, clock=virtual, algorithm=algorithm)
+        except RankFailedError as error:
+            if isinstance(error.cause, TopologyError | UsageError):
+                raise error.cause from None  # not the fault of a rank
+            raise
     ordered = [recorders[rank] for rank in sorted(recorders)]
     timeline = Timeline.collect(ordered, world_size=cluster.world_size, clock="virtual", meta=virtual.meta())
     if timeline.dropped:

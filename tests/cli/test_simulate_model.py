@@ -1,0 +1,82 @@
+"""`overlap simulate --model`: the page at 80 columns, JSON, the search, and one line for what cannot be meant."""
+
+import json
+import re
+
+import pytest
+
+ON = ("--model", "llama-8b", "--layers", "2", "--sequence", "1024", "--on", "trn2.48xlarge")
+
+
+@pytest.fixture
+def told(overlap):
+    """Return a function that simulates and returns what was printed."""
+
+    def run(*argv):
+        code, out, err = overlap("simulate", *argv)
+        assert (code, err) == (0, "")
+        return out
+
+    return run
+
+
+def test_the_page_has_its_verdict_last_and_fits_80_columns(told):
+    lines = told(*ON, "--tp", "4", "--price", "20", "--width", "80").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("llama-8b (1.49 billion parameters) on trn2.48xlarge, 64 ranks, virtual time")
+    headings = [line.split("  ")[0] for line in lines]
+    assert [each for each in headings if each in ("mean over ranks", "operation", "on the critical path", "cost")] == [
+        "mean over ranks", "operation", "on the critical path", "cost",
+    ]  # fmt: skip
+    verdict = " ".join(lines[-2:])
+    assert re.match(r"step .* \(\+-.*% typical, .*% at worst, by communication alone\): compute \d+%", verdict)
+
+
+def test_json_has_what_the_page_says(told):
+    found = json.loads(told(*ON, "--tp", "4", "--pp", "2", "--price", "20", "--json", "-"))
+    exposed = sum(each["wire_ns"] + each["waiting_ns"] for each in found["dimensions"].values())
+    assert found["compute_ns"] + exposed + found["idle_ns"] == pytest.approx(found["step_ns"], abs=5)
+    assert found["layout"]["dp"] == 8
+    assert found["samples_per_s"] == pytest.approx(found["layout"]["global_batch"] / found["step_ns"] * 1e9)
+    assert found["cost_of_sample"] == pytest.approx(20 * found["step_ns"] / 3.6e12 / found["layout"]["global_batch"])
+    assert found["fits"] is True
+
+
+def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
+    out = told(*ON[:-1], "trn2.3xlarge", "--best", "tp,pp,dp,order", "--global-batch", "8", "--width", "80")
+    lines = out.splitlines()
+    assert lines[0].startswith("searched for tp, pp, dp, order: ")
+    assert any(" left out: " in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert lines[-2].startswith("step ") or lines[-1].startswith("step ")
+
+
+def test_what_does_not_fit_the_memory_says_so(told):
+    out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--on", "trn2.48xlarge", "--zero", "0",
+               "--global-batch", "64")  # fmt: skip
+    assert "DOES NOT FIT" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--tp", "8"], "--tp: only with --model"),
+        (["--model", "llama-8b"], '--on: expected a cluster, such as "trn2.48xlarge x16"'),
+        ([*ON, "train.py"], "--model: a model needs no program, got train.py"),
+        ([*ON, "--cluster", "trn2.48xlarge"], "--on: the same as --cluster; give one of them"),
+        ([*ON, "--sweep", "tp=1,2"], "--sweep: of a model, --best searches"),
+        ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
+        ([*ON, "--price", "0"], "--price: expected a positive number, got 0.0"),
+        ([*ON, "--best", "tp", "--tp", "4"], "--best: tp is given, and cannot be searched for too"),
+        (
+            [*ON, "--jitter", "0.1"],
+            "--jitter: of a model's step all ranks of a stage run alike, and --on says how many",
+        ),
+        (
+            ["--model", "llama-405b", "--on", "trn2.48xlarge", "--best", "tp,dp"],
+            "--best: none of 7 layouts fits llama-405b on trn2.48xlarge; most often: out of memory",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
+    assert overlap("simulate", *argv) == (2, "", f"overlap: {expected}\n")

@@ -1,0 +1,138 @@
+"""Models from data, files and figures: what they add up to, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from overlap import UsageError
+from overlap.workload import Layout, load, memory_of
+from overlap.workload.amounts import Amounts
+
+# Published totals, in units of 1e9: facts that the files of models do not hold.
+TOTALS = {
+    "llama-8b": (8.03, 8.03),
+    "llama-70b": (70.55, 70.55),
+    "llama-405b": (405.8, 405.8),
+    "mixtral-8x7b": (46.7, 12.9),
+    "deepseek-v3": (671.0, 37.6),
+    "gpt3-175b": (174.6, 174.6),
+    "bert-5b": (5.03, 5.03),
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_a_model_has_as_many_parameters_as_was_published(name):
+    model, (total, active) = load(name), TOTALS[name]
+    assert model.parameters == pytest.approx(total * 1e9, rel=2e-3)
+    assert model.active_parameters == pytest.approx(active * 1e9, rel=5e-3)
+    assert model.source
+
+
+def test_operations_of_a_sample_are_six_for_each_parameter_and_token_and_those_of_attention():
+    model = load("gpt3-175b")
+    expected = 6 * model.sequence * (model.parameters + model.layers * 2 * model.sequence * model.hidden)
+    assert model.sample_flops == expected
+
+
+def test_a_file_of_hugging_face_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+                "hidden_act": "silu", "tie_word_embeddings": False, "model_type": "llama",
+            }
+        )
+    )  # fmt: skip
+    assert load(str(path)).parameters == load("llama-8b").parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("layers = 2", "own.toml: expected hidden, heads, ffn, vocabulary, sequence too"),
+        ("depth = 2", "own.toml: depth is no figure of a model; known are name, layers, hidden, heads, ffn"),
+        ("layers = '2'", "own.toml: layers: expected a whole number, got '2'"),
+        ("layers = -2", "own.toml: layers: expected a whole number from 1, got -2"),
+        ("heads = 3", "own.toml: heads: expected a divisor of hidden (64), or a head_dim beside it; got 3"),
+        ("experts = 4", "own.toml: top_k: expected 1 to experts (4), got 0"),
+        ("layers =", "own.toml: not TOML: "),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_name_and_figure(text, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 256, "vocabulary": 100, "sequence": 32}
+    key = text.split(" ")[0]
+    whole = text if "expected hidden" in expected else "\n".join(f"{k} = {v}" for k, v in good.items() if k != key)
+    (tmp_path / "own.toml").write_text(whole if whole == text else f"{whole}\n{text}\n")
+    with pytest.raises(UsageError) as refused:
+        load("own.toml")
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"tp": 0}, "tp: expected a whole number from 1, got 0"),
+        ({"dp": 4, "ep": 3}, "ep: expected a divisor of dp (4), got 3"),
+        ({"dp": 4, "global_batch": 6}, "global_batch: expected a multiple of dp x micro_batch (4 x 1), got 6"),
+        ({"zero": 4}, "zero: expected 0, 1, 2 or 3, got 4"),
+        ({"chunks": 2}, "chunks: interleaved-1f1b has 2 or more, all others 1; got 2"),
+        ({"imbalance": 0.5}, "imbalance: expected 1 or more, got 0.5"),
+        ({"order": "tp"}, "order: expected pp.dp.tp, dp.pp.tp, pp.tp.dp, dp.tp.pp, tp.pp.dp, tp.dp.pp, got 'tp'"),
+    ],
+)
+def test_a_layout_that_cannot_be_meant_is_refused(figures, expected):
+    with pytest.raises(UsageError) as refused:
+        Layout(**{"global_batch": figures.get("dp", 1), **figures})
+    assert str(refused.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"tp": 5}, "tp: expected a divisor of heads (64) of llama-70b, got 5"),
+        ({"pp": 81}, "pp: expected at most the layers of llama-70b (80), got 81 stages"),
+        ({"dp": 2, "ep": 2}, "ep: llama-70b has no experts; expected 1, got 2"),
+        ({"cp": 3}, "cp: expected a divisor of sequence (8192) of llama-70b, got 3"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model_is_refused(figures, expected):
+    with pytest.raises(UsageError) as refused:
+        Layout(**{"global_batch": figures.get("dp", 1), **figures}).check(load("llama-70b"))
+    assert str(refused.value) == expected
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 7])
+def test_every_layer_and_parameter_is_on_one_stage(pp):
+    model, layout = load("llama-70b"), Layout(tp=8, pp=pp)
+    amounts = Amounts(model=model, layout=layout)
+    layers = [layer for stage in range(pp) for layer in layout.layers_of(model, stage)]
+    assert layers == list(range(model.layers))
+    held = sum(map(amounts.dense, layers)) + sum(map(amounts.tables, range(pp)))
+    assert held * layout.tp == model.parameters
+
+
+# arXiv 1910.02054, figure 1: 7.5e9 parameters on 64 ranks, in GB; ours hold what is under way besides.
+@pytest.mark.parametrize(("zero", "gb"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_states_take_what_the_paper_on_zero_says(zero, gb):
+    model = replace(load("llama-8b"), layers=30, vocabulary=64128)
+    memory = memory_of(model, Layout(dp=64, global_batch=64, zero=zero, bucket_bytes=1))
+    whole = (
+        4 * 2 * model.layer_parameters(0) if zero == 3 else 2 if zero == 2 else 0
+    )  # two layers, or numbers, in whole
+    states = memory.weights + memory.gradients + memory.optimizer - whole
+    assert states / model.parameters * 7.5 == pytest.approx(gb, abs=0.06)
+
+
+def test_activations_take_what_the_paper_on_checkpointing_says():
+    # arXiv 2205.05198, table 2, of whose 34 sbh two are masks of dropout
+    model = load("gpt3-175b")
+    sbh = model.sequence * model.hidden
+    scores = 8 * model.sequence * model.vocabulary
+    whole = memory_of(model, Layout(pp=96, checkpointing="selective", sequence_parallel=False))
+    cut = memory_of(model, Layout(tp=8, pp=96, checkpointing="selective"))
+    assert whole.activations - (scores if whole.stage == 95 else 0) == 32 * sbh
+    assert cut.activations - (scores / 8 if cut.stage == 95 else 0) == 32 * sbh / 8

@@ -1,0 +1,191 @@
+"""A predicted step: what travels in it, where its time goes, what is added to what was simulated, and its bound."""
+
+from dataclasses import replace
+
+import pytest
+
+import overlap
+from overlap.workload import Layout, estimate, load
+from overlap.workload.bound import bound_s
+from overlap.workload.estimates import simulated
+from overlap.workload.parts import Parts
+from overlap.workload.sensitivity import sensitivities
+from overlap.workload.trust import band_of, band_of_step
+from overlap.workload.wires import busy
+from topology import cluster
+
+MACHINE = cluster("trn2.48xlarge")
+DENSE = replace(load("llama-8b"), name="small", layers=3, sequence=1024)
+SPARSE = replace(load("mixtral-8x7b"), name="sparse", layers=2, sequence=1024)
+CLOCK = overlap.Virtual(efficiency=0.5)
+
+
+def predicted(model=DENSE, microbatches=2, machine=MACHINE, clock=CLOCK, **figures):
+    dp = machine.world_size // (figures.get("tp", 1) * figures.get("pp", 1) * figures.get("cp", 1))
+    layout = Layout(dp=dp, global_batch=microbatches * dp * figures.get("micro_batch", 1), **figures)
+    return estimate(model, layout, machine, clock)
+
+
+def sent(one, dimension):
+    """What a rank has part in, by operation: how often, and bytes."""
+    found = {}
+    for each, amount in one.parts.operations.items():
+        if each.dimension == dimension:
+            found.setdefault(each.op, []).append((amount.count, each.nbytes))
+    return found
+
+
+def total(found, op):
+    return sum(count * nbytes for count, nbytes in found[op])
+
+
+def test_every_nanosecond_of_a_step_is_told_once():
+    parts = predicted(tp=4, pp=2).parts
+    exposed = sum(amount.exposed_ns for amount in parts.operations.values())
+    assert parts.compute_ns + exposed + parts.idle_ns == pytest.approx(parts.step_ns, abs=1)
+    assert sum(parts.path.values()) == parts.step_ns
+
+
+def test_tensor_parallel_sums_activations_four_times_a_layer_and_microbatch():
+    one = predicted(tp=4, sequence_parallel=False, checkpointing="selective", zero=0)
+    bsh = DENSE.sequence * DENSE.hidden * 2
+    large = [each for each in sent(one, "tp")["all_reduce"] if each[1] == bsh]
+    # and once for the embedding, and once for the gradient of what scores are made of
+    assert large == [(2 * (4 * DENSE.layers + 2), bsh)]
+
+
+def test_sequence_parallel_sends_the_same_as_gathers_and_scatters_and_recomputation_half_as_many_again():
+    bsh = DENSE.sequence * DENSE.hidden * 2
+    for checkpointing, each in (("selective", 4), ("full", 6)):
+        found = sent(predicted(tp=4, checkpointing=checkpointing, zero=0), "tp")
+        scattered = sum(count for count, nbytes in found["reduce_scatter"] if nbytes == bsh)
+        assert scattered == 2 * (each * DENSE.layers + 2)
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),  # in units of the gradients, which are as large as the weights; two microbatches
+    [
+        (0, {"all_reduce": 1}),
+        (1, {"reduce_scatter": 1, "all_gather": 1}),
+        (2, {"reduce_scatter": 2, "all_gather": 1}),
+        (3, {"reduce_scatter": 2, "all_gather": 4}),
+    ],
+)
+def test_zero_sends_what_its_papers_say(zero, expected):
+    one = predicted(zero=zero)
+    weights, found = 2 * DENSE.parameters, sent(one, "dp")
+    layers = 2 * sum(map(DENSE.layer_parameters, range(DENSE.layers)))  # tables are not gathered layer by layer
+    assert set(found) == set(expected)
+    for op, times in expected.items():
+        whole = layers if zero == 3 and op == "all_gather" else weights
+        assert total(found, op) == pytest.approx(times * whole, rel=1e-5)  # buckets are padded to whole shares
+
+
+def test_experts_exchange_tokens_four_times_a_layer_and_microbatch_and_imbalance_makes_them_more():
+    even, uneven = (predicted(SPARSE, tp=4, ep=4, checkpointing="selective", imbalance=f) for f in (1.0, 1.5))
+    routed = SPARSE.sequence // 4 * SPARSE.top_k * SPARSE.hidden * 2
+    assert sent(even, "ep") == {"all_to_all": [(2 * 4 * SPARSE.layers, routed)]}
+    assert sent(uneven, "ep") == {"all_to_all": [(2 * 4 * SPARSE.layers, routed * 3 // 2)]}
+    assert uneven.step_s > even.step_s
+
+
+def test_keys_and_values_go_round_the_ring_and_their_gradients_one_hop_further():
+    one = predicted(tp=4, cp=4, checkpointing="selective")
+    kv = DENSE.sequence // 4 * DENSE.kv_width // 4 * 2
+    ((count, nbytes),) = sent(one, "cp")["send/recv"]
+    assert nbytes == kv
+    # forward 3 hops, backward 3 and 4 of gradients; each has a sender and a receiver
+    assert count == 2 * DENSE.layers * 2 * (3 + 3 + 4)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"tp": 8, "pp": 2},
+        pytest.param({"tp": 4, "pp": 4, "schedule": "zb-h1"}, marks=pytest.mark.slow),
+        pytest.param({"tp": 4, "zero": 3}, marks=pytest.mark.slow),
+        pytest.param({"tp": 4, "pp": 2, "zero": 2}, marks=pytest.mark.slow),
+        pytest.param({"tp": 4, "pp": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_further_microbatches_cost_what_they_would_have_cost(figures):
+    one = predicted(replace(DENSE, layers=4), microbatches=10, **figures)
+    assert one.simulated == figures.get("pp", 1) + 1
+    all_of_it = Parts.of(simulated(one.model, one.layout, MACHINE, one.virtual))
+    assert one.parts.step_ns == all_of_it.step_ns
+    assert one.parts.compute_ns == pytest.approx(all_of_it.compute_ns)
+    told, known = one.parts.by_dimension(), all_of_it.by_dimension()
+    assert {each: told[each].exposed_ns for each in told} == pytest.approx(
+        {each: known[each].exposed_ns for each in known}
+    )
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"tp": 8, "pp": 2},
+        {"tp": 4, "pp": 2, "schedule": "zb-h1"},
+        {"tp": 4, "cp": 4},
+        {"tp": 4, "sequence_parallel": False, "checkpointing": "none"},
+        {"zero": 0, "checkpointing": "selective"},
+        {"zero": 3},
+        {"model": SPARSE, "tp": 4, "ep": 8, "pp": 2},
+    ],
+    ids=str,
+)
+def test_no_step_is_below_its_bound_which_is_near(figures):
+    one = predicted(microbatches=4, **figures)
+    at_least_s = bound_s(one.model, one.layout, MACHINE, CLOCK)
+    assert 0.65 * one.step_s < at_least_s <= one.step_s
+
+
+@pytest.mark.slow
+def test_a_zero_bubble_schedule_and_an_interleaved_one_wait_less_than_1f1b():
+    plain = predicted(tp=4, pp=2, microbatches=8)
+    zero = predicted(tp=4, pp=2, microbatches=8, schedule="zb-h1")
+    more = replace(DENSE, layers=4)
+    interleaved = predicted(more, tp=4, pp=2, microbatches=8, schedule="interleaved-1f1b", chunks=2)
+    assert zero.step_s < plain.step_s
+    assert interleaved.step_s < predicted(more, tp=4, pp=2, microbatches=8).step_s
+
+
+def test_ranks_that_stand_for_others_take_what_all_of_them_take():
+    one = predicted()
+    everyone = replace(one.virtual, alike=0)
+    whole = Parts.of(simulated(one.model, one.layout, MACHINE, everyone))
+    assert one.parts.step_ns == whole.step_ns
+
+
+def test_wires_are_busy_for_as_long_as_what_they_carry():
+    one = predicted(tp=64, model=replace(DENSE, heads=64, kv_heads=64), sequence_parallel=False)
+    found = busy(MACHINE, one.layout, one.parts)
+    assert {"neuronlink", "memory"} <= set(found)
+    assert all(0 < each.mean <= each.most * (1 + 1e-9) <= 1 for each in found.values())
+    slow = replace(one.parts, step_ns=2 * one.parts.step_ns)
+    assert busy(MACHINE, one.layout, slow)["neuronlink"].most == pytest.approx(found["neuronlink"].most / 2)
+
+
+def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
+    one = predicted(tp=4)
+    bands = {each.dimension: band_of(MACHINE, each) for each in one.parts.operations}
+    assert bands["dp"].of == "Trainium2, one node, bfloat16"
+    assert 0 < bands["dp"].typical < bands["dp"].worst
+    typical, worst = band_of_step(MACHINE, one.parts)
+    assert 0 < typical < worst < bands["dp"].worst
+
+
+def test_a_step_reacts_to_a_figure_as_it_must():
+    found = {each.figure: each for each in sensitivities(predicted(tp=4))}
+    computes = found["efficiency of computes"]
+    assert computes.low > 0 > computes.high
+    assert found["neuronlink bandwidth"].low > 0
+    assert found["slow-down of compute and communication"].high > 0
+
+
+def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():
+    with pytest.raises(overlap.UsageError) as refused:
+        estimate(DENSE, Layout(dp=2, global_batch=2), MACHINE, CLOCK)
+    assert str(refused.value) == "layout: tp=1 pp=1 dp=2 makes 2 ranks, but trn2.48xlarge has 64"
+    with pytest.raises(ValueError, match="rule trn2-outer-inner-lnc2"):
+        predicted(tp=2)
