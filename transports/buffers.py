@@ -34,13 +34,20 @@ def as_bytes(data: Buffer, *, name: str = "data", writable: bool = False) -> mem
     Raises:
         ArgumentError: No buffer, not C-contiguous, or read-only though ``writable``.
     """
-    try:
-        view = _flat(data)
-    except (TypeError, ValueError, NotImplementedError, BufferError) as error:
-        raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
+    if type(data) is memoryview and data.format == "B" and data.ndim == 1 and data.c_contiguous:
+        view = data  # as programs pass them, for which the rest would take longer than sending a byte
+    else:
+        view = _viewed(data, name)
     if writable and view.readonly:
         raise ArgumentError(f"{name} is read-only; receive into memory that may be written")
     return view
+
+
+def _viewed(data: Buffer, name: str) -> memoryview:
+    try:
+        return _flat(data)
+    except (TypeError, ValueError, NotImplementedError, BufferError) as error:
+        raise ArgumentError(f"{name} cannot be taken as bytes: {error}") from error
 
 
 def _flat(data: Buffer) -> memoryview:

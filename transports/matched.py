@@ -65,6 +65,9 @@ class Link(ABC):
     def look(self) -> None:  # noqa: B027 - most have nothing to do
         """Take in what has come, where nothing else does that in time; called before a wait."""
 
+    def catch_up(self) -> None:  # noqa: B027 - most have nothing to do
+        """Take in what has come, though a task would do so soon: who is about to sleep calls this."""
+
     async def end_of(self, end: Send | Receive) -> None:
         """Wait until a call ends, and raise what it ended with."""
         raise_cancel: RaiseCancelT | None = None
@@ -308,6 +311,9 @@ class _MatchedEndpoint(Endpoint, Starter):
         if link.engine.receive(receive):
             link.settle()
         return call
+
+    def catch_up(self, peer: int) -> None:
+        self._transport.link((self.rank, peer, 0), peer).catch_up()
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

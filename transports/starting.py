@@ -46,6 +46,10 @@ class Starter(ABC):
 
     __slots__ = ()
 
+    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
+        """Send if that needs no waiting at all, as `Endpoint.try_send` does."""
+        return False
+
     @abstractmethod
     def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
         """Start an `Endpoint.send`, whose end is told by a call: it needs no task.
@@ -64,6 +68,18 @@ class Starter(ABC):
         Raises:
             ArgumentError: For an unknown rank, a bad tag or a bad buffer; these are not told.
             LinkLostError: The wire is cut or the peer is gone; only if it has been before.
+            TransportClosedError: This end is closed.
+        """
+
+    def catch_up(self, peer: int) -> None:  # noqa: B027 - most have nothing to do
+        """Take in what has come from a peer, though a task would do so soon: who is about to sleep may call this.
+
+        Whatever was started may end meanwhile, and is told so. Not to be called while anything is told.
+
+        Args:
+            peer: The other rank.
+
+        Raises:
             TransportClosedError: This end is closed.
         """
 

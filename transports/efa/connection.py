@@ -5,14 +5,24 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from enum import Enum, auto
 
 import trio
 
 from transports.efa.joining import Connection
 from transports.efa.rail import Owner, Rail, describe
 from transports.frame import CHUNK_BYTES
+from transports.matching import ProtocolError
 
 __all__ = ["SocketRail", "StreamRail"]
+
+
+class _Stop(Enum):
+    """Why nothing more is read for now."""
+
+    EMPTY = auto()  #: nothing more is there
+    OTHERS_FIRST = auto()  #: others should run
+    END = auto()  #: the connection has ended
 
 
 class SocketRail(Rail):
@@ -27,8 +37,6 @@ class SocketRail(Rail):
         self.socket = connection.socket
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
-        self._more = False
-        self._unyielding_bytes = 0
         self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
 
     def put(self, frame: bytes) -> None:
@@ -48,8 +56,10 @@ class SocketRail(Rail):
             self.wake_writer()
 
     def start_writing(self) -> None:
-        """Write what is due: as much as the system takes, one chunk at most."""
+        """Write what is due: as much as the system takes, two chunks at most."""
         self._write()
+        if not (self.idle or self._blocked or self.dead):
+            self._write()
         if not self.idle:
             self.wake_writer()
 
@@ -90,25 +100,47 @@ class SocketRail(Rail):
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
 
-    async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
-        """Read what is there; let others run after each chunk."""
-        if not self._more:
-            await self._readable(hint_bytes)
-        elif self._unyielding_bytes >= CHUNK_BYTES:
-            self._unyielding_bytes = 0
-            await trio.lowlevel.checkpoint()
-        while True:
+    async def read_on(self) -> bool:
+        """Wait until something is there, and act on it; let others run after each chunk."""
+        await self._readable(self.reading.hint_bytes)
+        while (more := self._read_there()) is _Stop.OTHERS_FIRST:
+            await self._let_others_run()
+        return more is not _Stop.END
+
+    def catch_up(self) -> None:
+        """Act on what has come; never while something that came is acted upon."""
+        if self.dead or self.reading.behind:
+            return
+        try:
+            self._read_there()  # whatever it stops at, the reading task finds that again
+        except (ProtocolError, OSError, trio.ClosedResourceError) as error:
+            self._die_of(error)
+
+    def _read_there(self) -> _Stop:
+        """Read what is there, a chunk at most, and act on it."""
+        left_bytes = CHUNK_BYTES
+        while left_bytes > 0:
+            room = self.reading.room()
             try:
-                count = self.socket.recv_into(into)
+                count = self.receive(room)
             except BlockingIOError:
-                await self._readable(hint_bytes)
-                continue
-            self._more = count == into.nbytes
-            self._unyielding_bytes += count
-            return count
+                return _Stop.EMPTY
+            if not count:
+                return _Stop.END
+            left_bytes -= count
+            full = count == room.nbytes
+            del room  # once it is full its owner may resize it
+            if self._came(count):
+                break
+            if not full:
+                return _Stop.EMPTY
+        return _Stop.OTHERS_FIRST
+
+    def receive(self, into: memoryview) -> int:
+        """Read what is there; `BlockingIOError` if nothing is, 0 at the end."""
+        return self.socket.recv_into(into)
 
     async def _readable(self, hint_bytes: int) -> None:
-        self._unyielding_bytes = 0
         if self.dead:
             raise trio.ClosedResourceError
         if hint_bytes != self._hint_bytes:
@@ -160,11 +192,15 @@ class StreamRail(Rail):
                 self.socket.shutdown(socket.SHUT_WR)
         await trio.lowlevel.checkpoint()
 
-    async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
-        """Read what is there."""
-        data = await self._stream.receive_some(into.nbytes)
-        into[: len(data)] = data
-        return len(data)
+    async def read_on(self) -> bool:
+        """Wait until something is there, and act on it."""
+        room = self.reading.room()
+        data = await self._stream.receive_some(room.nbytes)
+        room[: len(data)] = data
+        del room  # once it is full its owner may resize it
+        if data and self._came(len(data)):
+            await self._let_others_run()
+        return bool(data)
 
     def cut(self) -> None:
         """Close the socket below."""

@@ -10,7 +10,8 @@ from transports.bounce import BounceBuffers
 from transports.efa.acknowledged import LOST_S
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
-from transports.efa.rail import Rail, message_of
+from transports.efa.rail import Rail
+from transports.efa.reading import message_of
 from transports.efa.sharing import holds_back, holds_up
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import Link
@@ -91,6 +92,12 @@ class EfaLink(Link):
         if small:
             return holds_up(mine, others)
         return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
+
+    def catch_up(self) -> None:
+        """Take in what has come, if anybody waits for it."""
+        if self.engine.incoming.wanted:
+            for rail in tuple(self.rails):
+                rail.catch_up()
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""

@@ -18,43 +18,21 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 from transports.efa.acknowledged import Flight, look
 from transports.efa.departures import Departures, Entry
 from transports.efa.queueing import unsent_bytes
+from transports.efa.reading import Places, Reading
 from transports.efa.sharing import Pace, Standing
-from transports.frame import (
-    CHUNK_BYTES,
-    EAGER_BYTES,
-    HEADER_LIMIT_BYTES,
-    PREFIX_BYTES,
-    FrameError,
-    FrameKind,
-    damaged,
-    pack,
-    parse,
-)
+from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError
 
 __all__ = ["Owner", "Rail"]
 
-# Room for two of the longest small frames, so that one that has come in part never fills it.
-_READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
-# After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
-_HEAD_BYTES = 256
-# So many small frames are acted upon before others may run: about 2 ms.
-_FRAMES_AT_ONCE = 256
 # So many frames may arrive before the other side is told, and can let go of them.
 _ACKNOWLEDGE_EVERY = 64
-
-
-# In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
-_WORTH_WAKING_BYTES = 128 << 10
-
-
-_MISMATCH = "what was received does not match its checksum"
 
 # Small frames that are due together leave in one system call, up to about this much.
 _BATCH_BYTES = 64 << 10
 
 
-class Owner(Protocol):
+class Owner(Places, Protocol):
     """What a rail needs of the link that it is part of.
 
     Attributes:
@@ -70,15 +48,6 @@ class Owner(Protocol):
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
         """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
-
-    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Return where a chunk belongs."""
-
-    def filled(self, number: int, offset: int, nbytes: int) -> None:
-        """Note that a chunk is in its place."""
-
-    def message(self, number: int) -> str:
-        """Say which message comes in chunks under a number, for people."""
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
@@ -109,6 +78,7 @@ class Rail(ABC):
         say_bye: Say that nothing more will come, after all that is due.
         bye_said: That has been said.
         leaving: The chunk that is being written.
+        reading: What has come and has not been acted on.
     """
 
     socket: socket.socket
@@ -130,7 +100,6 @@ class Rail(ABC):
         self._kept: deque[Entry] = deque()
         self._kept_before = 0  # frames that left earlier and are known to have arrived
         self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
-        self._arriving = memoryview(bytearray(CHUNK_BYTES)) if staged else None
         self._pace = Pace()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None
@@ -138,6 +107,7 @@ class Rail(ABC):
         self._stalled = 0
         self._flight = Flight()
         self._seen_written_bytes = 0
+        self.reading = Reading(owner, self.count_arrival, self._take, staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
@@ -267,87 +237,45 @@ class Rail(ABC):
     # -- frames that arrive -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    async def read_some(self, into: memoryview, *, hint_bytes: int = 1) -> int:
-        """Read at least a byte; return how many, 0 at the end.
+    async def read_on(self) -> bool:
+        """Wait for something to come, and act on it; False at the end."""
 
-        Args:
-            into: Where to.
-            hint_bytes: Fewer are not worth waking up for; they come for certain.
-        """
+    def catch_up(self) -> None:  # noqa: B027 - not all can
+        """Act on what has come, before the reading task does: who is about to wait for it calls this."""
 
     async def _read(self) -> None:
-        buffer = bytearray(_READ_BYTES)
-        view = memoryview(buffer)
-        start = end = 0
-        wanted = _READ_BYTES
-        while True:
-            while (frame := parse(buffer, start, end)) is not None:
-                kind, fields, payload_at, payload_bytes, payload_checksum = frame
-                after = payload_at + payload_bytes
-                if kind == FrameKind.CHUNK:
-                    ready = min(after, end)
-                    await self._read_chunk(fields, payload_bytes, payload_checksum, view[payload_at:ready])
-                    start, wanted = ready, _HEAD_BYTES
-                elif after <= end:
-                    payload = view[payload_at:after]
-                    if kind == FrameKind.EAGER and damaged(payload, payload_checksum):
-                        raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
-                    self.count_arrival()
-                    self.owner.take(self, kind, fields, payload)
-                    self._go_on()  # unless acting on it has shown that the rail is dead
-                    start = after
-                    if self.arrived % _FRAMES_AT_ONCE == 0:
-                        await self._let_others_run()
-                else:
-                    break
-            self.owner.settle()
-            if start == end:
-                start = end = 0
-            elif start > _READ_BYTES // 2:
-                view[: end - start] = view[start:end]
-                start, end = 0, end - start
-            count = await self.read_some(view[end : max(end + 1, min(end + wanted, _READ_BYTES))])
-            if not count:
-                return
-            wanted = _READ_BYTES
-            end += count
-            self._heard(count)
+        while await self.read_on():
+            pass
+        if self.reading.within_chunk:
+            raise EOFError
+
+    def _came(self, count: int) -> bool:
+        """Act on bytes that were put into the room for them; True if others should run before more is read."""
+        self._go_on()
+        self.read_bytes += count
+        self.owner.silent_ticks = 0
+        unfinished = self.reading.came(count)
+        self.owner.settle()
+        return unfinished
+
+    def _take(self, kind: int, fields: list[int], payload: memoryview) -> None:
+        self.owner.take(self, kind, fields, payload)
+        self._go_on()  # unless acting on it has shown that the rail is dead
 
     async def _let_others_run(self) -> None:
-        self.owner.settle()
-        await trio.lowlevel.checkpoint()
-        self._go_on()
-
-    async def _read_chunk(self, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
-        """Read the bytes of a chunk to where they belong, the first of which are there already."""
-        number, offset = fields
-        place = self.owner.place(number, offset, nbytes)
-        target = place if self._arriving is None else self._arriving[:nbytes]
-        target[: ready.nbytes] = ready
-        done = ready.nbytes
-        while done < nbytes:
-            count = await self.read_some(target[done:], hint_bytes=min(nbytes - done, _WORTH_WAKING_BYTES))
-            if not count:
-                raise EOFError
-            done += count
-            self._heard(count)
-        if damaged(target, expected):
-            piece = f"bytes {offset} to {offset + nbytes} of {self.owner.message(number)}"
-            raise FrameError(f"{piece} came damaged: {_MISMATCH}")
-        if self._arriving is not None:
-            place[:] = target
-        self.count_arrival()
-        self.owner.filled(number, offset, nbytes)
+        """Act on the frames that are left, and let others run in between."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            self._go_on()
+            unfinished = self.reading.act()
+            self.owner.settle()
+            if not unfinished:
+                return
 
     def _go_on(self) -> None:
         """Read no more of a dead rail: how many frames have arrived has been told; the others bring the rest."""
         if self.dead:
             raise trio.ClosedResourceError
-
-    def _heard(self, count: int) -> None:
-        self._go_on()
-        self.read_bytes += count
-        self.owner.silent_ticks = 0
 
     def count_arrival(self) -> None:
         """Note that a frame has arrived whole; tell the other side now and then."""
@@ -375,14 +303,17 @@ class Rail(ABC):
         """Read and act on what comes, until the connection ends or deserves to."""
         try:
             await self._read()
-        except ProtocolError as error:
-            self.die(f"a bad frame: {error}", evident=True)
-        except EOFError:
-            self.die("the connection ended within a frame")
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            self.die(describe(error))
+        except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._die_of(error)
         else:
             self.die("the connection ended")
+
+    def _die_of(self, error: Exception) -> None:
+        """Close it because reading has failed."""
+        if isinstance(error, ProtocolError):
+            self.die(f"a bad frame: {error}", evident=True)
+        else:
+            self.die("the connection ended within a frame" if isinstance(error, EOFError) else describe(error))
 
     async def _write_on(self) -> None:
         try:
@@ -408,11 +339,6 @@ class Rail(ABC):
     @abstractmethod
     async def release(self) -> None:
         """Free what is left of it."""
-
-
-def message_of(src: int, dst: int, tag: int) -> str:
-    """Say which message is meant, for people."""
-    return f"the message from rank {src} to rank {dst}, tag {tag},"
 
 
 def describe(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.promises import assert_kept
 from transports import (
     ArgumentError,
+    Call,
     Efa,
     Envelope,
     LinkLostError,
@@ -202,10 +203,10 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
     async def main(peer_direct: bool) -> tuple[int, int]:
         written: list[memoryview] = []
         read: list[memoryview] = []
-        read_some, pull = SocketRail.read_some, SocketRail.pull
+        receive, pull = SocketRail.receive, SocketRail.pull
 
-        async def noting_read(rail: SocketRail, into: memoryview, **hint: int) -> int:
-            count = await read_some(rail, into, **hint)
+        def noting_receive(rail: SocketRail, into: memoryview) -> int:
+            count = receive(rail, into)
             read.append(into[:count])
             return count
 
@@ -215,7 +216,7 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
             return parts
 
         with monkeypatch.context() as patch:
-            patch.setattr(SocketRail, "read_some", noting_read)
+            patch.setattr(SocketRail, "receive", noting_receive)
             patch.setattr(SocketRail, "pull", noting_pull)
             world = World(peer_direct=peer_direct)
             async with opened(world.efas):
@@ -231,6 +232,38 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
     assert left == data.nbytes
     assert landed > data.nbytes - 150_000  # a few bytes come with each header, more with the first
     assert run(main, False) == (0, 0)
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
+    """Also chunks of a long message, and what follows from them; without a turn of the event loop."""
+    ended: list[Call] = []
+
+    async def main() -> None:
+        world = World(unix=unix)
+        async with opened(world.efas):
+            a, b = world.ends()
+            await a.send(1, 4, b"first")
+            await b.recv_into(0, 4, bytearray(5))
+            short, long = bytearray(4), bytearray(EAGER_BYTES + 100)
+            starts = b.starter(0)
+            assert starts is not None
+            starts.begin_recv(0, 5, short, 4, done=ended.append)
+            starts.begin_recv(0, 6, long, len(long), done=ended.append)
+            starts.catch_up(0)
+            assert ended == []
+            assert a.try_send(1, 5, b"here")
+            starts.catch_up(0)
+            assert (len(ended), short) == (1, b"here")
+            gives = a.starter(1)
+            assert gives is not None
+            gives.begin_send(1, 6, b"x" * len(long), done=lambda _: None)
+            starts.catch_up(0)
+            gives.catch_up(1)  # where there are several rails, the receiver says first where it belongs
+            starts.catch_up(0)
+            assert (len(ended), bytes(long)) == (2, b"x" * len(long))
+
+    run(main)
 
 
 def test_what_was_sent_is_there_after_the_sender_has_left() -> None:

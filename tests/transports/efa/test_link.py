@@ -54,10 +54,10 @@ class Pipe(Rail):
 
     async def write_on(self) -> None: ...
 
-    async def read_some(self, into: memoryview) -> int:
+    async def read_on(self) -> bool:
         data, self.incoming = self.incoming, b""
-        into[: len(data)] = data
-        return len(data)
+        self.reading.room()[: len(data)] = data
+        return bool(data) and not self._came(len(data))
 
     async def release(self) -> None: ...
 

@@ -35,18 +35,18 @@ def rails_of(world: World, member: int) -> list[Rail]:
 def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break the connection of a rail when it has read so many bytes more."""
     assert isinstance(rail, SocketRail)
-    read_some, left_bytes = rail.read_some, nbytes
+    receive, left_bytes = rail.receive, nbytes
 
-    async def read_less(into: memoryview, **hint: int) -> int:
+    def receive_less(into: memoryview) -> int:
         nonlocal left_bytes
         if not left_bytes:
             rail.socket.shutdown(socket.SHUT_RDWR)
             left_bytes = -1
-        count = await read_some(into if left_bytes < 0 else into[:left_bytes])
+        count = receive(into if left_bytes < 0 else into[:left_bytes])
         left_bytes -= count if left_bytes > 0 else 0
         return count
 
-    monkeypatch.setattr(rail, "read_some", read_less, raising=False)
+    monkeypatch.setattr(rail, "receive", receive_less, raising=False)
 
 
 @pytest.mark.parametrize("unix", [True, False])

@@ -1,0 +1,120 @@
+"""What is read from a rail means the same however it comes in pieces, and whoever reads it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from transports.efa.reading import Reading
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, checksum, pack
+
+LONG_BYTES = CHUNK_BYTES + 1000
+
+
+class Places:
+    """One long message, and what has happened."""
+
+    def __init__(self, *, staged: bool = False) -> None:
+        self.memory = bytearray(LONG_BYTES)
+        self.events: list[tuple[object, ...]] = []
+        self.reading = Reading(self, lambda: self.events.append(("arrived",)), self._take, staged=staged)
+
+    def _take(self, kind: int, fields: list[int], payload: memoryview) -> None:
+        self.events.append((FrameKind(kind), *fields, bytes(payload)))
+
+    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+        return memoryview(self.memory)[offset : offset + nbytes]
+
+    def filled(self, number: int, offset: int, nbytes: int) -> None:
+        self.events.append(("filled", number, offset, nbytes))
+
+    def message(self, number: int) -> str:
+        return f"message {number}"
+
+    def feed(self, data: bytes, most_bytes: random.Random | None = None) -> None:
+        """Give it all of something, in pieces of random lengths or as large as there is room."""
+        at = 0
+        while at < len(data):
+            room = self.reading.room()
+            assert room.nbytes
+            count = min(room.nbytes, len(data) - at)
+            if most_bytes is not None:
+                count = min(count, most_bytes.choice((1, 7, 40, 300, 70_000)))
+            room[:count] = data[at : at + count]
+            del room
+            at += count
+            behind = self.reading.came(count)
+            while behind:
+                behind = self.reading.act()
+
+
+def eager(number: int, payload: bytes) -> bytes:
+    return (
+        pack(FrameKind.EAGER, number, 1, 0, 5, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
+    )
+
+
+def chunk(offset: int, payload: bytes) -> bytes:
+    return pack(FrameKind.CHUNK, 2, offset, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
+
+
+def conversation() -> tuple[bytes, bytes]:
+    """Return frames of all lengths, and the long message among them."""
+    source = random.Random(1)
+    message = source.randbytes(LONG_BYTES)
+    frames = [eager(0, b"small"), eager(1, source.randbytes(EAGER_BYTES)), pack(FrameKind.PUSH, 2, 1, 0, 6, LONG_BYTES)]
+    frames += [chunk(0, message[:CHUNK_BYTES]), eager(3, b""), chunk(CHUNK_BYTES, message[CHUNK_BYTES:])]
+    frames += [eager(4, source.randbytes(EAGER_BYTES)), *(eager(5 + i, b"x") for i in range(600))]
+    return b"".join(frames), message
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
+    data, message = conversation()
+    whole, pieces = Places(), Places(staged=staged)
+    whole.feed(data)
+    pieces.feed(data, random.Random(seed))
+    assert whole.memory == pieces.memory == message
+    assert whole.events == pieces.events
+    kinds = [event[0] for event in whole.events if event[0] != "arrived"]
+    assert kinds[:7] == [*[FrameKind.EAGER] * 2, FrameKind.PUSH, "filled", FrameKind.EAGER, "filled", FrameKind.EAGER]
+    assert len(kinds) == 607
+    assert whole.events.count(("arrived",)) == 607
+
+
+def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
+    places = Places()
+    data = b"".join(eager(number, b"") for number in range(600))
+    places.reading.room()[: len(data)] = data
+    assert places.reading.came(len(data))
+    assert places.reading.behind
+    acted = len(places.events)
+    assert 0 < acted < 1200
+    assert places.reading.act()
+    assert not places.reading.act()
+    assert not places.reading.behind
+    assert len(places.events) == 1200
+
+
+def test_after_a_chunk_little_more_than_the_next_header_is_read_until_something_longer_comes_at_once() -> None:
+    """What is read beside the header of a chunk is copied once more."""
+    places = Places()
+    everything = places.reading.room().nbytes
+    places.feed(chunk(0, bytes(CHUNK_BYTES)))
+    assert places.reading.room().nbytes < 1000
+    places.feed(eager(3, b"small"))
+    assert places.reading.room().nbytes < 1000
+    places.feed(eager(4, bytes(EAGER_BYTES)))
+    assert places.reading.room().nbytes == everything
+
+
+def test_a_chunk_that_came_damaged_is_named() -> None:
+    places, damaged = Places(), bytearray(chunk(0, bytes(CHUNK_BYTES)))
+    damaged[-1] ^= 1
+    with pytest.raises(FrameError) as caught:
+        places.feed(bytes(damaged))
+    assert str(caught.value) == (
+        "bytes 0 to 524288 of message 2 came damaged: what was received does not match its checksum"
+    )

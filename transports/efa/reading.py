@@ -1,0 +1,178 @@
+"""What has been read from a rail, and what becomes of it: frames that are acted on, chunks that go to their places.
+
+A plain state machine: whoever reads asks for room, puts bytes there, and says how many. So it does not matter which
+task reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from transports.frame import (
+    CHUNK_BYTES,
+    EAGER_BYTES,
+    HEADER_LIMIT_BYTES,
+    PREFIX_BYTES,
+    FrameError,
+    FrameKind,
+    damaged,
+    parse,
+)
+
+__all__ = ["Places", "Reading", "message_of"]
+
+# Room for two of the longest small frames, so that one that has come in part never fills it.
+_READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
+# After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
+_HEAD_BYTES = 256
+# So many small frames are acted upon before others may run: about 2 ms.
+_FRAMES_AT_ONCE = 256
+# In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
+_WORTH_WAKING_BYTES = 128 << 10
+
+_MISMATCH = "what was received does not match its checksum"
+
+
+class Places(Protocol):
+    """Where chunks go."""
+
+    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return where a chunk belongs."""
+
+    def filled(self, number: int, offset: int, nbytes: int) -> None:
+        """Note that a chunk is in its place."""
+
+    def message(self, number: int) -> str:
+        """Say which message comes in chunks under a number, for people."""
+
+
+class Reading:
+    """What has come on one rail and has not been acted on.
+
+    Args:
+        places: Where chunks go.
+        arrived: Counts a frame that has arrived whole.
+        take: Acts on one that is no chunk, and raises if nothing more is to be read.
+        staged: Whether chunks pass through a buffer of the rail.
+
+    Attributes:
+        within_chunk: Whether a chunk has come in part.
+        behind: Whether whole frames are there; nothing more is to be read before they have been acted on.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        arrived: Callable[[], None],
+        take: Callable[[int, list[int], memoryview], None],
+        *,
+        staged: bool,
+    ) -> None:
+        self.within_chunk = self.behind = False
+        self._places, self._arrived, self._take = places, arrived, take
+        self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._buffer = bytearray(_READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0  # what lies between has come, and has not been acted on
+        self._chunks = False  # whether another chunk is to be expected
+        # Of a chunk that has come in part: its name, where it is read to, how much is there, and its checksum.
+        self._number = self._offset = self._done = 0
+        self._place = self._target = self._view[:0]
+        self._expected = b""
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        if self.within_chunk:
+            return self._target[self._done :]
+        end = self._end
+        most = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
+        return self._view[end : max(end + 1, min(most, _READ_BYTES))]
+
+    @property
+    def hint_bytes(self) -> int:
+        """Fewer bytes than this are not worth waking up for; they come for certain."""
+        return min(self._target.nbytes - self._done, _WORTH_WAKING_BYTES) if self.within_chunk else 1
+
+    def came(self, count: int) -> bool:
+        """Act on what is there, now that so many bytes were put into the room.
+
+        Returns:
+            Whether others should run before the rest is acted on, by `act`.
+
+        Raises:
+            ProtocolError: It makes no sense, or came damaged.
+        """
+        if self.within_chunk:
+            self._done += count
+            if self._done < self._target.nbytes:
+                return False
+            self._end_chunk()
+        else:
+            self._end += count
+        return self.act()
+
+    def act(self) -> bool:
+        """Act on whole frames; as `came`."""
+        left, buffer = _FRAMES_AT_ONCE, self._buffer
+        while left and (frame := parse(buffer, self._start, self._end)) is not None:
+            kind, fields, payload_at, payload_bytes, payload_checksum = frame
+            after = payload_at + payload_bytes
+            if kind == FrameKind.CHUNK:
+                ready = min(after, self._end)
+                self._start = ready
+                self._begin_chunk(fields, payload_bytes, payload_checksum, self._view[payload_at:ready])
+            elif after <= self._end:
+                payload = self._view[payload_at:after]
+                if kind == FrameKind.EAGER:
+                    if damaged(payload, payload_checksum):
+                        raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
+                    if payload_bytes > _HEAD_BYTES:
+                        self._chunks = False
+                self._start = after
+                self._arrived()
+                self._take(kind, fields, payload)
+                left -= 1
+            else:
+                break
+        self._compact()
+        self.behind = not left
+        return self.behind
+
+    def _compact(self) -> None:
+        start, end = self._start, self._end
+        if start == end:
+            self._start = self._end = 0
+        elif start > _READ_BYTES // 2:
+            self._view[: end - start] = self._view[start:end]
+            self._start, self._end = 0, end - start
+
+    def _begin_chunk(self, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
+        """Put the first bytes of a chunk where they belong; the others are read to there."""
+        number, offset = self._number, self._offset = fields[0], fields[1]
+        self._place = place = self._places.place(number, offset, nbytes)
+        self._target = target = place if self._staging is None else self._staging[:nbytes]
+        target[: ready.nbytes] = ready
+        self._done, self._expected, self._chunks = ready.nbytes, expected, True
+        self.within_chunk = True
+        if ready.nbytes == nbytes:
+            self._end_chunk()
+
+    def _end_chunk(self) -> None:
+        number, offset, place, target = self._number, self._offset, self._place, self._target
+        nbytes = target.nbytes
+        self.within_chunk = False
+        self._place = self._target = self._view[:0]  # their owner may resize them from there on
+        if damaged(target, self._expected):
+            piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
+            raise FrameError(f"{piece} came damaged: {_MISMATCH}")
+        if self._staging is not None:
+            place[:] = target
+        del place, target
+        self._arrived()
+        self._places.filled(number, offset, nbytes)
+
+
+def message_of(src: int, dst: int, tag: int) -> str:
+    """Say which message is meant, for people."""
+    return f"the message from rank {src} to rank {dst}, tag {tag},"
