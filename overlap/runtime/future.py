@@ -177,12 +177,14 @@ class Future(Generic[T_co]):
             yield from _await_in_asyncio(self)
         elif self._done:
             yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
+        elif self._loop_thread() not in (None, threading.get_ident()):
+            raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
+        elif self._ends_at_once():
+            yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
         else:
             waiters = self._waiters
             if waiters is None:
                 waiters = self._waiters = []
-            if self._loop_thread() not in (None, threading.get_ident()):
-                raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
             waiters.append(task)
 
             def abort(_: object) -> Abort:
@@ -203,6 +205,10 @@ class Future(Generic[T_co]):
     def _loop_thread(self) -> int | None:
         """The thread of the event loop that tells of it, if that is known."""
         return None
+
+    def _ends_at_once(self) -> bool:
+        """Whether it has ended, after a look at what it waits for: called before a task of its loop waits for it."""
+        return False
 
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):

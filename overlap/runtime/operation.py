@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
@@ -146,8 +146,8 @@ class CollectiveFuture(Request[T_co]):
     """
 
     __slots__ = (
-        "active", "algorithm", "deadline_s", "issued_ns", "pending_failure", "port", "record", "running", "scope",
-        "seq", "started_ns", "step",
+        "active", "algorithm", "deadline_s", "issued_ns", "look", "pending_failure", "port", "record", "running",
+        "scope", "seq", "started_ns", "step",
     )  # fmt: skip
 
     port: Port
@@ -186,6 +186,7 @@ class CollectiveFuture(Request[T_co]):
         self.active = False  # in its stream's window
         self.running = False  # its bytes are moving
         self.scope: Cancels | None = None  # what runs its program, while that is under way
+        self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
         self.pending_failure: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
         self.record = -1  # in the flight record
@@ -241,6 +242,11 @@ class CollectiveFuture(Request[T_co]):
         if isinstance(run, Looks):
             run.look_here(self.context.handover)
         return self._done or super()._block(timeout)
+
+    def _ends_at_once(self) -> bool:
+        if self.look is not None:
+            self.look()
+        return self._done
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -368,7 +374,7 @@ class CollectiveFuture(Request[T_co]):
 
     def stopped(self) -> None:
         """Take note that its bytes have stopped moving."""
-        self.running, self.scope = False, None
+        self.running, self.scope, self.look = False, None, None
         if self.pending_failure is not None:
             self.fail(self.pending_failure)
         if self._done:

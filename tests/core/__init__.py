@@ -25,6 +25,7 @@ TESTS = {
     "runtime/engine/host_memory": "core/test_remote",
     "runtime/engine/host_run": "core/test_remote",
     "runtime/engine/meeting": "core/test_remote",
+    "runtime/engine/message_run": "core/test_message_run core/test_point_to_point",
     "runtime/engine/small_run": "core/test_remote",
     "runtime/engine/program_runner": "core/test_collectives core/test_streams",
     "runtime/engine/pulls": "core/test_remote",

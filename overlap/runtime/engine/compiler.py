@@ -27,7 +27,10 @@ from .laid_out import LaidOut
 if TYPE_CHECKING:
     from topology import Cluster
 
-__all__ = ["Compiled", "Compiler"]
+__all__ = ["MESSAGE_ALGORITHM", "Compiled", "Compiler"]
+
+MESSAGE_ALGORITHM = "mesh"
+"""What a message between two ranks goes by in timelines, and is where it needs a program."""
 
 # Calls whose programs are found at one look-up: those of a training loop are the same in every step.
 _REMEMBERED = 1 << 14
@@ -109,7 +112,7 @@ class Compiler:
 
     def _schedule(self, call: Call, members: tuple[int, ...]) -> Schedule:
         if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it
-            return _named("permute", "mesh", 2, 0, ((0, 1),))
+            return _named("permute", MESSAGE_ALGORITHM, 2, 0, ((0, 1),))
         collective = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
         choose = partial(
             plan,

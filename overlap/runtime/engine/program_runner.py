@@ -23,8 +23,9 @@ from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
 from .cc_core import Buffers, Execution, UnevenBuffers
-from .compiler import Compiled, Compiler
+from .compiler import MESSAGE_ALGORITHM, Compiled, Compiler
 from .laid_out import lay_out
+from .message_run import MessageRun
 from .settling import settle
 from .thin_buffers import ThinBuffers, runs_touched
 from .wire_driven import WireDrivenExecution
@@ -54,17 +55,27 @@ class ProgramRunner:
         operation.running, pattern = True, cast("Call", match.pattern)
         try:
             operation.fit(pattern)
+            starters = self._starters_of(communicator.members, operation.port.position)
+            if pattern.kind is Collective.P2P and starters:
+                over = self._begin_message(starters, communicator, match, operation)
+                if over:
+                    self._over(communicator, match, operation)
+                return
             compiled = self._compiler.compile(pattern, communicator.members, operation.port.position)
             operation.algorithm = compiled.schedule.algorithm
-            starters = self._starters_of(communicator.members, operation.port.position)
             begin = self._begin_task if starters is None else partial(self._begin_driven, starters)
             over = begin(communicator, match, operation, compiled)
         except Exception as error:
             self._end(communicator, match, operation, error)
             return
-        if over and match.count == communicator.here:
+        if over:
+            self._over(communicator, match, operation)
+
+    def _over(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        """End what was over as soon as it began."""
+        if match.count == communicator.here:
             self._end(communicator, match, operation, None)
-        elif over:  # one may come who means something else
+        else:  # one may come who means something else
             operation.context.spawn(self._end_soon, communicator, match, operation)
 
     def _starters_of(self, members: tuple[int, ...], position: int) -> dict[int, Starter] | None:
@@ -76,6 +87,22 @@ class ProgramRunner:
             known = {peer: starter for peer, starter in found.items() if starter is not None}
             self._starters[key] = known if len(known) == len(found) else None
         return self._starters[key]
+
+    def _begin_message(
+        self, starters: dict[int, Starter], communicator: Communicator, match: Match, operation: Operation
+    ) -> bool:
+        """Send or receive a message; True if it is over."""
+        operation.algorithm = MESSAGE_ALGORITHM
+        ((peer, starter),) = starters.items()
+        tag = communicator.tag(cast("Call", match.pattern), operation.seq)
+        operation.scope = run = MessageRun(starter, peer, tag, spawn=operation.context.spawn)
+        ended = partial(self._end, communicator, match, operation)
+        source, target = operation.source, operation.target
+        if operation.port.position == 0:
+            return run.send(cast("Array", source), operation.urgency, ended)
+        over = run.receive(cast("Array", target), ended)
+        operation.look = None if over else run.look
+        return over
 
     def _begin_driven(
         self,
@@ -95,7 +122,6 @@ class ProgramRunner:
             laid,
             buffers,
             position,
-            self._transport.endpoint(members[position]),
             starters,
             tag=communicator.tag(cast("Call", match.pattern), operation.seq),
             priority=operation.urgency,
@@ -104,7 +130,9 @@ class ProgramRunner:
             spawn=operation.context.spawn,
         )
         operation.scope = execution
-        return execution.begin(partial(self._end, communicator, match, operation))
+        over = execution.begin(partial(self._end, communicator, match, operation))
+        operation.look = None if over else execution.look
+        return over
 
     def _begin_task(self, communicator: Communicator, match: Match, operation: Operation, compiled: Compiled) -> bool:
         """Run it in a task, unless it is over at once; True if it is."""

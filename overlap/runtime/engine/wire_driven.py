@@ -14,7 +14,7 @@ import numpy as np
 import trio
 from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from transports import Call, Delivery, Endpoint, Starter
+from transports import Call, Delivery, Starter
 
 from ...collectives.reduce import Array
 from .cc_core import AHEAD, Buffers, pieces_of, work_of
@@ -25,13 +25,12 @@ __all__ = ["WireDrivenExecution"]
 
 
 class WireDrivenExecution:
-    """One rank's program under way, over an endpoint that has a starter for every peer.
+    """One rank's program under way, over what has a starter for every peer.
 
     Args:
         laid: The program, laid out on the arrays.
         buffers: These; nobody else touches them meanwhile.
         rank: The group rank that it is a part of.
-        endpoint: The rank's end of the transport.
         starters: What starts messages, by the world rank of the other end.
         tag: First of the transport tags that belong to this operation; channel c uses `tag + c`.
         priority: Of the messages; lower is more urgent.
@@ -41,8 +40,8 @@ class WireDrivenExecution:
     """
 
     __slots__ = (
-        "_advancing", "_again", "_begun", "_buffers", "_bytes", "_consumed", "_early", "_ended", "_endpoint",
-        "_failure", "_finished", "_gives_up", "_laid", "_priority", "_quiet", "_rank", "_running", "_sleeper", "_spawn",
+        "_advancing", "_again", "_begun", "_buffers", "_bytes", "_consumed", "_early", "_ended", "_failure",
+        "_finished", "_gives_up", "_laid", "_priority", "_quiet", "_rank", "_running", "_sleeper", "_spawn",
         "_starters", "_tag", "_unfinished", "_waiting", "_workers",
     )  # fmt: skip
 
@@ -51,7 +50,6 @@ class WireDrivenExecution:
         laid: LaidOut,
         buffers: Buffers,
         rank: int,
-        endpoint: Endpoint,
         starters: Mapping[int, Starter],
         *,
         tag: int,
@@ -61,7 +59,7 @@ class WireDrivenExecution:
         spawn: Callable[..., None],
     ) -> None:
         self._laid, self._buffers, self._rank = laid, buffers, rank
-        self._endpoint, self._starters, self._tag, self._priority = endpoint, starters, tag, priority
+        self._starters, self._tag, self._priority = starters, tag, priority
         self._workers, self._quiet, self._spawn = workers, quiet, spawn
         count = len(laid)
         self._bytes: list[memoryview | None] = [None] * 3  # of the arrays, once a message has needed them
@@ -92,6 +90,14 @@ class WireDrivenExecution:
         if self._failure is not None:
             self._give_up_soon()
         return False
+
+    def look(self) -> None:
+        """Go on with what has come, before whoever waits for the end sleeps: that saves waking up for it."""
+        left = 0
+        while self._running and self._failure is None and self._unfinished != left:
+            left = self._unfinished
+            for peer, starter in self._starters.items():
+                starter.catch_up(peer)
 
     def cancel(self) -> None:
         """Begin nothing more, and withdraw what is under way; what cannot be withdrawn is waited for."""
@@ -151,8 +157,9 @@ class WireDrivenExecution:
         try:
             while self._again and self._failure is None:
                 self._again = False
-                for index in range(len(self._begun)):
-                    self._push(index)
+                for index, steps in enumerate(self._laid):
+                    if self._begun[index] < len(steps):
+                        self._push(index)
         except Exception as error:
             self._fail(error)
         finally:
@@ -203,30 +210,32 @@ class WireDrivenExecution:
 
     def _send(self, index: int, at: int, laid: LaidStep) -> None:
         data, tag = self._memory(laid.source), self._tag + laid.channel
-        if self._endpoint.try_send(laid.peer, tag, data, priority=self._priority):
+        starter, priority = self._starters[laid.peer], self._priority
+        if starter.try_send(laid.peer, tag, data, priority=priority):
             self._step_ended(index, at)
             return
         key = index, at
-        begin = self._starters[laid.peer].begin_send
-        self._start(key, partial(begin, laid.peer, tag, data, priority=self._priority, done=partial(self._moved, key)))
+        self._running[key] = None  # its end may be told before it is known
+        try:
+            call = starter.begin_send(laid.peer, tag, data, priority=priority, done=partial(self._moved, key))
+        except BaseException:
+            del self._running[key]
+            raise
+        if key in self._running:
+            self._running[key] = call
 
     def _receive(self, index: int, at: int, laid: LaidStep, apart: bool) -> None:
         key, lands = (index, at), laid.lands
-        begin = partial(
-            self._starters[laid.peer].begin_recv,
-            laid.peer,
-            self._tag + laid.channel,
-            self._memory(laid.target) if lands else None,
-            laid.message_bytes,
-            done=partial(self._moved if lands else self._arrived, key),
-            consume=partial(self._consume, key) if apart and not lands else None,
-        )
-        self._start(key, begin)
-
-    def _start(self, key: tuple[int, int], begin: Callable[[], Call]) -> None:
         self._running[key] = None  # its end may be told before it is known
         try:
-            call = begin()
+            call = self._starters[laid.peer].begin_recv(
+                laid.peer,
+                self._tag + laid.channel,
+                self._memory(laid.target) if lands else None,
+                laid.message_bytes,
+                done=partial(self._moved if lands else self._arrived, key),
+                consume=partial(self._consume, key) if apart and not lands else None,
+            )
         except BaseException:
             del self._running[key]
             raise
