@@ -32,6 +32,7 @@ from .config_checks import (
     check_ranks,
     check_seconds,
     check_trace,
+    check_trace_steps,
     check_wires,
 )
 from .errors import UsageError
@@ -87,6 +88,11 @@ class RunConfig:
         help="write the timeline there (.json or .json.gz)",
         check=check_trace,
     )
+    trace_steps: str | None = option(
+        default="what fits into 20,000 spans a rank",
+        read=str, metavar="WHICH", check=check_trace_steps,
+        help="which steps of a long run the trace keeps: last:N, every:N, or both with a comma between",
+    )  # fmt: skip
     cluster: str | topology.Cluster | None = option(
         default="local",
         read=str,

@@ -10,6 +10,7 @@ from pathlib import Path
 from transports import Transport
 
 from .errors import UsageError
+from .timeline.spans import KeptSteps
 
 __all__ = [
     "check_algorithm",
@@ -19,6 +20,7 @@ __all__ = [
     "check_ranks",
     "check_seconds",
     "check_trace",
+    "check_trace_steps",
     "check_wires",
 ]
 
@@ -41,6 +43,14 @@ def check_trace(trace: object) -> None:
         raise UsageError(f"trace: expected the name of a file, got {trace!r}")
     if not Path(trace).parent.is_dir():
         raise UsageError(f"trace: the folder {str(Path(trace).parent)!r} does not exist")
+
+
+def check_trace_steps(steps: object) -> None:
+    """Which steps of a run its trace keeps."""
+    try:
+        KeptSteps.parse(str(steps))
+    except ValueError as error:
+        raise UsageError(f"trace_steps: {error}") from None
 
 
 def check_data_check(check: object) -> None:

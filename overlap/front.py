@@ -42,6 +42,7 @@ def run(
     cluster: str | topology.Cluster = "local",
     clock: str | Virtual = "real",
     trace: str | PathLike[str] | None = None,
+    trace_steps: str | None = None,
     timeout_s: float | None = None,
     transport: Wires | None = None,
     algorithm: str | None = None,
@@ -57,6 +58,8 @@ def run(
         clock: "real"; "virtual" for simulated time on the modelled cluster, or an `overlap.Virtual` with its
             assumptions.
         trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
+        trace_steps: Which steps of a run of days it keeps: "last:100", "every:10", or "last:100,every:10"; by default
+            what fits into 20,000 spans a rank. In virtual time, always that.
         timeout_s: Give up after that many seconds and say who waits for whom.
         transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process, and
             sockets between processes. A function is given that default and returns what to put around it, such as
@@ -75,8 +78,9 @@ def run(
             virtual time also when every rank is blocked and nothing is due.
     """
     asked = _asked(
-        clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm, check=check
-    )
+        clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
+        algorithm=algorithm, check=check,
+    )  # fmt: skip
     wanted = requested(main, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
@@ -104,6 +108,7 @@ async def run_async(
     cluster: str | topology.Cluster = "local",
     clock: str | Virtual = "real",
     trace: str | PathLike[str] | None = None,
+    trace_steps: str | None = None,
     timeout_s: float | None = None,
     transport: Wires | None = None,
     algorithm: str | None = None,
@@ -118,8 +123,9 @@ async def run_async(
             on a clock of its own.
     """
     asked = _asked(
-        clock, cluster, ranks=ranks, trace=trace, timeout_s=timeout_s, wires=transport, algorithm=algorithm, check=check
-    )
+        clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
+        algorithm=algorithm, check=check,
+    )  # fmt: skip
     wanted = requested(main, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")

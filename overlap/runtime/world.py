@@ -17,7 +17,7 @@ from transports import LinkLostError, Transport, TransportError
 from ..diagnostics import is_interrupt, only, origin, parted, where
 from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
-from ..timeline.spans import Recorder, Timeline
+from ..timeline.spans import KeptSteps, Recorder, Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
 from .communicator import BaseEngine, Communicator
@@ -108,6 +108,7 @@ class World:
         restart: int = 0,
         state_dir: str | None = None,
         limits: StallLimits | None = None,
+        steps: KeptSteps | None = None,
     ) -> None:
         self.size, self.backend, self.ending = size, backend or RealBackend(), Ending()
         local = transport.ranks if ranks is None else ranks
@@ -120,7 +121,7 @@ class World:
             others.communicators(self._engine, transport) if others else self.backend.communicators(self._engine)
         )
         self._cluster, self._others, self._flight = cluster, others, flight
-        self._survival = restart, state_dir
+        self._survival, self._steps = (restart, state_dir), steps
         self._rules, self._in_turn = GroupRules(cluster), InTurn()
         self._scope = trio.CancelScope()
         self._reason = ""  # what the world did that was stopped
@@ -132,7 +133,7 @@ class World:
         self.reports = Reports(self._members, self.backend, others)
 
     def _member(self, rank: int, everybody: tuple[int, ...]) -> Member:
-        recorder = Recorder(rank)
+        recorder = Recorder(rank, steps=self._steps)
         context = RankContext(
             rank=rank,
             now_ns=self.backend.now_ns,
@@ -379,11 +380,14 @@ class World:
         """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out."""
         self._rules.check(ranks)
 
+    def recorders(self) -> list[Recorder]:
+        """Return those of the ranks here."""
+        return [member.rank.recorder for member in self._members]
+
     def timeline(self) -> Timeline:
         """Return what has been recorded so far."""
         meta = {"script": sys.argv[0], "cluster": _told(self._cluster)} | self.backend.meta()
-        recorders = [member.rank.recorder for member in self._members]
-        return Timeline.collect(recorders, world_size=self.size, clock=self.backend.name, meta=meta)
+        return Timeline.collect(self.recorders(), world_size=self.size, clock=self.backend.name, meta=meta)
 
 
 def _told(machine: topology.Cluster) -> str:

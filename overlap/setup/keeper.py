@@ -28,6 +28,11 @@ class Keeper:
         self._wanted = wanted
         self._trouble: str | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether there was something that it could not write."""
+        return self._trouble is not None
+
     async def keep(self, timeline: Callable[[], Timeline], membership: AnyMembership | None) -> None:
         """Hand on what was recorded; of several processes, the first one writes it for all."""
         if self._wanted.watcher is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,11 +16,13 @@ from ..flight.folder import FlightFile, open_flight
 from ..flight.start import attempt, began
 from ..runtime.stall_watch import STALL_S, StallLimits
 from ..runtime.world import World
+from ..timeline.spans import KeptSteps
 from .keeper import Keeper
 from .world_setup import WorldSetup
 
 if TYPE_CHECKING:
     from ..rendezvous.launcher_environment import Place
+    from .connecting import Joined
 
 T = TypeVar("T")
 
@@ -74,33 +77,53 @@ async def live(
             flight=flight.writer if flight else None,
             restart=restart,
             state_dir=wanted.state_dir,
+            steps=None if wanted.trace_steps is None else KeptSteps.parse(wanted.trace_steps),
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
         told.begun(world)
         if joined is not None:
             joined.notices.show = world.show
         results: list[T] = []
-        try:
-            results = await world.live(main, args, wanted.timeout_s)
-        except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
-            failure = error
-        except BaseException as error:
-            if is_interrupt(error):
-                _keep(flight, "interrupted", "interrupted")
-            elif told.to_end():
-                _keep(flight, "interrupted", "told to end by a signal")
-            raise
-        finally:
-            if failure is not None:
-                _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
-            if flight is not None:
-                flight.close(keep=flight.writer.ended)
-            await keeper.keep(world.timeline, joined.membership if joined else None)
+        with _streamed(wanted, world, joined, keeper):
+            try:
+                results = await world.live(main, args, wanted.timeout_s)
+            except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
+                failure = error
+            except BaseException as error:
+                if is_interrupt(error):
+                    _keep(flight, "interrupted", "interrupted")
+                elif told.to_end():
+                    _keep(flight, "interrupted", "told to end by a signal")
+                raise
+            finally:
+                if failure is not None:
+                    _keep(flight, "stalled" if isinstance(failure, StallError) else "failed", in_one_line(failure))
+                if flight is not None:
+                    flight.close(keep=flight.writer.ended)
+                await keeper.keep(world.timeline, joined.membership if joined else None)
         if joined is not None and failure is None:
             await joined.leave()
     if failure is not None:
         raise failure
     return results
+
+
+def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:
+    """Keep for the block, where a trace is asked for, what a killed run leaves of it."""
+    if wanted.trace is None:
+        return nullcontext()
+    from .shared_trace import part_path  # few keep a trace
+    from .trace_stream import TraceStream, streamed
+
+    membership = joined.membership if joined else None
+    path = part_path(os.path.abspath(wanted.trace), membership.member if membership else 0)
+    path = path.with_name(f"{path.name}.part")
+    offset_ns = membership.clock.offset_ns if membership else 0
+
+    def make() -> TraceStream:
+        return TraceStream(path, world.recorders(), world.timeline(), offset_ns=offset_ns)
+
+    return streamed(make, is_kept=lambda: not keeper.has_failed)
 
 
 def _flight(wanted: RunConfig, place: Place | None, around: WorldSetup, restart: int) -> FlightFile | None:

@@ -20,7 +20,7 @@ from ..errors import UsageError
 from .columnar import INDEXES, KINDS, WHOLES, Group, SpanColumns
 from .spans import Clock, Span, Timeline
 
-__all__ = ["Header", "Part", "pack_columns", "pack_part", "unpack_columns"]
+__all__ = ["Header", "Part", "header_block", "pack_columns", "pack_part", "read_header", "unpack_columns"]
 
 VERSION = 1
 BLOCK_BYTES = 256 << 20
@@ -53,16 +53,32 @@ class Header:
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
     """Return the timeline as a part; `offset_ns` takes it to the common clock when it is read."""
     by_rank = timeline.columns.by_rank()
+    return b"".join(
+        [header_block(timeline, offset_ns=offset_ns), *(_block(_told(columns)) for columns in by_rank.values())]
+    )
+
+
+def header_block(timeline: Timeline, *, offset_ns: int = 0) -> bytes:
+    """Return what a part begins with."""
     header = {
         "version": VERSION,
         "world_size": timeline.world_size,
         "clock": timeline.clock,
-        "ranks": list(by_rank),
+        "ranks": timeline.ranks(),
         "dropped": timeline.dropped,
         "meta": timeline.meta,
         "offset_ns": offset_ns,
     }
-    return b"".join([_block(_packed(header)), *(_block(_told(columns)) for columns in by_rank.values())])
+    return _block(_packed(header))
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Read it.
+
+    Raises:
+        UsageError: It is none, or a newer version has written it.
+    """
+    return _header(_read_block(file))
 
 
 class Part:
@@ -78,7 +94,7 @@ class Part:
     def __init__(self, file: BinaryIO, *, start: int = 0) -> None:
         self._file = file
         file.seek(start)
-        self.header = _header(_read_block(file))
+        self.header = read_header(file)
         self._begin = file.tell()
 
     def columns(self) -> Iterator[SpanColumns]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import count
 from types import CodeType
 from typing import TypeAlias, cast
@@ -16,6 +17,7 @@ from .span import Kind, Span
 
 __all__ = [
     "DEFAULT_CAPACITY",
+    "KeptSteps",
     "RawCollective",
     "RawCompute",
     "RawMatch",
@@ -45,6 +47,38 @@ DEFAULT_CAPACITY = 20_000
 """Spans kept per rank: about 8 MB when every one is a collective."""
 
 
+STEPS_CAPACITY = 50 * DEFAULT_CAPACITY
+"""The same where the last N steps are asked for: a bound for programs whose steps never end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSteps:
+    """Which steps of a long run are recorded; what belongs to no step always is.
+
+    Attributes:
+        last: So many of the last; None: what fits into `DEFAULT_CAPACITY` spans.
+        every: Those whose index divides by it.
+    """
+
+    last: int | None = None
+    every: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> KeptSteps:
+        """Read "last:100", "every:10" or "last:100,every:10".
+
+        Raises:
+            ValueError: It is neither.
+        """
+        found: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, number = part.strip().partition(":")
+            if name not in ("last", "every") or name in found or not number.isdecimal() or int(number) < 1:
+                raise ValueError(f"expected last:N, every:N or both, with N from 1, got {text!r}")
+            found[name] = int(number)
+        return cls(last=found.get("last"), every=found.get("every", 1))
+
+
 class Recorder:
     """Records the spans of one rank in a bounded ring; the oldest go first.
 
@@ -56,16 +90,19 @@ class Recorder:
 
     __slots__ = ("_appended", "_looks", "_ring", "append", "rank")
 
-    def __init__(self, rank: int, *, capacity: int = DEFAULT_CAPACITY) -> None:
+    def __init__(self, rank: int, *, capacity: int | None = None, steps: KeptSteps | None = None) -> None:
         self.rank = rank
-        self._ring: deque[RawSpan] = deque(maxlen=capacity)
+        most = DEFAULT_CAPACITY if steps is None or steps.last is None else STEPS_CAPACITY
+        self._ring: deque[RawSpan] = deque(maxlen=capacity or most)
         self._appended = count()
         self._looks = 0
         self.append: Callable[[RawSpan], None] = _counting(self._ring, self._appended)
+        if steps is not None:
+            self.append = _sieved(self._ring, self._appended, steps)
 
     @property
     def dropped(self) -> int:
-        """How many spans fell out of the ring."""
+        """How many spans fell out of the ring; those of steps that were not to be recorded were never in it."""
         appended = next(self._appended) - self._looks
         self._looks += 1
         return appended - len(self._ring)
@@ -75,6 +112,14 @@ class Recorder:
         """The span appended last, for those who only ask whether there is a new one: it costs nothing to look."""
         return self._ring[-1] if self._ring else None
 
+    def since(self, seen: RawSpan | None) -> list[RawSpan]:
+        """Return what was appended after a span, or all that is left where that is gone or None. Any thread."""
+        if self.last is seen:
+            return []
+        raws = list(self._ring)
+        at = next((at for at in range(len(raws) - 1, -1, -1) if raws[at] is seen), -1)
+        return raws[at + 1 :]
+
     def columns(self) -> SpanColumns:
         """The spans still in the ring as columns, in the order they were appended. Cost: 2 microseconds each."""
         return columns_of(self.rank, self._ring.copy())
@@ -82,6 +127,9 @@ class Recorder:
     def spans(self) -> list[Span]:
         """The spans still in the ring, in the order they were appended (an operation is appended when it ends)."""
         return list(self.columns().spans())
+
+    def __len__(self) -> int:
+        return len(self._ring)
 
     def __repr__(self) -> str:
         return f"<Recorder rank {self.rank}: {len(self._ring)} of {self._ring.maxlen} spans>"
@@ -94,6 +142,27 @@ def _counting(ring: deque[RawSpan], appended: count[int]) -> Callable[[RawSpan],
     def append(raw: RawSpan) -> None:
         next(appended)
         push(raw)
+
+    return append
+
+
+def _sieved(ring: deque[RawSpan], appended: count[int], steps: KeptSteps) -> Callable[[RawSpan], None]:
+    """An append that counts, leaves out steps, and lets go of what is older than the last so many."""
+    push, every, last = ring.append, steps.every, steps.last
+    ends: deque[int] = deque()  # how many had been appended when each of the last steps ended
+
+    def append(raw: RawSpan) -> None:
+        info = raw[5]
+        step = info[-1] if isinstance(info, tuple) else info
+        if step is not None and step % every:
+            return
+        number = next(appended)
+        push(raw)
+        if last is not None and raw[0] == "step":  # steps end on one thread
+            ends.append(number + 1)
+            if len(ends) > last:
+                for _ in range(ends.popleft() - (number + 1 - len(ring))):
+                    ring.popleft()
 
     return append
 

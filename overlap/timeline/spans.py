@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from .columnar import NONE, SpanColumns, SpanList
 from .intervals import Interval
-from .recording import DEFAULT_CAPACITY, RawCollective, RawCompute, RawMatch, RawSpan, Recorder, call_site
+from .recording import DEFAULT_CAPACITY, KeptSteps, RawCollective, RawCompute, RawMatch, RawSpan, Recorder, call_site
 from .span import Clock, CollectiveInfo, Kind, Span, span_order
 
 __all__ = [
     "DEFAULT_CAPACITY",
     "Clock",
     "CollectiveInfo",
+    "KeptSteps",
     "Kind",
     "RawCollective",
     "RawCompute",

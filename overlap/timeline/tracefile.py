@@ -23,6 +23,7 @@ from .foreign import from_foreign
 from .merge import merged_columns, merged_header
 from .parts import Part
 from .spans import Clock, Span, Timeline
+from .stream import MAGIC, grown
 from .tail import Tail, columns_at_end
 
 CUT = "cut"
@@ -102,6 +103,8 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
     """
     try:
         with _opened(Path(path)) as (data, whole):
+            if data[: len(MAGIC)] == MAGIC:
+                return _stream(bytes(data))
             found = columns_at_end(data) if whole else None
             if found is not None:
                 return _of_columns(*found)
@@ -113,6 +116,14 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         raise UsageError(f"{path}: {error}") from error
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
+
+
+def _stream(data: bytes) -> Timeline:
+    """What a process left that did not come to write its trace."""
+    timeline, _ = grown(data)
+    if not timeline.spans:
+        raise UsageError("the run was killed before it had recorded anything")
+    return replace(timeline, meta=timeline.meta | {CUT: "what was recorded before the run was killed"})
 
 
 def _of_columns(beginning: bytes, columns: SpanColumns) -> Timeline:

@@ -1,0 +1,97 @@
+"""What a killed run leaves of its timeline, and what is recorded of a run of days."""
+
+import pytest
+
+from overlap import UsageError
+from overlap.setup.trace_stream import TraceStream
+from overlap.timeline import Recorder, Timeline, read_trace
+from overlap.timeline.recording import KeptSteps
+
+STEP_NS = 100
+
+
+def step(recorder, index, *, computes=2):
+    begin = index * STEP_NS
+    for at in range(computes):
+        info = ("train.py:1", 0, begin, index)
+        recorder.append(("compute", "compute", "work", begin + 10 * at, begin + 10 * at + 5, info))
+    recorder.append(("step", "step", f"step {index}", begin, begin + 90, index))
+
+
+def stream(path, *recorders, offset_ns=0):
+    return TraceStream(path, recorders, Timeline(spans=[], world_size=2, meta={"script": "t"}), offset_ns=offset_ns)
+
+
+def collected(*recorders):
+    return Timeline.collect(recorders, world_size=2).spans
+
+
+def test_what_was_written_is_there_without_an_end(tmp_path):
+    path, recorders = tmp_path / "run.json.part", [Recorder(0), Recorder(1)]
+    growing = stream(path, *recorders, offset_ns=1000)
+    for index in range(3):
+        for recorder in recorders[: index + 1]:
+            step(recorder, index)
+        growing.flush()
+    growing.flush()
+    found = read_trace(path)
+    assert found.spans == [span.shifted(1000) for span in collected(*recorders)]
+    assert (found.world_size, found.meta["script"]) == (2, "t")
+    assert found.meta["cut"] == "what was recorded before the run was killed"
+    growing.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cut_at_any_byte_it_holds_what_was_complete(tmp_path):
+    path, recorder = tmp_path / "x.part", Recorder(0)
+    growing = stream(path, recorder)
+    for index in range(3):
+        step(recorder, index)
+        growing.flush()
+    data, counts = path.read_bytes(), []
+    for kept in range(len(data)):
+        path.write_bytes(data[:kept])
+        try:
+            counts.append(len(read_trace(path).spans))
+        except UsageError:
+            assert counts == []
+    assert sorted(set(counts)) == [3, 6]
+    assert counts == sorted(counts)
+
+
+def test_of_a_long_run_the_file_holds_what_the_recorders_keep(tmp_path):
+    path, recorder = tmp_path / "x.part", Recorder(0, capacity=9)
+    growing, sizes = stream(path, recorder), []
+    for index in range(100):
+        step(recorder, index)
+        growing.flush()
+        sizes.append(len(read_trace(path).spans))
+    assert max(sizes) <= 2 * 9 + 3
+    assert read_trace(path).spans[-9:] == list(collected(recorder))
+
+
+def test_the_last_steps_are_kept_however_many_spans_they_have():
+    recorder = Recorder(0, steps=KeptSteps.parse("last:3"))
+    for index in range(50):
+        step(recorder, index, computes=index)
+    timeline = Timeline.collect([recorder], world_size=1)
+    assert timeline.steps() == [47, 48, 49]
+    assert len(timeline.spans) == 47 + 48 + 49 + 3
+    assert timeline.dropped == sum(range(47)) + 47
+
+
+def test_every_nth_step_is_recorded_and_what_is_in_none():
+    recorder = Recorder(0, steps=KeptSteps.parse("every:10,last:2"))
+    for index in range(50):
+        step(recorder, index)
+        recorder.append(("program", "program", "busy", index * STEP_NS, index * STEP_NS + 1, None))
+    timeline = Timeline.collect([recorder], world_size=1)
+    assert timeline.steps() == [30, 40]
+    assert {span.step for span in timeline.spans if span.kind == "compute"} == {30, 40}
+    assert sum(span.kind == "program" for span in timeline.spans) == 30
+
+
+@pytest.mark.parametrize("text", ["", "last", "last:0", "every:-1", "every:2,every:3", "first:3", "last:3,"])
+def test_which_steps_is_one_of_a_few_words(text):
+    with pytest.raises(ValueError, match=r"^expected last:N, every:N or both, with N from 1, got "):
+        KeptSteps.parse(text)
