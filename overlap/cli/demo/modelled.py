@@ -47,7 +47,7 @@ def simulated(strategy: Strategy, *, overlapped: bool) -> Run:
         await strategy.train(rank, STEPS + 2, overlapped)
 
     with overriding(watcher=seen.append):
-        run(main, cluster=strategy.cluster, clock=Virtual(efficiency=EFFICIENCY, shapes_only=True))
+        run(main, cluster=strategy.cluster, clock=Virtual(efficiency=EFFICIENCY, shapes_only=not strategy.has_data))
     return _middle(seen[0])
 
 

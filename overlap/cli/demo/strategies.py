@@ -1,6 +1,7 @@
 """The training strategies as demos: each the same program twice, once waiting and once not, on modelled instances.
 
-Arrays have no data, so what is shown is time alone: the virtual clock knows what computes and links take.
+Arrays have no data but where it decides who sends what, so what is shown is time alone: the virtual clock knows what
+computes and links take.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ PRODUCT_FLOPS = 2.0 * TOKENS * HIDDEN * HIDDEN
 MICROBATCHES = 8
 TP = 8  # neighbouring cores
 
+PERIOD = 3
+"""Steps that ranks train apart: as many as are looked at."""
+
+EXPERTS, EXPERT_WIDTH, EXPERT_TOKENS = 64, 1024, 256
+"""Of a layer, columns of a token, and tokens of a rank; an expert is four times as wide inside."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
@@ -38,6 +45,7 @@ class Strategy:
         without: What the first program does, as the end of a sentence.
         overlapped: What the second does.
         train: The program: some steps, waiting or not.
+        has_data: Whether arrays have.
     """
 
     title: str
@@ -45,6 +53,7 @@ class Strategy:
     without: str
     overlapped: str
     train: Callable[[Rank, int, bool], Awaitable[None]]
+    has_data: bool = False
 
 
 def _same(_: object, x: Any) -> Any:
@@ -87,6 +96,48 @@ async def _loop(rank: Rank, model: Any, steps: int, overlapped: bool) -> None:
             if not overlapped and isinstance(model, parallel.DataParallel):
                 await model.finish()
     await model.finish()
+
+
+async def _apart(rank: Rank, steps: int, overlapped: bool) -> None:
+    delay = PERIOD - 1 if overlapped else 0
+    model = parallel.DiLoCo(rank, _weights(rank), optimizer=parallel.SGD(0.1), period=PERIOD, delay=delay)
+    await _loop(rank, model, steps, overlapped=True)
+
+
+async def _experts(rank: Rank, steps: int, overlapped: bool) -> None:
+    row = {"flops": 2 * 2.0 * EXPERT_WIDTH * 4 * EXPERT_WIDTH}  # two matrices
+    row_back, all_rows = {"flops": 2 * row["flops"]}, {"flops": EXPERT_TOKENS * row["flops"]}
+    all_back = {"flops": 2 * all_rows["flops"]}
+    shared = parallel.Local(rank, _pass, _pass_back, costs={"forward": all_rows, "backward": all_back})
+    layer = parallel.Experts(
+        rank, rank.world, _pass, None if overlapped else _pass_back, experts=EXPERTS, top_k=2,
+        backward_input=_pass_back if overlapped else None, backward_weights=_same if overlapped else None,
+        shared=shared if overlapped else None,
+        costs={"route": {"flops": 2.0 * EXPERT_TOKENS * EXPERT_WIDTH * EXPERTS}, "forward": row, "backward": row_back,
+               "backward_input": row, "backward_weights": row},
+    )  # fmt: skip
+    draw = np.random.default_rng(rank.rank).standard_normal
+    x, router = draw((EXPERT_TOKENS, EXPERT_WIDTH), np.float32), draw((EXPERT_WIDTH, EXPERTS), np.float32)
+    weights = {"router": router, "experts": [None] * (EXPERTS // rank.world_size), "shared": None}
+    for step in range(steps):
+        with rank.step(step):
+            y, kept = await layer.forward(weights, x)
+            if not overlapped:
+                await y  # type: ignore[misc]
+                await shared.backward(None, *reversed(shared.forward(None, y)))[0]  # type: ignore[misc]
+            dx, gradients = layer.backward(weights, kept, y)
+            await dx  # type: ignore[misc]
+            await cast("Any", gradients)["experts"]
+
+
+def _pass(_: object, x: Any) -> tuple[Any, None]:
+    """Stand for a forward that keeps nothing."""
+    return x, None
+
+
+def _pass_back(weights: object, _: object, dy: Any) -> tuple[Any, object]:
+    """Stand for a backward."""
+    return dy, weights
 
 
 def _weights(rank: Rank) -> dict[str, Any]:
@@ -167,6 +218,21 @@ STRATEGIES = {
         without="runs all forwards and then all backwards (GPipe)",
         overlapped="computes weights' gradients where it would have waited (ZB-H1)",
         train=_pipeline,
+    ),
+    "experts": Strategy(
+        title="expert parallel: a shared expert and the gradients of weights are computed while tokens travel",
+        cluster="trn2.3xlarge x2",
+        without="computes the shared expert when the tokens are back, and whole backwards before gradients return",
+        overlapped="computes the shared expert while tokens travel, and gradients of weights behind those of inputs",
+        train=_experts,
+        has_data=True,
+    ),
+    "diloco": Strategy(
+        title="DiLoCo: ranks train apart for 3 steps, and the outer step travels under the next ones",
+        cluster="trn1.32xlarge x2",
+        without="waits for the outer step",
+        overlapped="goes on meanwhile, and takes it in two steps later",
+        train=_apart,
     ),
 }
 """By name, in the order of a list."""
