@@ -87,6 +87,7 @@ def test_processes_take_turns_with_each_row(monkeypatch: pytest.MonkeyPatch) -> 
     assert remarks == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [("1000 * case.count", "1 / 0"), ("import json", "1 / 0")], ids=["in", "before"])
 def test_a_library_that_fails_at_its_turn_or_before_holds_up_nobody(
     before: tuple[str, str], monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,9 @@ def crossovers(op, machine, names):
     return order, sizes
 
 
-@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize(
+    "op", ["all_reduce", *(pytest.param(op, marks=pytest.mark.slow) for op in ("all_gather", "reduce_scatter"))]
+)
 def test_the_documented_order_on_trn2(op):
     """aws-neuron-sdk, intranode-collective-comm: mesh below about 1 MB, RDH to about 56 MB, KangaRing above."""
     order, sizes = crossovers(op, "trn2.48xlarge", ("mesh", "rdh", "kangaring"))

@@ -52,14 +52,16 @@ def test_in_one_piece_it_costs_what_its_table_costs(collective):
     assert same == 6
 
 
-def test_every_table_is_proved_in_slices_too():
-    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
-        _, found, _ = options("trn1.32xlarge x2", collective, tuple(range(8)) + tuple(range(32, 40)))
-        for option in found:
-            whole, sliced = option.schedule(1), option.schedule(3)
-            verify(whole)
-            verify(sliced)
-            assert sliced.slots_per_block == 3 * whole.slots_per_block
+@pytest.mark.parametrize(
+    "collective", ["all_reduce", *(pytest.param(op, marks=pytest.mark.slow) for op in ("reduce_scatter", "all_gather"))]
+)
+def test_every_table_is_proved_in_slices_too(collective):
+    _, found, _ = options("trn1.32xlarge x2", collective, tuple(range(8)) + tuple(range(32, 40)))
+    for option in found:
+        whole, sliced = option.schedule(1), option.schedule(3)
+        verify(whole)
+        verify(sliced)
+        assert sliced.slots_per_block == 3 * whole.slots_per_block
 
 
 def test_slices_pay_for_large_vectors_only():
@@ -102,7 +104,7 @@ def test_a_permute_has_no_levels():
 HALVES = tuple(range(8)) + tuple(range(32, 40))
 
 
-@pytest.mark.parametrize("root", [0, 5, 11])
+@pytest.mark.parametrize("root", [5, *(pytest.param(root, marks=pytest.mark.slow) for root in (0, 11))])
 @pytest.mark.parametrize("collective", ["broadcast", "reduce", "all_to_all", "gather", "scatter"])
 def test_blocks_and_roots_have_levels_too(collective, root):
     """Their tables are proved, whole and in slices, and take the phases' steps; phases that meet nowhere add up."""

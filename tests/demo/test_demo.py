@@ -151,7 +151,8 @@ def test_each_strategy_is_faster_with_overlap(command, name):
     assert len(shown.partition("\nwithout overlap")[2].splitlines()) < 24
     found = re.search(
         r"\na step takes ([\d.]+) ms instead of ([\d.]+) ms: ([\d.]+)x as fast; \d+% of it is compute\n"
-        r"with overlap, 3 steps ([\d.]+) ([mu]s): compute [\d.]+, exposed [\s\S]*; hidden (\d+)%\sof\s(\d+)%\spossible\n\Z",
+        r"with overlap, 3 steps ([\d.]+) ([mu]s): compute [\d.]+, exposed [\s\S]*"
+        r"; hidden (\d+)%\sof\s(\d+)%\spossible\n\Z",
         shown,
     )
     after, before, ratio, steps, hidden, possible = (float(found[place]) for place in (1, 2, 3, 4, 6, 7))

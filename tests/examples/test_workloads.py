@@ -74,7 +74,7 @@ EXPECTED = {
 }
 
 
-SHORT = ("07_transformer", "10_two_streams")
+SHORT = ("10_two_streams",)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def check_kills(job, tmp_path, kills, *options):
     assert not (tmp_path / "killed" / "records").exists()  # nothing remains of a run that ended well
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_kills_leave_the_same_bits(job, tmp_path, kills):
     check_kills(job, tmp_path, kills)
 

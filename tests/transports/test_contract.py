@@ -49,7 +49,10 @@ def pairs_of(make: Callable[[], Transport]) -> MakePair:
     return make_pair
 
 
-@pytest.mark.parametrize("name", REAL)
+IMPLIED = ("recording", "paced", "faulty")  # by all of them at once
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in REAL])
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_clock(check: str, name: str) -> None:
     assert_kept(check, pairs_of(REAL[name]))

@@ -344,7 +344,7 @@ def test_a_member_that_says_nonsense_is_refused(fields: bytes, monkeypatch: pyte
 def test_random_bytes_change_nothing() -> None:
     """Random hellos behind an opening that is right, and random bytes from the first on."""
     random = np.random.default_rng(20240607)
-    for turn in range(2000):
+    for turn in range(600):
         noise = random.bytes(int(random.integers(0, 400)))
         opening = b"ovlp" + struct.pack("!H", VERSION) if turn % 2 else b""
         error = receive(opening + noise, then_eof=True)

@@ -52,7 +52,7 @@ async def pipeline(rank, stages):
     ("cluster", "ranks", "main", "argument", "alike"),
     [
         ("trn1.32xlarge x2", 64, train, 8, 1),
-        ("trn1.32xlarge x2", 64, train, 2, 1),
+        pytest.param("trn1.32xlarge x2", 64, train, 2, 1, marks=pytest.mark.slow),
         pytest.param("trn2u.48xlarge x4", 256, train, 4, 1, marks=pytest.mark.slow),
         ("dl1.24xlarge x2", 16, train, 8, 1),
         ("trn1.32xlarge x2", 64, pipeline, 4, 4),
@@ -250,7 +250,7 @@ def test_the_first_and_the_last_of_each_class_run():
 @pytest.mark.parametrize(
     ("name", "op"),
     [
-        pytest.param(name, op, marks=[pytest.mark.slow] if (name, op) == ("trn2u.48xlarge x8", "all_reduce") else [])
+        pytest.param(name, op, marks=[pytest.mark.slow] if (op == "all_reduce") == name.startswith("trn2") else [])
         for name in ("trn1.32xlarge x3", "trn2.48xlarge x2", "trn2u.48xlarge x8", "dl1.24xlarge x2", "inf2.48xlarge x2")
         for op in ("all_reduce", "all_to_all")
     ],

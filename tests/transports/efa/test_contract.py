@@ -36,7 +36,8 @@ KINDS: dict[str, MakePair] = {
 }
 
 
-IMPLIED = ("tcp, four rails", "unix, staged")  # by both with one thing more or less
+# By those with one thing more or less.
+IMPLIED = ("tcp, four rails", "unix, staged", "unix, four rails", "recording", "paced", "faulty")
 
 
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in KINDS])
