@@ -224,7 +224,8 @@ def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
     clock = ", virtual time" if timeline.clock == "virtual" else ""
     lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
     cut = ", of a file that was cut off" if "cut" in timeline.meta else ""
-    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{cut}"
+    replayed = ", times from dependencies" if "replayed" in timeline.meta else ""
+    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}"
 
 
 def _note(folds: Sequence[Fold]) -> str:

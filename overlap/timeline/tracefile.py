@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ..errors import UsageError
+from .chakra import from_chakra, from_chakra_json, is_chakra, is_chakra_json
 from .columnar import SpanColumns
 from .cut import complete_part
 from .decode import VERSION, decoded, known
@@ -95,7 +96,8 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
 
     From another tool's come complete events (`ph: X`, or `B` and `E`) that are recognisably compute, communication or a
     profiler step: those of PyTorch's profiler (each file is one rank; `merged` joins them), of Neuron's system
-    profiles, or of whoever names categories alike. Of a file that was cut off comes what is complete; `meta` says so.
+    profiles, or of whoever names categories alike; and from Chakra's execution traces (`name.RANK.et`) operations. Of
+    a file that was cut off comes what is complete; `meta` says so.
 
     Raises:
         UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
@@ -108,8 +110,12 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             found = columns_at_end(data) if whole else None
             if found is not None:
                 return _of_columns(*found)
-            document, cut = _parsed(bytes(data), whole=whole)
-        timeline = _timeline(document)
+            if is_chakra(Path(path)):
+                timeline, cut = from_chakra(Path(path), bytes(data))
+                cut = cut or not whole
+            else:
+                document, cut = _parsed(bytes(data), whole=whole)
+                timeline = _timeline(document, Path(path))
         _ = timeline.columns  # or it has numbers that no column holds
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
@@ -131,7 +137,9 @@ def _of_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
     return Timeline.of_columns(columns, **known(header))
 
 
-def _timeline(document: Json) -> Timeline:
+def _timeline(document: Json, path: Path) -> Timeline:
+    if isinstance(document, Mapping) and is_chakra_json(document):
+        return from_chakra_json(path, document)
     if isinstance(document, list):
         document = {"traceEvents": document}
     events = document.get("traceEvents", document.get("trace_events")) if isinstance(document, dict) else None
