@@ -18,6 +18,10 @@ from .connecting import TIMEOUT_S, connected
 ROUNDS = 60
 
 
+# On the board, in memory that all map, and where they are read: elements of float64, with what threads may do of them.
+SIZES = {"small": 1, "more": 7, "on the board": 500, "mapped": 20_000, "read": 200_000}
+
+
 @contextmanager
 def looping() -> Iterator[Handover]:
     """A loop in another thread that lets threads in, and its handover."""
@@ -117,18 +121,50 @@ def test_threads_of_all_kinds_get_what_is_theirs() -> None:
                 results.append(future)
             found[name] = [float(future.result(TIMEOUT_S)[-1]) for future in results]
 
-        sizes = {"small": 1, "more": 7, "on the board": 500, "large": 200_000}
-        threads = [threading.Thread(target=issue, args=each) for each in sizes.items()]
+        threads = [threading.Thread(target=issue, args=each) for each in SIZES.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(TIMEOUT_S)
         rank.barrier().result(TIMEOUT_S)
-        return [*(found[name] for name in sizes), sorted(told)]
+        return [*(found[name] for name in SIZES), sorted(told)]
 
     sums = [float(2 * index + 1) for index in range(ROUNDS)]
-    told = sorted(4 * [total for index, total in enumerate(sums) if index % 4 == 0])
-    assert connected(program, 2) == [[sums, sums, sums, sums, told]] * 2
+    told = sorted(len(SIZES) * [total for index, total in enumerate(sums) if index % 4 == 0])
+    assert connected(program, 2) == [[*[sums] * len(SIZES), told]] * 2
+
+
+def every_collective(rank: overlap.Rank, elements: int) -> list[Any]:
+    """Issue what there is, one after the other."""
+    x = np.full(elements, float(rank.rank + 1))
+    calls = (
+        lambda: rank.all_gather(x),
+        lambda: rank.reduce_scatter(x),
+        lambda: rank.all_to_all(x),
+        lambda: rank.reduce(x, root=1),
+        lambda: rank.broadcast(x if rank.rank == 0 else None),
+        lambda: rank.all_gather(x[: elements - rank.rank], counts=[elements, elements - 1]),
+        lambda: rank.all_reduce(x, shared=True),
+        lambda: rank.barrier(),
+        lambda: rank.all_reduce([x, x])[1],
+        lambda: rank.all_reduce(x, out=x),
+    )
+    return [call().result(TIMEOUT_S) for call in calls]
+
+
+@pytest.mark.parametrize("limit", ["1GiB", "9MiB"], ids=["room", "no room"])
+def test_every_collective_of_threads(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAP_SHARED_MEMORY", limit)
+
+    def program(world: overlap.Connection) -> list[list[Any]]:
+        found = [every_collective(world.rank, elements) for elements in (2, 2, 80_000, 80_000)]
+        return [[None if value is None else float(value.sum()) for value in each] for each in found]
+
+    found = connected(program, 2)
+    for rank, rows in enumerate(found):
+        for n, row in zip((2, 2, 80_000, 80_000), rows, strict=True):
+            reduced = None if rank == 0 else 3 * n
+            assert row == [3 * n, 3 * n / 2, 3 * n / 2, reduced, n, 3 * n - 2, 3 * n, None, 3 * n, 3 * n]
 
 
 def test_who_waits_hears_that_the_other_has_failed() -> None:

@@ -11,17 +11,19 @@ from __future__ import annotations
 from transports import Transport
 from transports.common import OPERATIONS, PAYLOAD_BYTES
 
-from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
-from .host_run import HostRun
+from .host_run import COPIED_BYTES, HostRun
 from .meeting import Common, Meeting
 from .shared_run import SharedRun
 from .small_run import SmallAllReduce
 
 __all__ = ["HostMemory"]
+
+# Of these, ranks that only receive are told what travels.
+_TELLING = (Collective.BROADCAST, Collective.SCATTER)
 
 
 class HostMemory:
@@ -52,9 +54,11 @@ class HostMemory:
         return True
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
-        """Whether one end of an operation takes the shortest way, on which no task is started or woken."""
-        meeting = self._meetings.get(communicator)
-        return meeting is not None and meeting.board.lost is None and _is_small(meeting, operation.call)
+        """Whether one end of an operation starts, and may go on, without a task that is started or woken."""
+        meeting, call = self._meetings.get(communicator), operation.call
+        if meeting is None or call.kind in _TELLING or call.nbytes > COPIED_BYTES:
+            return False
+        return meeting.board.ready and meeting.board.usable and meeting.board.lost is None
 
     def _open(self, communicator: Communicator, operation: Operation) -> Meeting | None:
         if operation.port.stream.window > OPERATIONS // 2:
@@ -68,11 +72,10 @@ class HostMemory:
 
 
 def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallAllReduce:
-    if operation.call.shared:
+    call = operation.call
+    if call.shared:
         return SharedRun(meeting, match, operation)
-    return (SmallAllReduce if _is_small(meeting, operation.call) else HostRun)(meeting, match, operation)
-
-
-def _is_small(meeting: Meeting, call: Call) -> bool:
-    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES and not call.shared
-    return small and meeting.board.ready and meeting.board.usable
+    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES
+    return (SmallAllReduce if small and meeting.board.ready and meeting.board.usable else HostRun)(
+        meeting, match, operation
+    )

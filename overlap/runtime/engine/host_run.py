@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import cast, overload
 
 import numpy as np
@@ -17,19 +18,20 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
+from .looking import Looking
 from .meeting import DONE, Meeting, Mode
 from .pulls import Pull, collected, gives, pulls, reduced
 from .settling import settle
 from .workers import INLINE_BYTES
 
-__all__ = ["HostRun"]
+__all__ = ["COPIED_BYTES", "HostRun"]
 
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
 _ARRIVED, _SLICED, _DONE = 1, 2, DONE
-# Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at
-# 1 MiB copying takes 0.06 to 0.09 ms (2) and 0.35 to 1.2 (4), reading 0.12 to 0.14 and 0.7 to 1.1; at 4 MiB 1.8
-# against 0.96 (2).
-_COPIED_BYTES = 1 << 20
+#: Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at
+#: 1 MiB copying takes 0.06 to 0.09 ms (2) and 0.35 to 1.2 (4), reading 0.12 to 0.14 and 0.7 to 1.1; at 4 MiB 1.8
+#: against 0.96 (2).
+COPIED_BYTES = 1 << 20
 # From here each of three or more ranks reduces a slice only: one meeting more, and less to read.
 _SLICED_BYTES = 64 << 10
 # What a thread does at once. Measured on 64 MiB: 512 KiB to 2 MiB are alike, 256 KiB takes longer.
@@ -38,13 +40,12 @@ _PIECE_BYTES = 1 << 20
 _scratch = threading.local()
 
 
-class HostRun:
+class HostRun(Looking):
     """One rank's end of an operation under way. It is the operation's `scope`, too: what is cancelled ends here."""
 
     __slots__ = (
-        "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_meeting", "_number",
-        "_operation", "_over", "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched",
-        "_working",
+        "_board", "_call", "_cancelled", "_given", "_home", "_in_place", "_lent", "_match", "_number", "_over",
+        "_phase", "_place", "_position", "_source", "_steps", "_tag", "_target", "_watched", "_working",
     )  # fmt: skip
 
     _source: Array | None
@@ -109,7 +110,7 @@ class HostRun:
     def _offer(self, source: Array) -> None:
         if source.nbytes <= PAYLOAD_BYTES:
             self._arrive(source.nbytes, Mode.ON_BOARD, _bytes_of(source))
-        elif source.nbytes > _COPIED_BYTES and self._board.reads:
+        elif source.nbytes > COPIED_BYTES and self._board.reads:
             self._arrive(_address_of(source), Mode.PRIVATE)
         else:
             self._map(source)
@@ -138,6 +139,10 @@ class HostRun:
         if not (self._working or self._over):
             self._go_on()
 
+    @property
+    def _others_came(self) -> bool:
+        return self._working or self._over or self._board.reached(self._number, self._tag, self._phase)
+
     def _go_on(self) -> None:
         board = self._board
         while not (self._working or self._over):
@@ -153,7 +158,7 @@ class HostRun:
             elif self._phase == _SLICED:
                 results = [board.result(other, self._number) for other in range(self._call.size)]
                 self._given = [(where, mode) for where, (_, mode) in zip(results, self._given, strict=True)]
-            if not self._over:
+            if not (self._working or self._over):
                 self._step()
 
     def _meet(self) -> None:
@@ -307,7 +312,11 @@ class HostRun:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _fall_back(self) -> None:
-        """Let a program do it."""
+        """Let a program do it, which takes tasks."""
+        if get_ident() != self._operation.context.thread:
+            self._working = True  # until then
+            self._operation.context.from_thread(self._fall_back)
+            return
         self._close()
         self._operation.running, self._operation.scope = False, None
         self._meeting.common.fall_back(self._meeting.communicator, self._match)

@@ -82,7 +82,9 @@ class RealEngine(BaseEngine):
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
-        return self._taken(operation.call) in _SHORT_CUT and self._host_memory.at_once(communicator, operation)
+        asked = operation.call
+        whole = self._taken(asked) in _SHORT_CUT and (asked.shared or not asked.counts)
+        return whole and self._host_memory.at_once(communicator, operation)
 
     def _taken(self, asked: Call) -> str | None:
         return asked.algorithm or self._algorithm

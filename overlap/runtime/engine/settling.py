@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import cast
 
 from transports import TransportError
@@ -17,6 +18,9 @@ __all__ = ["settle"]
 
 def settle(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
     """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""
+    if error is not None and get_ident() != operation.context.thread:  # the others are told by the loop
+        operation.context.from_thread(settle, communicator, match, operation, error)
+        return
     if isinstance(error, TransportError):
         error.operation = f"{operation.label} ({operation.call_site})"
     if error is not None and not operation.done:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from time import perf_counter
-
 import numpy as np
 
 from transports import LinkLostError
 
 from ...collectives.reduce import Array
-from ...errors import PeerFailedError
-from ..handover import Handover
 from ..match import Match
 from ..operation import Operation
+from .looking import Looking
 from .meeting import Meeting, Mode
 from .settling import settle
 
 __all__ = ["SmallAllReduce"]
 
 _ARRIVED = 1
-# How long a thread looks before it sleeps, as a watchman does.
-_SPIN_S = 50e-6
 
 
-class SmallAllReduce:
+class SmallAllReduce(Looking):
     """One rank's end of a small all-reduce: it posts its input, and adds up what the others have posted.
 
     Nobody waits for the others to have read it: rows of a board are used again only when they have.
     """
 
-    __slots__ = ("_match", "_meeting", "_operation", "_tag")
+    __slots__ = ("_match", "_tag")
 
     def __init__(self, meeting: Meeting, match: Match, operation: Operation) -> None:
         self._meeting, self._match, self._operation = meeting, match, operation
@@ -69,43 +63,9 @@ class SmallAllReduce:
             self._operation.stopped()
             settle(self._meeting.communicator, self._match, self._operation, LinkLostError(board.lost))
 
-    def look_here(self, handover: Handover) -> None:
-        """Look for a moment, in a thread that waits for the operation, and end it if all have come meanwhile."""
-        if self._roused(handover):
-            self._look_a_moment()
-            self._dozed(handover)
-
-    def _roused(self, handover: Handover) -> bool:
-        if not handover.enter():
-            return False
-        try:
-            return self._operation.scope is self and self._meeting.board.rouse()
-        finally:
-            handover.leave()
-
-    def _look_a_moment(self) -> None:
-        board, operation, tag = self._meeting.board, self._operation, self._tag
-        seq, until = operation.seq, perf_counter() + _SPIN_S
-        while not board.reached(seq, tag, _ARRIVED) and not operation.done and perf_counter() < until:
-            pass
-
-    def _dozed(self, handover: Handover) -> None:
-        """Let this process be rung again, and look who has come before that could be known."""
-        alone, board = False, self._meeting.board
-        if handover.enter():
-            try:
-                alone = board.doze()
-                if self._operation.scope is self and not self._operation.heard:
-                    self.look()
-            finally:
-                handover.leave()
-        if not alone:
-            with suppress(PeerFailedError):  # nobody waits any more
-                self._operation.context.from_thread(self._doze)
-
-    def _doze(self) -> None:
-        self._meeting.board.doze()
-        self._meeting.board.look()
+    @property
+    def _others_came(self) -> bool:
+        return self._meeting.board.reached(self._operation.seq, self._tag, _ARRIVED)
 
     def _end(self) -> None:
         error: BaseException | None = None
