@@ -37,6 +37,10 @@ class Looking(ABC):
     def look(self) -> None:
         """Go on, if the others have come as far."""
 
+    @abstractmethod
+    def cancel(self) -> None:
+        """End, once nothing of this rank's is touched any more."""
+
     def look_here(self, handover: Handover) -> None:
         """Look for a moment, in a thread that waits for the operation, and go on if all have come meanwhile."""
         if self._roused(handover):
