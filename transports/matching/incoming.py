@@ -8,37 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
 
 from transports.bounce import BounceBuffers
+from transports.matching.arrivals import Arrival, pop
 from transports.matching.ends import Lane, Receive
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
-__all__ = ["Arrival", "Incoming"]
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A message that is here before its receive: its bytes, where they are coming to, or (neither) an offer of them."""
-
-    number: int
-    nbytes: int
-    payload: bytes | None = None
-    pushed: Receive | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of it is here."""
-        return self.payload is not None if self.pushed is None else not self.pushed.missing_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """How much memory it takes."""
-        return len(self.payload or b"") if self.pushed is None else self.nbytes
+__all__ = ["Incoming"]
 
 
 class Incoming:
@@ -113,7 +90,7 @@ class Incoming:
             self._announced(number, lane, payload.nbytes, bytes(payload))
             return
         self._next_number += 1  # the short way: its turn has come, and a receive waits
-        self._hand_over(_pop(self.posted, lane), payload)
+        self._hand_over(pop(self.posted, lane), payload)
         if self._early:
             self._catch_up()
 
@@ -198,7 +175,7 @@ class Incoming:
             self._withdrawn.remove(arrival.number)
             self._answer(MessageKind.WITHDRAWN, arrival.number)
         elif lane in self.posted:
-            self._match(_pop(self.posted, lane), arrival)
+            self._match(pop(self.posted, lane), arrival)
         else:
             self.arrived.setdefault(lane, deque()).append(arrival)
             if arrival.payload is None and arrival.pushed is None:
@@ -213,7 +190,7 @@ class Incoming:
         lane = receive.lane
         if lane not in self.arrived:
             return False
-        arrival = _pop(self.arrived, lane)
+        arrival = pop(self.arrived, lane)
         self._offers.pop(arrival.number, None)
         self._match(receive, arrival)
         return True
@@ -410,11 +387,3 @@ class Incoming:
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
         return left
-
-
-def _pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
-    queue = queues[lane]
-    one = queue.popleft()
-    if not queue:
-        del queues[lane]
-    return one
