@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
+from time import thread_time
 
 from ..timeline.recording import RawSpan, Recorder, columns_of
 from ..timeline.spans import Timeline
@@ -15,6 +16,8 @@ from ..timeline.stream import begun, block
 __all__ = ["EVERY_S", "TraceStream", "streamed"]
 
 EVERY_S = 1.0
+MOST_SHARE = 0.01
+"""Of a processor: who records thousands of spans a second has them written less often."""
 _MOST_TIMES = 2  # a file may have so many times the spans that the recorders keep; then it begins anew with those
 
 
@@ -92,6 +95,9 @@ def streamed(make: Callable[[], TraceStream], *, is_kept: Callable[[], bool]) ->
 
 
 def _flush(stream: TraceStream, done: Event) -> None:
+    pause_s = EVERY_S
     with suppress(OSError):
-        while not done.wait(EVERY_S):
+        while not done.wait(pause_s):
+            begun_s = thread_time()
             stream.flush()
+            pause_s = max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE)
