@@ -5,9 +5,9 @@ In the order data flows: `recording` records, `span` is what one says, `columnar
 what each rank did when, `reasons` (with `excess`) why communication was exposed, and `verdict` puts it into a sentence;
 `operations`, `stragglers` and `critical_path` are tables on request (`columns`); `theme`, `folding`, `lanes`, `axis`,
 `table`, `legend` are what `draw` draws with; `events` (and back: `decode`), `parts`, `tail` and `tracefile` store it,
-`foreign` (`kineto`, `neuron`, `chakra/`) what others stored and `cut` what is left of it, `merge` makes one timeline
-of those of several processes. `picture/` and `page` draw it elsewhere. `replay/` runs one again with something
-changed.
+`stream` as it grows, `foreign` (`kineto`, `neuron`, `chakra/`) what others stored, `cut` what is left of it,
+`oddities` what cannot be true, `merge` makes one timeline of those of several processes. `picture/` and `page` draw it
+elsewhere. `replay/` runs one again with something changed.
 
 All of it is pure. Importing this loads the recording only: every program pays for that, few look at a timeline.
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypedDict, cast, get_args
 
 from ..errors import UsageError
 from .events import Event, Json
+from .oddities import LEFT_OUT
 from .ranklist import unlisted
 from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
 
@@ -21,12 +22,27 @@ LIMIT = 1 << 63
 def decoded(slices: Iterable[Event], header: Json) -> Timeline:
     """Return the timeline of the events with a length, and of what the file says of the run.
 
+    Spans that end before they start are left out; `meta` says so.
+
     Raises:
         ValueError: A field is not what it should be; it is named.
         UsageError: A newer version has written it.
     """
-    spans = sorted((_span(event) for event in slices if event.get("cat") != "issue"), key=span_order)
-    return Timeline(spans=spans, **known(header))
+    found = [_span(event) for event in slices if event.get("cat") != "issue"]
+    spans = sorted((span for span in found if span.start_ns <= span.end_ns), key=span_order)
+    said = known(header)
+    if backwards := [span for span in found if span.start_ns > span.end_ns]:
+        if not spans:
+            raise ValueError("all of its spans end before they start")
+        said["meta"][LEFT_OUT] = _left_out(backwards)
+    return Timeline(spans=spans, **said)
+
+
+def _left_out(spans: Sequence[Span]) -> str:
+    """Say which spans were not taken because a clock went back."""
+    many, first = len(spans) > 1, spans[0]
+    which = f"{len(spans)} spans end before they start" if many else "1 span ends before it starts"
+    return f"{which} ({'first: ' * many}'{first.name}' of rank {first.rank}): shown is the rest"
 
 
 class Known(TypedDict):
@@ -60,8 +76,6 @@ def _span(event: Event) -> Span:
     if (kind := _text(event, "cat")) not in get_args(Kind):
         raise ValueError(f"unknown category {kind!r}")
     start_ns, end_ns = _whole(args, "start_ns"), _whole(args, "end_ns")
-    if end_ns < start_ns:
-        raise ValueError(f"a span ends at {end_ns} ns, before it starts at {start_ns} ns")
     info = _info(args, start_ns, end_ns) if "seq" in args else None
     return Span(
         rank=_whole(event, "pid"),

@@ -11,9 +11,11 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 from ...errors import UsageError
+from ...notice import notify
 from ...timeline.limits import parse_limit
 from ...timeline.merge import merged, merged_header
 from ...timeline.metrics import median_step, windows_of
+from ...timeline.oddities import oddities
 from ...timeline.parts import Part, pack_part
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
@@ -114,6 +116,8 @@ def main(args: argparse.Namespace) -> int:
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
+    if wrong := oddities(timeline):
+        notify(wrong)
     step = _step(args.step, timeline)
     ranks = _ranks(args.ranks)
     kept_all = True

@@ -1,0 +1,59 @@
+"""What cannot be true of a timeline, and what is shown all the same. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .columnar import NONE, SpanColumns
+from .spans import Timeline
+
+__all__ = ["LEFT_OUT", "oddities"]
+
+LEFT_OUT = "left_out"
+"""In `meta`: which spans of a file were not taken."""
+
+
+def oddities(timeline: Timeline) -> str:
+    """Return in one line what is wrong with a timeline, and what that means for what is shown; "" if nothing is."""
+    columns, ours = timeline.columns, "origin" not in timeline.meta
+    found = [timeline.meta.get(LEFT_OUT, "")]
+    if ours:  # what others call compute may be many kernels at once
+        found += [_twice_at_once(columns), _before_their_call(columns)]
+    if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
+        found.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
+    return "; ".join(filter(None, found))
+
+
+def _twice_at_once(columns: SpanColumns) -> str:
+    """A lane of computes that were issued is one thread; what programs record of their own may be anything."""
+    issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
+    compute = columns.take(issued & (columns.end_ns > columns.start_ns))
+    order = np.lexsort((compute.end_ns, compute.start_ns, compute.index[1], compute.rank))
+    compute = compute.take(order)
+    same = (compute.rank[1:] == compute.rank[:-1]) & (compute.index[1][1:] == compute.index[1][:-1])
+    crossing = np.flatnonzero(same & (compute.start_ns[1:] < compute.end_ns[:-1]))
+    if not len(crossing):
+        return ""
+    first = compute.take(crossing[:1] + 1)
+    (span,) = first.spans()
+    verb = "begins" if len(crossing) == 1 else "begin"
+    return (
+        f"{_spans(len(crossing))} on a lane of computes {verb} before the one before has ended "
+        f"(first: '{span.name}' of rank {span.rank} on '{span.lane}'), which counts once"
+    )
+
+
+def _before_their_call(columns: SpanColumns) -> str:
+    called = (columns.issued_ns != NONE) & (columns.issued_ns > columns.start_ns)
+    if not (count := int(called.sum())):
+        return ""
+    (span,) = columns.take(np.flatnonzero(called)[:1]).spans()
+    verbs = ("begins before it was", "it is") if count == 1 else ("begin before they were", "they are")
+    return (
+        f"{_spans(count)} {verbs[0]} called (first: '{span.name}' of rank {span.rank}): a clock went back; "
+        f"{verbs[1]} shown as not queued"
+    )
+
+
+def _spans(count: int) -> str:
+    return f"{count} span{'s' * (count != 1)}"
