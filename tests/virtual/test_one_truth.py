@@ -7,6 +7,7 @@ by byte over the same paced wires, on the virtual clock, which makes its times e
 from itertools import groupby
 from operator import itemgetter
 
+import numpy as np
 import pytest
 
 import overlap
@@ -171,3 +172,17 @@ def test_messages_to_one_peer_do_not_wait_for_each_other_to_arrive(algorithm):
     _, emulated = emulate(program, 0.02, algorithm)
     _, simulated = simulate(program, RANKS, Work(real=False), cluster=wires(0.02), algorithm=algorithm)
     assert length_ns(simulated) == pytest.approx(length_ns(emulated), rel=0.05)
+
+
+@pytest.mark.parametrize("algorithm", ["chain", "binary_tree", "double_binary_tree"])
+@pytest.mark.parametrize("collective", ["broadcast", "all_reduce"])
+def test_trees_take_what_the_runtime_takes_on_wires_of_their_own(collective, algorithm):
+    """A rank sends to both its children at once, and one of two trees does not wait for the other."""
+
+    async def program(rank, work):
+        await getattr(rank, collective)(np.ones(1 << 12, np.float32))  # as many in each slice of each tree
+
+    for latency_s in LATENCIES_S:
+        _, emulated = emulate(program, latency_s, algorithm)
+        _, simulated = simulate(program, RANKS, Work(real=False), cluster=wires(latency_s), algorithm=algorithm)
+        assert length_ns(simulated) == length_ns(emulated)

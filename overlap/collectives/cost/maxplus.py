@@ -1,8 +1,10 @@
 """When every rank finishes: max-plus over rounds, on integer ticks.
 
-A rank has two clocks: when all that it was sent has arrived, and when it is free to send again. A message starts at the
-later one; it keeps the sender busy for the step's overhead and its transfer, and arrives a latency after that. Times
-are integers, so sums are exact, and the same on every machine.
+A rank has two clocks: when all that it was sent has arrived, and when it is free to start another message; and every
+wire on which messages leave a rank has one, when it is free again. A message starts at the latest of the three; it
+keeps the sender busy for the step's overhead, and the wire for its transfer as well, and arrives a latency after that.
+So a rank sends to several others at once where a wire of its own leads to each. Of trees side by side each has clocks
+of its own at every rank. Times are integers, so sums are exact, and the same on every machine.
 
 The map from the clocks before a round to those after is homogeneous: all clocks later by c, all results later by c. So
 as soon as a repetition moves every clock by the same amount, all further ones do, and need not be computed.
@@ -10,7 +12,7 @@ as soon as a repetition moves every clock by the same amount, all further ones d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -104,22 +106,24 @@ def cost(
         explain: Whether to follow where the time goes.
     """
     size, parameters = placed.placement.size, placed.parameters
-    arrivals = resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s)
+    arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
-    clocks = _Clocks(arrivals, launch, explain=explain)
+    clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
     for one in placed.each:
         clocks.run(_Step(one, placed, nbytes / placed.rounds.slots, resolution), one.round.repeat)
-    finish = np.maximum(clocks.ready, clocks.free)
+    finish = np.maximum(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
-    return Cost(finish_s=finish / per_s, breakdown=clocks.breakdown(int(finish.argmax()), per_s) if explain else None)
+    finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
+    return Cost(finish_s=finish_s, breakdown=clocks.breakdown(int(finish.argmax()), per_s) if explain else None)
 
 
 class _Step:
     """A placed round for one number of bytes, in ticks."""
 
     def __init__(self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution) -> None:
-        self.src, self.dst = one.round.src, one.round.dst
-        parameters = placed.parameters
+        lane, parameters = one.round.lane, placed.parameters
+        apart = 0 if lane is None else lane * placed.placement.size
+        self.src, self.dst = one.round.src + apart, one.round.dst + apart
         self.start = resolution.ticks(one.start_s)
         self.latency = resolution.ticks(one.latency_s)
         self.wire = resolution.ticks(one.wire_s(slot_bytes))
@@ -130,9 +134,11 @@ class _Step:
         self.transfer: Ints = np.maximum.reduce(resources)
         self.copies = np.maximum(resolution.ticks(one.moving_s_per_byte * slot_bytes) - self.wire, 0)
         self.busy = self.start + self.transfer
-        self.local = resolution.ticks(one.local_s_per_byte * slot_bytes)
+        self.local = np.tile(resolution.ticks(one.local_s_per_byte * slot_bytes), placed.lanes)
         self.by_dst = _Segments(self.dst)
         self.by_src = _Segments(self.src)
+        self.port = one.port
+        self.by_port = _Segments(self.port)
 
     def terms(self) -> Ints:
         """Return (terms, messages) what keeps the sender of each message busy."""
@@ -163,83 +169,124 @@ class _Segments:
         return self.order[best[np.unique(number[best], return_index=True)[1]]]
 
 
-class _Clocks:
-    """The two clocks of every rank: all that it was sent is there; it is free to send again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """What clocks show.
 
-    def __init__(self, arrivals: Ints, launch: int, *, explain: bool) -> None:
-        self.ready = arrivals + launch
-        self.free = self.ready.copy()
-        self._terms: tuple[Ints, Ints] | None = None
+    Attributes:
+        ready: (ranks,) when all that a rank was sent is there.
+        free: (ranks,) when it has started its last message.
+        left: (ranks,) when its last message has left.
+        port: (wires,) when the last message on a wire has left.
+    """
+
+    ready: Ints
+    free: Ints
+    left: Ints
+    port: Ints
+
+    def plus(self, other: _Times, times: int) -> _Times:
+        """Return these, later by so many times what they are later than others."""
+        mine, theirs = ((each.ready, each.free, each.left, each.port) for each in (self, other))
+        return _Times(*(now + times * (now - then) for now, then in zip(mine, theirs, strict=True)))
+
+
+class _Clocks:
+    """The clocks of every rank, and of every wire on which messages leave one; and what they are made of."""
+
+    def __init__(self, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> None:
+        begin = arrivals + launch
+        self._now = _Times(begin, begin, begin, np.zeros(ports, np.int64))
+        self._terms: _Times | None = None
         if explain:
             terms = np.zeros((7, len(arrivals)), np.int64)
             terms[_WAITING], terms[_LAUNCH] = arrivals, launch
-            self._terms = terms, terms.copy()
+            self._terms = _Times(terms, terms, terms, np.zeros((7, ports), np.int64))
+
+    @property
+    def ready(self) -> Ints:
+        """When all that each rank was sent is there."""
+        return self._now.ready
+
+    @property
+    def left(self) -> Ints:
+        """When the last message of each rank has left."""
+        return self._now.left
 
     def run(self, step: _Step, repeat: int) -> None:
         """Repeat a step."""
         for done in range(1, repeat + 1):
-            before = self.ready, self.free, self._terms
+            before, terms = self._now, self._terms
             self._once(step)
             # Looking for the steady state costs about a step, so it is done after 1, 2, 4, 8, ... of them.
-            if done < repeat and not done & (done - 1) and self._moved_alike(before[0], before[1]):
-                self._jump(before, repeat - done)
+            if done < repeat and not done & (done - 1) and self._moved_alike(before, step):
+                self._now = self._now.plus(before, repeat - done)
+                if self._terms is not None and terms is not None:
+                    self._terms = self._terms.plus(terms, repeat - done)
                 return
 
-    def _moved_alike(self, ready: Ints, free: Ints) -> bool:
-        by = self.ready[0] - ready[0]
-        return bool((self.ready - ready == by).all() and (self.free - free == by).all())
-
-    def _jump(self, before: tuple[Ints, Ints, tuple[Ints, Ints] | None], times: int) -> None:
-        by = times * (self.ready[0] - before[0][0])
-        self.ready, self.free = self.ready + by, self.free + by
-        if self._terms is not None and before[2] is not None:
-            ready, free = (now + times * (now - then) for now, then in zip(self._terms, before[2], strict=True))
-            self._terms = ready, free
+    def _moved_alike(self, before: _Times, step: _Step) -> bool:
+        now, by = self._now, self._now.ready[0] - before.ready[0]
+        ranks = ((now.ready, before.ready), (now.free, before.free), (now.left, before.left))
+        alike = all((after - then == by).all() for after, then in ranks)
+        return bool(alike and (now.port[step.port] - before.port[step.port] == by).all())
 
     def _once(self, step: _Step) -> None:
         if step.local.any():
             self._locally(step.local)
         if not len(step.src):
             return
-        start = np.maximum(self.ready, self.free)[step.src]
+        now = self._now
+        start = np.maximum(np.maximum(now.ready, now.free)[step.src], now.port[step.port])
         leaves = start + step.busy
         arrives = leaves + step.latency
         if self._terms is not None:
-            self._follow(step, leaves, arrives)
+            self._follow(step, start, leaves, arrives)
         if step.serial.any():
-            arrives = np.maximum(arrives, self.ready[step.dst]) + step.serial
-        ready, free = self.ready.copy(), self.free.copy()
+            arrives = np.maximum(arrives, now.ready[step.dst]) + step.serial
+        ready, free, left, port = now.ready.copy(), now.free.copy(), now.left.copy(), now.port.copy()
         ready[step.by_dst.rank] = np.maximum(ready[step.by_dst.rank], step.by_dst.latest(arrives))
-        free[step.by_src.rank] = step.by_src.latest(leaves)
-        self.ready, self.free = ready, free
+        free[step.by_src.rank] = step.by_src.latest(start + step.start)
+        left[step.by_src.rank] = np.maximum(left[step.by_src.rank], step.by_src.latest(leaves))
+        port[step.by_port.rank] = step.by_port.latest(leaves)
+        self._now = _Times(ready, free, left, port)
 
     def _locally(self, local: Ints) -> None:
-        works, late = local > 0, self.free > self.ready
+        now, works = self._now, local > 0
         if self._terms is not None:
-            ready, free = self._terms
-            terms = np.where(works & late, free, ready)
+            terms = np.where(works & (now.left > now.ready), self._terms.left, self._terms.ready)
             terms[_MEMORY] += local
-            self._terms = terms, free
-        self.ready = np.where(works, np.maximum(self.ready, self.free) + local, self.ready)
+            self._terms = replace(self._terms, ready=terms)
+        self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
 
-    def _follow(self, step: _Step, leaves: Ints, arrives: Ints) -> None:
+    def _follow(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
         """Carry along what the clocks are made of."""
-        assert self._terms is not None
-        ready, free = self._terms
-        busy = np.where(self.free > self.ready, free, ready)[:, step.src] + step.terms()
+        now, terms = self._now, self._terms
+        assert terms is not None
+        begun = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
+        held = start > np.maximum(now.ready, now.free)[step.src]
+        begun = np.where(held, terms.port[:, step.port], begun)
+        issued = begun.copy()
+        issued[_START] += step.start
+        busy = begun + step.terms()
         there = busy.copy()
         there[_LATENCY] += step.latency
-        new_ready, new_free = ready.copy(), free.copy()
+        ready, free, left, port = (each.copy() for each in (terms.ready, terms.free, terms.left, terms.port))
         first = step.by_dst.winner(arrives)
-        late = first[arrives[first] > self.ready[step.dst[first]]]
-        new_ready[:, step.dst[late]] = there[:, late]
-        new_ready[_REDUCTION, step.dst[first]] += step.serial[first]
+        late = first[arrives[first] > now.ready[step.dst[first]]]
+        ready[:, step.dst[late]] = there[:, late]
+        ready[_REDUCTION, step.dst[first]] += step.serial[first]
+        first = step.by_src.winner(start + step.start)
+        free[:, step.src[first]] = issued[:, first]
         first = step.by_src.winner(leaves)
-        new_free[:, step.src[first]] = busy[:, first]
-        self._terms = new_ready, new_free
+        late = first[leaves[first] > now.left[step.src[first]]]
+        left[:, step.src[late]] = busy[:, late]
+        first = step.by_port.winner(leaves)
+        port[:, step.port[first]] = busy[:, first]
+        self._terms = _Times(ready, free, left, port)
 
     def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
         """Return what the later clock of a rank is made of."""
         assert self._terms is not None
-        terms = self._terms[1 if self.free[rank] > self.ready[rank] else 0]
+        terms = self._terms.left if self._now.left[rank] > self._now.ready[rank] else self._terms.ready
         return CostBreakdown(**dict(zip(CostBreakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))

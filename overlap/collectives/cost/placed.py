@@ -31,6 +31,7 @@ class PlacedRound:
         busy_s: of shared processors, for the whole round once.
         busy_s_per_byte: the same, for each byte of a slot.
         hops: wires crossed by the message with the longest way, by kind.
+        port: (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on.
         curves: which messages get a share of their wires that depends on their size, and (bytes, share) of that.
     """
 
@@ -46,6 +47,7 @@ class PlacedRound:
     busy_s: float
     busy_s_per_byte: float
     hops: dict[str, int]
+    port: Ints
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
 
     def wire_s(self, slot_bytes: float) -> Floats:
@@ -73,6 +75,16 @@ class Placed:
     placement: Placement
     parameters: Parameters
     each: tuple[PlacedRound, ...]
+
+    @property
+    def lanes(self) -> int:
+        """Parts of the data that do not wait for each other."""
+        return 1 + max((int(one.lane.max(initial=0)) for one in self.rounds.rounds if one.lane is not None), default=0)
+
+    @property
+    def ports(self) -> int:
+        """Wires that messages leave their senders on."""
+        return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
 
     def hops(self) -> dict[str, int]:
         """Count the wires that the longest way of every step crosses, by kind: what the steps wait for, one by one."""
@@ -146,15 +158,27 @@ def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, 
     routes = [placement.routes(one.src, one.dst, one.far) for one in rounds.rounds]
     wires = placement.wires()
     rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
+    first = [way.wire[way.first[:-1]] for way in routes]
+    used = np.zeros(len(rate), np.bool_)
+    for each_first in first:
+        used[each_first] = True
+    number = np.cumsum(used) - 1
     each = tuple(
-        _placed(one, way, wires, rate, placement, parameters, contention)
-        for one, way in zip(rounds.rounds, routes, strict=True)
+        _placed(one, way, number[out], wires, rate, placement, parameters, contention)
+        for one, way, out in zip(rounds.rounds, routes, first, strict=True)
     )
     return Placed(rounds=rounds, placement=placement, parameters=parameters, each=each)
 
 
 def _placed(
-    one: Round, way: Routes, wires: Wires, rate: Floats, placement: Placement, parameters: Parameters, contention: bool
+    one: Round,
+    way: Routes,
+    port: Ints,
+    wires: Wires,
+    rate: Floats,
+    placement: Placement,
+    parameters: Parameters,
+    contention: bool,
 ) -> PlacedRound:
     hops, start = np.diff(way.first), way.first[:-1]
     sent = np.repeat(one.sent, hops)
@@ -181,6 +205,7 @@ def _placed(
         busy_s=float(message_s.sum()),
         busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),
         hops=_longest(latency_s, way, wires),
+        port=port,
         curves=tuple(_curves(way, wires, parameters)),
     )
 

@@ -23,6 +23,9 @@ _Amounts: TypeAlias = "NDArray[np.integer] | Floats"
 # Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
 _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 
+# Algorithms that are several of their kind, each on a channel of its own, with a part of the data.
+_APART = ("double_binary_tree",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
@@ -40,6 +43,8 @@ class Round:
         local: (size,) reads and writes of each rank's memory before its first message.
         count: (messages,) how many messages each row stands for; one if None.
         far: (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
+        lane: (messages,) which of several independent parts of the data it belongs to, which do not wait for each
+            other; all to one if None.
     """
 
     repeat: int
@@ -53,6 +58,7 @@ class Round:
     local: Floats
     count: Floats | None = None
     far: NDArray[np.bool_] | None = None
+    lane: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,6 +129,7 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
         sent=np.tile(one.sent, len(plays))[order],
         count=None if one.count is None else np.tile(one.count, len(plays))[order],
         far=None if one.far is None else np.tile(one.far, len(plays))[order],
+        lane=None if one.lane is None else np.tile(one.lane, len(plays))[order],
         added=spread(one.added),
         local_added=spread(one.local_added),
         moving=spread(one.moving),
@@ -197,11 +204,16 @@ def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Rou
     local = 3.0 * _sums(dst, count, near_adds, size)
     if not s.reduces:
         local += 2.0 * _sums(dst, count, ~remote & ~adds, size)
-    key, message = np.unique((dst * size + src)[remote], return_inverse=True)
+    apart = s.algorithm in _APART
+    lane = s.channel[rows].astype(np.int64) if apart else np.zeros(len(src), np.int64)
+    lanes = s.channels if apart else 1
+    key, message = np.unique(((dst * size + src) * lanes + lane)[remote], return_inverse=True)
+    ends = key // lanes
     return Round(
         repeat=repeat,
-        src=key % size,
-        dst=key // size,
+        src=ends % size,
+        dst=ends // size,
+        lane=key % lanes if apart else None,
         sent=_weighed(message, count[remote], len(key)),
         added=_sums(dst, count, far_adds, size),
         local_added=_sums(dst, count, near_adds, size),
