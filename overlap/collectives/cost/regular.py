@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..placement import Floats
 from .rounds import Round, Rounds
 
 __all__ = ["regular_rounds"]
@@ -43,8 +44,6 @@ def _round(
     local: float = 0.0,
 ) -> Round:
     row = np.zeros(1 if messages else 0, np.int64)
-    each = (np.full(1, amount, np.float64) for amount in (added, local_added, moving, adding, local))
-    of_rank = dict(zip(("added", "local_added", "moving", "adding", "local"), each, strict=True))
     return Round(
         repeat=repeat,
         src=row,
@@ -52,8 +51,16 @@ def _round(
         sent=np.full(len(row), float(sent)),
         count=np.full(len(row), float(messages)),
         far=np.ones(len(row), np.bool_),
-        **of_rank,
+        added=_of_one(added),
+        local_added=_of_one(local_added),
+        moving=_of_one(moving),
+        adding=_of_one(adding),
+        local=_of_one(local),
     )
+
+
+def _of_one(amount: float) -> Floats:
+    return np.full(1, amount, np.float64)
 
 
 def _mesh(size: int) -> tuple[Round, Round]:
