@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 
-from .events import Json
+from .events import Json, colour
+from .intervals import Interval, Merged, clip, merge
 from .metrics import windows_of
 from .spans import Span, Timeline
-from .theme import COMPUTE, EXPOSED, WAITING
+from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
 __all__ = ["page", "page_data"]
 
@@ -32,7 +33,7 @@ def page(timeline: Timeline, verdict: str, *, step: int | None = None, ranks: It
     """
     data = json.dumps(page_data(timeline, step=step, ranks=ranks), separators=(",", ":"), allow_nan=False)
     title = "whole run" if step is None else f"step {step}"
-    colours = {"compute": COMPUTE, "wire": EXPOSED, "waiting": WAITING}
+    colours = {"compute": COMPUTE, "hidden": HIDDEN, "wire": EXPOSED, "waiting": WAITING}
     return (
         files(__package__)
         .joinpath("page.html")
@@ -45,9 +46,10 @@ def page(timeline: Timeline, verdict: str, *, step: int | None = None, ranks: It
 
 
 def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Mapping[str, Json]:
-    """Return what the page shows: lanes, and spans as [lane, kind, name, start, end, met, details], times from 0.
+    """Return what the page shows: lanes, and spans as [lane, kind, name, start, end, met, details, hidden].
 
-    Times are nanoseconds after `origin_ns`; `met` is when the bytes of an operation began to move.
+    Times are nanoseconds after `origin_ns`; `met` is when the bytes of an operation began to move, and `hidden` from
+    where to where its rank computed meanwhile. Operations that cross share no lane.
     """
     windows = windows_of(timeline, step)
     chosen = set(windows) if ranks is None else set(windows) & set(ranks)
@@ -61,18 +63,30 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
     left_out = max(len(shown) - SPANS_AT_MOST, 0)
     if left_out:
         shown = sorted(shown, key=lambda span: -span.duration_ns)[:SPANS_AT_MOST]
-    lanes = sorted({(span.rank, span.kind != "compute", span.lane) for span in shown})
-    places = {(rank, lane): number for number, (rank, _, lane) in enumerate(lanes)}
+    lanes: dict[tuple[int, bool, str], list[Span]] = {}
+    computed: dict[int, list[Interval]] = {}
+    for span in shown:
+        lanes.setdefault((span.rank, span.kind != "compute", span.lane), []).append(span)
+        if span.kind == "compute":
+            computed.setdefault(span.rank, []).append((span.start_ns, span.end_ns))
+    busy = {rank: merge(intervals) for rank, intervals in computed.items()}
+    rows = [
+        (f"{rank} {lane}" if number == 1 else f"{rank} {lane} ({number})", row)
+        for (rank, _, lane), spans in sorted(lanes.items())
+        for number, row in enumerate(colour(spans), 1)
+    ]
     return {
         "origin_ns": first_ns,
         "length_ns": last_ns - first_ns,
         "left_out": left_out,
-        "lanes": [f"{rank} {lane}" for rank, _, lane in lanes],
-        "spans": [_row(span, places[span.rank, span.lane], first_ns) for span in shown],
+        "lanes": [name for name, _ in rows],
+        "spans": [
+            _row(span, place, first_ns, busy.get(span.rank, [])) for place, (_, row) in enumerate(rows) for span in row
+        ],
     }
 
 
-def _row(span: Span, lane: int, first_ns: int) -> list[Json]:
+def _row(span: Span, lane: int, first_ns: int, busy: Merged) -> list[Json]:
     info = span.info
     met_ns = span.start_ns if info is None else min(max(info.met_ns, span.start_ns), span.end_ns)
     details = f"at {span.call_site}" if span.call_site else ""
@@ -82,4 +96,7 @@ def _row(span: Span, lane: int, first_ns: int) -> list[Json]:
             f"{info.algorithm or '?'}, at {info.call_site or '?'}; queued {info.queue_wait_ns} ns, "
             f"waited {info.last_rank_wait_ns} ns, moved {info.transfer_ns} ns"
         )
-    return [lane, span.kind, span.name, span.start_ns - first_ns, span.end_ns - first_ns, met_ns - first_ns, details]
+    beside = clip(busy, (span.start_ns, span.end_ns)) if span.kind == "comm" else []
+    hidden: list[Json] = [[start_ns - first_ns, end_ns - first_ns] for start_ns, end_ns in beside]
+    times: list[Json] = [span.start_ns - first_ns, span.end_ns - first_ns, met_ns - first_ns]
+    return [lane, span.kind, span.name, *times, details, hidden]

@@ -1,6 +1,7 @@
 import argparse
 import json
 import re
+from itertools import combinations
 
 import pytest
 
@@ -103,9 +104,13 @@ def test_html_stands_alone(command, training, tmp_path, monkeypatch):
     assert re.findall(r"https?:|<link|src=|@import|url[(]", html) == []
     data = json.loads(re.search(r"data=(\{.*\});$", html, re.M)[1])
     assert data == page_data(training(3), step=1)
-    assert data["lanes"] == ["0 compute", "0 comm", "1 compute", "1 comm", "2 compute", "2 comm"]
-    row = next(row for row in data["spans"] if row[0] == 5)
+    assert data["lanes"][:4] == ["0 compute", "0 comm", "0 comm (2)", "0 comm (3)"]
+    lane = data["lanes"].index("2 comm")
+    row = next(row for row in data["spans"] if row[0] == lane)
     assert row[1:6] == ["comm", "all_reduce 0", 4_950_000, 6_950_000, 4_950_000]
+    assert row[7] == [[5_000_000, 5_900_000], [6_000_000, 6_900_000]]  # computed meanwhile
+    for one, other in combinations([row for row in data["spans"] if row[1] == "comm"], 2):
+        assert one[0] != other[0] or one[4] <= other[3] or other[4] <= one[3]  # nothing crosses in a lane
     assert (data["origin_ns"], data["length_ns"], data["left_out"]) == (5_012_000_000, 11_600_000, 0)
 
 
