@@ -58,6 +58,13 @@ def test_more_nodes_never_take_less(name, op):
         assert times == sorted(times), nbytes
 
 
+def test_a_reduce_goes_in_pieces_on_one_node_too():
+    """In one piece it took longer on one node than in three on two."""
+    one, two = (plan("reduce", 1 << 32, topology.cluster("trn2.48xlarge", nodes=n)) for n in (1, 2))
+    assert one.slices > 1
+    assert one.predicted_s < two.predicted_s
+
+
 def test_the_first_and_the_last_phase_share_their_wires():
     """4 GiB on two nodes take longer than on one: what is inside is not overlapped with itself."""
     one, two = (plan("all_reduce", 1 << 32, topology.cluster("trn2.48xlarge", nodes=n)).predicted_s for n in (1, 2))

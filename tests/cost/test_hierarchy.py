@@ -133,6 +133,7 @@ def test_handing_out_and_gathering(collective):
     for option in found:
         table = option.schedule(1)
         verify(table)
+        verify(option.schedule(3))
         asked = rounds(table)
         assert asked.steps == option.steps
         whole, phases = cost(on(placement, asked), 128e6).total_s, sum(p.total_s(128e6) for p in option.parts)

@@ -27,7 +27,7 @@ class Phased(Option):
         parts: The phases, without the launch of the whole.
         parameters: The model's.
         make: Generates the table on data in so many slices.
-        most_slices: How many there may be; 1 where phases share their wires.
+        most_slices: How many there may be.
     """
 
     def __init__(

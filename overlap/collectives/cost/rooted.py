@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..generators import generate
-from ..generators.scattered import SCATTERS
+from ..generators.scattered import SCATTERS, handing_steps
+from ..pipelining import pipelined
 from ..placement import Placement
 from ..schedule import Schedule
 from .flat import WIDE, PlanRequest, expanded, fitted, too_wide
@@ -28,8 +29,9 @@ def rooted_options(
 ) -> tuple[list[Phased], list[Rejected]]:
     """Compose every way to hand out with every way to gather.
 
-    Phases are costed as if each were a collective of its own, and their wires are the same, so nothing is pipelined.
-    That a rank which has handed something on need not get it again makes the table a little faster.
+    Phases are costed as if each were a collective of its own, and pieces of the data go through them one after another,
+    as far as the wires that phases share allow. That a rank which has handed something on need not get it again makes
+    the table a little faster.
 
     Returns:
         All combinations, or why there are none.
@@ -51,7 +53,7 @@ def rooted_options(
                 ((spread, end), f"{gather}, {scatter}") if backwards else ((end, spread), f"{scatter}, {gather}")
             )
             make = partial(_make, request, algorithm, gather, scatter)
-            options.append(Phased(algorithm, detail, parts, parameters, make, most_slices=1))
+            options.append(Phased(algorithm, detail, parts, parameters, make, most_slices=parameters.most_slices))
     return options, []
 
 
@@ -76,9 +78,8 @@ def _begun(asked: Rounds, collective: str, root: int) -> Rounds:
 
 
 def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slices: int) -> Schedule:
-    assert slices == 1, "phases that share their wires are not pipelined"
     g = request.geometry
-    return generate(
+    whole = generate(
         request.collective,
         algorithm,
         g.size,
@@ -87,3 +88,5 @@ def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slice
         scatter=scatter,
         gather_options=fitted(gather, g)[1],
     )
+    handing = handing_steps(g.size, scatter)
+    return pipelined(whole, [0, whole.steps - handing if request.collective == "reduce" else handing], slices)

@@ -15,7 +15,7 @@ from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, spread
 from .tree import subtrees
 
-__all__ = ["SCATTERS", "phases", "scatter_all_gather", "scattered"]
+__all__ = ["SCATTERS", "handing_steps", "phases", "scatter_all_gather", "scattered"]
 
 SCATTERS = ("binomial", "mesh")
 """How parts can be handed out."""
@@ -62,12 +62,13 @@ def scattered(root: int, between: Pattern, inside: Pattern, *, scatter: str = "b
 
 def phases(between: Pattern, inside: Pattern, scatter: str, *, backwards: bool) -> list[int]:
     """Return the first step of each phase that has steps."""
-    lengths = [_handing_steps(inside.size, scatter), between.steps if between.size > 1 else 0, inside.steps]
+    lengths = [handing_steps(inside.size, scatter), between.steps if between.size > 1 else 0, inside.steps]
     starts = np.cumsum([0, *(lengths[::-1] if backwards else lengths)])[:-1]
     return sorted({int(start) for start in starts})
 
 
-def _handing_steps(size: int, scatter: str) -> int:
+def handing_steps(size: int, scatter: str) -> int:
+    """Return the steps in which a root hands out, or backwards collects."""
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
@@ -76,7 +77,7 @@ def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str) -> Pa
     home, local_root = divmod(root, local_size)
     size, depth = nodes * local_size, inside.parts * len(between.owner)
     owner = np.full(local_size * depth, root, np.int32)
-    start, lanes = _handing_steps(local_size, scatter), int(between.channel.max(initial=0)) + 2
+    start, lanes = handing_steps(local_size, scatter), int(between.channel.max(initial=0)) + 2
     first = _handed(home, local_root, local_size, depth, scatter)
     middle = _across(between, inside, local_root, start)
     last = _gathered(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
