@@ -42,7 +42,7 @@ HOUSE = (
     ("overlap.runtime.arguments", "overlap.runtime.trees"),
     ("overlap.runtime.request",),
     ("overlap.runtime.operation", "overlap.runtime.compute", "overlap.runtime.task"),
-    ("overlap.runtime.stream", "overlap.runtime.compute_streams"),
+    ("overlap.runtime.stream", "overlap.runtime.compute_streams", "overlap.runtime.group_checks"),
     ("overlap.runtime.match",),
     ("overlap.runtime.dispute",),
     ("overlap.runtime.communicator",),

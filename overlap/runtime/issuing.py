@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from threading import get_ident
@@ -23,6 +23,7 @@ from .context import RankContext
 from .deadlines import check_timeout
 from .derived import Derived
 from .future import Failure, Future, is_elsewhere, settle, tell
+from .group_checks import check_one_a_rank, check_pairs, check_peer, check_rank, check_root
 from .match import Key
 from .operation import CollectiveFuture, Port
 from .outstanding import Issued
@@ -33,7 +34,6 @@ from .trees import is_tree, packs, unpacked
 __all__ = ["Issuer", "Surroundings"]
 
 _FORMS = (list, tuple, dict)
-_TAGS = 1 << 24
 # Sources and destinations of messages, with their tags, of which something is remembered; a tag for each message is no
 # reason to remember more.
 _PEERS = 256
@@ -105,9 +105,9 @@ class Issuer:
         if type(operation.input) in _FORMS and is_tree(operation.input):
             return self._issue_tree(operation, stream, timeout_s)
         if kind.traits.rooted:
-            self._check_root(operation)
+            check_root(self._group, operation)
         elif kind is Collective.PERMUTE:
-            operation.pairs = self._check_pairs(operation.pairs)
+            operation.pairs = check_pairs(self._group, operation.pairs)
         elif operation.counts is not None:
             operation.counts = check_counts(kind, operation.counts, self._group.size)
         self._prepare(operation, timeout_s)
@@ -146,7 +146,7 @@ class Issuer:
         """Check and start the sender's end of a message."""
         if operation.input is None:
             raise UsageError("x: send needs an array, got None")
-        self._check_peer("dst", dst, tag)
+        check_peer(self._group, "dst", dst, tag)
         return self._start_message(operation, (self._group.rank, int(dst)), tag, stream, timeout_s)
 
     def receive(
@@ -161,7 +161,7 @@ class Issuer:
         """Check and start the receiver's end of a message, or wait for whoever sends one."""
         if src is None:
             return self._receive_any(operation, like, tag, stream, timeout_s)
-        self._check_peer("src", src, tag)
+        check_peer(self._group, "src", src, tag)
         operation.out = cast("Array", receive_like(like, self._context.arrays))  # until its memory is found
         return self._start_message(operation, (int(src), self._group.rank), tag, stream, timeout_s)
 
@@ -174,7 +174,7 @@ class Issuer:
         timeout_s: float | None,
     ) -> AnyReceive:
         """Receive from whoever sends: the array is checked and locked now, and the source found later."""
-        self._check_peer("src", 0, tag)
+        check_peer(self._group, "src", 0, tag)
         self._around.communicators.check_any_source()
         context, lane = self._context, self._streams.find(stream)
         operation.out = cast("Array", receive_like(like, context.arrays))
@@ -369,51 +369,16 @@ class Issuer:
         Raises:
             UsageError: If there is no such rank.
         """
-        self.check_rank("root", root)
+        check_rank(self._group, "root", root)
         return root == self._group.rank
-
-    def check_count(self, argument: str, values: object) -> None:
-        """Raise `UsageError` unless there is one for each rank."""
-        if not isinstance(values, (list, tuple)) or len(values) != self._group.size:
-            got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
-            raise UsageError(f"{argument}: expected a list of {self._group.size} objects, one a rank, got {got}")
-
-    # -- checks ------------------------------------------------------------------------------------------------
 
     def check_rank(self, argument: str, rank: int) -> None:
         """Raise `UsageError` unless it is a rank of the group."""
-        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._group.size:
-            raise UsageError(
-                f"{argument}: expected 0 to {self._group.size - 1}, a rank of group '{self._group.name}', got {rank!r}"
-            )
+        check_rank(self._group, argument, rank)
 
-    def _check_peer(self, argument: str, peer: int, tag: int) -> None:
-        self.check_rank(argument, peer)
-        if not isinstance(tag, int) or not 0 <= tag < _TAGS:
-            raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
-
-    def _check_root(self, operation: CollectiveFuture[Array]) -> None:
-        kind, root, mine = operation.kind, operation.root, self._group.rank
-        self.check_rank("root", root)
-        if operation.input is None and (root == mine or kind in (Collective.REDUCE, Collective.GATHER)):
-            raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
-        only_root = kind in (Collective.REDUCE, Collective.GATHER)
-        if only_root and operation.out is not None and root != mine:
-            raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
-
-    def _check_pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        try:
-            checked = tuple((src, dst) for src, dst in pairs)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {pairs!r}") from error
-        for index, role in enumerate(("source", "destination")):
-            ranks = [pair[index] for pair in checked]
-            for rank in ranks:
-                self.check_rank("pairs", rank)
-            if len(set(ranks)) < len(ranks):
-                twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-                raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
-        return tuple((int(src), int(dst)) for src, dst in checked)
+    def check_count(self, argument: str, values: object) -> None:
+        """Raise `UsageError` unless there is one for each rank."""
+        check_one_a_rank(self._group, argument, values)
 
 
 def _remembered(known: dict[_Ends, T], which: _Ends, make: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from inspect import isawaitable
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,7 +14,7 @@ import trio
 from transports import LinkLostError, Transport, TransportError
 
 from ..diagnostics import is_interrupt, only, origin, parted, where
-from ..errors import PeerError, RemoteError, StallError, UsageError, in_one_line
+from ..errors import PeerError, RemoteError, StallError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.spans import KeptSteps, Recorder, Timeline
 from .backend import Backend, RealBackend
@@ -38,7 +37,7 @@ from .rank import Rank
 from .reports import OtherReports, Reports
 from .stall_watch import StallLimits
 from .standing import Standing
-from .world_member import Member
+from .world_member import Member, begun
 from .world_watch import OtherLoops, world_watch
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ class World:
         try:
             async with trio.open_nursery() as context.nursery:
                 try:
-                    results[context.rank] = await _begun(main, rank, args)
+                    results[context.rank] = await begun(main, rank, args)
                     await context.outstanding.drain()
                 except BaseException as error:  # while the nursery is open: what has not ended may still want a program
                     self._take_stock(member, error)
@@ -393,11 +392,3 @@ class World:
 def _told(machine: topology.Cluster) -> str:
     """Return the name under which `topology.cluster` makes it again."""
     return f"{machine.name} lnc={machine.lnc}" if len(machine.machine.chip.lnc) > 1 else machine.name
-
-
-def _begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
-    program = main(rank, *args)
-    if not isawaitable(program):
-        name = getattr(main, "__name__", repr(main))
-        raise UsageError(f"main: expected an async function, but {name}(rank) returned {type(program).__name__}")
-    return program

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
+from inspect import isawaitable
+from typing import TypeVar
 
 import trio
 
+from ..errors import UsageError
 from ..notice import notify
 from .compute import ComputeFuture
 from .compute_streams import ComputeStreams
@@ -15,7 +18,9 @@ from .program_places import program_places
 from .rank import Rank
 from .standing import Standing
 
-__all__ = ["Member"]
+__all__ = ["Member", "begun"]
+
+T = TypeVar("T")
 
 _SOON_S = 1.0  # people who have asked for an end wonder after a second
 
@@ -93,3 +98,16 @@ class Member:
         if self.context.elsewhere is not None:
             return [self.context.elsewhere()]
         return program_places(self.task) if self.task is not None else []
+
+
+def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
+    """Call a rank's program; return what is to be awaited.
+
+    Raises:
+        UsageError: If there is nothing to be awaited.
+    """
+    program = main(rank, *args)
+    if not isawaitable(program):
+        name = getattr(main, "__name__", repr(main))
+        raise UsageError(f"main: expected an async function, but {name}(rank) returned {type(program).__name__}")
+    return program

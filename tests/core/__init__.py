@@ -39,6 +39,7 @@ TESTS = {
     "runtime/engine/workers": "runtime/test_workers runtime/test_narrow",
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",
+    "runtime/group_checks": "core/test_bad_input core/test_misuse",
     "runtime/group_rules": "core/test_groups topology/test_legality virtual/test_alike",
     "runtime/handover": "core/test_threads embedded/test_short_way",
     "runtime/in_turn": "core/test_streams core/test_futures",

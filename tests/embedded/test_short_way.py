@@ -102,6 +102,7 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
                 return
 
     connected(program, 2)
+    assert ended_by
 
 
 def test_threads_of_all_kinds_get_what_is_theirs() -> None:

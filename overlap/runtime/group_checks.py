@@ -1,0 +1,64 @@
+"""Whether a call names ranks that its group has: roots, peers and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..collectives.kinds import Collective
+from ..collectives.reduce import Array
+from ..errors import UsageError
+from .operation import CollectiveFuture
+from .request import Members
+
+__all__ = ["check_one_a_rank", "check_pairs", "check_peer", "check_rank", "check_root"]
+
+_TAGS = 1 << 24
+
+
+def check_rank(group: Members, argument: str, rank: int) -> None:
+    """Raise `UsageError` unless it is a rank of the group."""
+    if not isinstance(rank, (int, np.integer)) or not 0 <= rank < group.size:
+        raise UsageError(f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {rank!r}")
+
+
+def check_peer(group: Members, argument: str, peer: int, tag: int) -> None:
+    """Raise `UsageError` unless a message may go there, or come from there."""
+    check_rank(group, argument, peer)
+    if not isinstance(tag, int) or not 0 <= tag < _TAGS:
+        raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
+
+
+def check_root(group: Members, operation: CollectiveFuture[Array]) -> None:
+    """Raise `UsageError` unless there is such a root, and arrays are given where they must be, and only there."""
+    kind, root, mine = operation.kind, operation.root, group.rank
+    check_rank(group, "root", root)
+    if operation.input is None and (root == mine or kind in (Collective.REDUCE, Collective.GATHER)):
+        raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
+    only_root = kind in (Collective.REDUCE, Collective.GATHER)
+    if only_root and operation.out is not None and root != mine:
+        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
+
+
+def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
+    try:
+        checked = tuple((src, dst) for src, dst in pairs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {pairs!r}") from error
+    for index, role in enumerate(("source", "destination")):
+        ranks = [pair[index] for pair in checked]
+        for rank in ranks:
+            check_rank(group, "pairs", rank)
+        if len(set(ranks)) < len(ranks):
+            twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+            raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
+    return tuple((int(src), int(dst)) for src, dst in checked)
+
+
+def check_one_a_rank(group: Members, argument: str, values: object) -> None:
+    """Raise `UsageError` unless there is one for each rank."""
+    if not isinstance(values, (list, tuple)) or len(values) != group.size:
+        got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
+        raise UsageError(f"{argument}: expected a list of {group.size} objects, one a rank, got {got}")
