@@ -186,6 +186,7 @@ class Future(Generic[T_co]):
             if waiters is None:
                 waiters = self._waiters = []
             waiters.append(task)
+            self._is_awaited()
 
             def abort(_: object) -> Abort:
                 waiters.remove(task)
@@ -195,6 +196,9 @@ class Future(Generic[T_co]):
         if self._failure is None:
             return self._value  # type: ignore[return-value]
         return self.result()
+
+    def _is_awaited(self) -> None:
+        """Take note that a program cannot go on without it."""
 
     def __repr__(self) -> str:
         state = "pending" if not self.done else "failed" if self._outcome()[1] else "done"

@@ -146,8 +146,8 @@ class CollectiveFuture(Request[T_co]):
     """
 
     __slots__ = (
-        "active", "algorithm", "deadline_s", "issued_ns", "look", "pending_failure", "port", "record", "running",
-        "scope", "seq", "started_ns", "step",
+        "active", "algorithm", "awaited_ns", "deadline_s", "issued_ns", "look", "pending_failure", "port", "record",
+        "running", "scope", "seq", "started_ns", "step",
     )  # fmt: skip
 
     port: Port
@@ -184,6 +184,7 @@ class CollectiveFuture(Request[T_co]):
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self.deadline_s: float | None = None  # within which it must end
         self.active = False  # in its stream's window
+        self.awaited_ns: int | None = None  # since when the program waits for it
         self.running = False  # its bytes are moving
         self.scope: Cancels | None = None  # what runs its program, while that is under way
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
@@ -233,6 +234,10 @@ class CollectiveFuture(Request[T_co]):
             "nbytes": "" if call is None else str(call.nbytes),
             "site": self.call_site,
         }
+
+    def _is_awaited(self) -> None:
+        if self.awaited_ns is None:
+            self.awaited_ns = self.context.now_ns()
 
     def _loop_thread(self) -> int | None:
         return self.context.thread
@@ -317,7 +322,7 @@ class CollectiveFuture(Request[T_co]):
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
-            info = (meeting, self.issued_ns, self.priority, *self.place, self.step)
+            info = (meeting, self.issued_ns, self.priority, *self.place, self.awaited_ns, self.step)
             if self.changed is not None and self.changed():
                 message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
                 self.fail(Failure(UsageError(message)))

@@ -1,4 +1,4 @@
-"""Many spans as columns: sixteen numbers each instead of objects, which are made when somebody asks for one.
+"""Many spans as columns: eighteen numbers each instead of objects, which are made when somebody asks for one.
 
 A column has an element for each span. Texts and groups are numbered once; a column of them holds the numbers.
 """
@@ -28,9 +28,9 @@ KINDS: tuple[Kind, ...] = ("compute", "comm", "step", "program", "wires")
 NONE = int(np.iinfo(np.int64).min)
 """No step, or nobody knows when it was issued."""
 
-WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step")
+WHOLES = ("start_ns", "end_ns", "issued_ns", "met_ns", "seq", "nbytes", "priority", "step", "awaited_ns")
 INDEXES = ("kind", "lane", "name", "op", "algorithm", "dtype", "call_site", "group")
-_TIMES = 4  # of the wholes are instants
+_TIMES = (0, 1, 2, 3, 8)  # rows of the wholes that are instants
 _KIND_ORDER = np.array([sorted(KINDS).index(kind) for kind in KINDS], np.int32)
 
 T = TypeVar("T")
@@ -58,8 +58,8 @@ class SpanColumns:
         texts: What the columns of names number.
         groups: What the column of groups numbers.
         rank: n ranks.
-        whole: (8, n), a row for each of `WHOLES`; `NONE` where there is no step, or nobody knows when it was issued.
-        index: (8, n), a row for each of `INDEXES`; `op` is -1 where a span has no `CollectiveInfo`.
+        whole: A row for each of `WHOLES`; `NONE` where there is none or nobody knows.
+        index: A row for each of `INDEXES`; `op` is -1 where a span has no `CollectiveInfo`.
     """
 
     texts: tuple[str, ...]
@@ -123,6 +123,7 @@ class SpanColumns:
             [info.nbytes for info in infos],
             [info.priority for info in infos],
             [NONE if span.step is None else span.step for span in spans],
+            [NONE if info.awaited_ns is None else info.awaited_ns for info in infos],
         ]
         indexes = [
             [KINDS.index(span.kind) for span in spans],
@@ -144,7 +145,11 @@ class SpanColumns:
         """Return the columns of several one after the other, their texts numbered anew."""
         texts, groups = Table[str](), Table[Group]()
         texts[""], groups["", ()]
-        ranks, wholes, indexes = [np.zeros(0, np.int64)], [np.zeros((8, 0), np.int64)], [np.zeros((8, 0), np.int32)]
+        ranks, wholes, indexes = (
+            [np.zeros(0, np.int64)],
+            [np.zeros((len(WHOLES), 0), np.int64)],
+            [np.zeros((len(INDEXES), 0), np.int32)],
+        )
         for part in parts:
             new_text, new_group = np.full(len(part.texts) + 1, -1, np.int32), np.zeros(len(part.groups), np.int32)
             for number in np.unique(part.index[1:7]).tolist():  # a part of a timeline does not use all
@@ -224,17 +229,16 @@ class SpanColumns:
     def shifted(self, offset_ns: int) -> SpanColumns:
         """Return the same on another clock."""
         whole = self.whole.copy()
-        known = np.ones((_TIMES, len(self)), bool)
-        known[2] = self.issued_ns != NONE
-        known[3] = self.is_operation
-        whole[:_TIMES] += np.where(known, offset_ns, 0)
+        for row in _TIMES:
+            known = self.is_operation if row == 3 else whole[row] != NONE
+            whole[row] += np.where(known, offset_ns, 0)
         return replace(self, whole=whole)
 
     def spans(self) -> Iterator[Span]:
         """Yield the spans. Cost: about 4 microseconds each."""
         texts, groups = self.texts, self.groups
         for rank, whole, index in zip(self.rank.tolist(), self.whole.T.tolist(), self.index.T.tolist(), strict=True):
-            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step = whole
+            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, step, awaited_ns = whole
             kind, lane, name, op, algorithm, dtype, call_site, group = index
             info = None
             if op >= 0:
@@ -242,6 +246,7 @@ class SpanColumns:
                     op=texts[op], algorithm=texts[algorithm], group=groups[group][0], seq=seq, nbytes=nbytes,
                     dtype=texts[dtype], issued_ns=issued_ns, met_ns=met_ns, priority=priority,
                     call_site=texts[call_site], start_ns=start_ns, end_ns=end_ns, ranks=groups[group][1],
+                    awaited_ns=None if awaited_ns == NONE else awaited_ns,
                 )  # fmt: skip
             yield Span(
                 rank=rank, kind=KINDS[kind], lane=texts[lane], name=texts[name], start_ns=start_ns, end_ns=end_ns,

@@ -105,6 +105,7 @@ def _info(args: Event, start_ns: int, end_ns: int) -> CollectiveInfo:
         call_site=_text(args, "call_site"),
         start_ns=start_ns,
         end_ns=end_ns,
+        awaited_ns=_whole(args, "awaited_ns") if "awaited_ns" in args else None,
         ranks=unlisted(_text(args, "Process Group Ranks")) if "Process Group Ranks" in args else (),
     )
 

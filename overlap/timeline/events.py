@@ -1,7 +1,8 @@
 """A timeline as Chrome trace events, laid out so that Perfetto and chrome://tracing show all of it.
 
 pid is the rank. tid 1 is compute, then come the communication streams, the program where it kept the event loop busy,
-the steps, and the calls that issued something.
+the steps, the calls that issued something, and where the program waited for it. Arrows lead from a call to what it
+issued, and from there to who waits for it.
 Viewers drop events that cross on one tid, and operations of one stream do cross (a stream works on a window), so those
 move to further tids, named "comm (2)" and so on. Arguments of collectives have Kineto's names, so that other tools find
 them.
@@ -57,16 +58,23 @@ def _rank_events(rank: int, spans: Sequence[Span]) -> Iterator[Event]:
     yield _meta(rank, "process_sort_index", sort_index=rank)
     rows = _rows(spans)
     issues = len(rows) + 1
+    waits = {id(span): tid for tid, row in enumerate(_waits(spans), issues + 1) for span in row}
     for tid, (title, row) in enumerate(rows, 1):
         yield from _thread(rank, tid, title, place=tid + 1)
         for span in row:
             yield _slice(span, tid)
             if span.info and span.info.issued_ns <= span.start_ns:
-                yield from _arrow(span, span.info, issues, tid)
+                yield from _arrow(span, span.info, issues, tid, waits.get(id(span)))
     if issued := sorted({span.info.issued_ns for span in spans if span.info}):
         yield from _thread(rank, issues, "issue", place=1)
         for at_ns in issued:
             yield _event(rank, issues, "X", at_ns, name="issue", cat="issue", dur=ISSUE_NS / 1000)
+    for tid in sorted(set(waits.values())):
+        yield from _thread(rank, tid, "wait" if tid == issues + 1 else f"wait ({tid - issues})", place=tid + 1)
+    for span in spans:
+        if span.info and span.info.awaited_ns is not None and id(span) in waits:
+            dur = (span.end_ns - span.info.awaited_ns) / 1000
+            yield _event(rank, waits[id(span)], "X", span.info.awaited_ns, name=span.name, cat="issue", dur=dur)
     yield from _in_flight(rank, spans)
 
 
@@ -126,9 +134,27 @@ def _slice(span: Span, tid: int) -> Event:
     return _event(span.rank, tid, "X", span.start_ns, dur=dur, name=span.name, cat=span.kind, args=args)
 
 
-def _arrow(span: Span, info: CollectiveInfo, issues: int, tid: int) -> Iterator[Event]:
-    yield _event(span.rank, issues, "s", info.issued_ns, name="issued", cat="issue")
-    yield _event(span.rank, tid, "f", span.start_ns, name="issued", cat="issue", bp="e")
+def _waits(spans: Sequence[Span]) -> list[list[Span]]:
+    """Deal the operations that the program waited for onto rows on which those waits do not cross."""
+    waited = [(s.info.awaited_ns, s) for s in spans if s.info and s.info.awaited_ns is not None]
+    rows: list[list[Span]] = []
+    for awaited_ns, span in sorted((each for each in waited if each[0] < each[1].end_ns), key=lambda each: each[0]):
+        free = next((row for row in rows if row[-1].end_ns <= awaited_ns), None)
+        if free is None:
+            rows.append([span])
+        else:
+            free.append(span)
+    return rows
+
+
+def _arrow(span: Span, info: CollectiveInfo, issues: int, tid: int, waits: int | None) -> Iterator[Event]:
+    fields: dict[str, Json] = {"name": "issued", "cat": "issue"}
+    yield _event(span.rank, issues, "s", info.issued_ns, **fields)
+    if waits is None or info.awaited_ns is None:
+        yield _event(span.rank, tid, "f", span.start_ns, **fields, bp="e")
+    else:
+        yield _event(span.rank, tid, "t", span.start_ns, **fields, bp="e")
+        yield _event(span.rank, waits, "f", max(info.awaited_ns, span.start_ns), **fields, bp="e")
 
 
 def _collective_args(info: CollectiveInfo) -> dict[str, Json]:
@@ -147,6 +173,8 @@ def _collective_args(info: CollectiveInfo) -> dict[str, Json]:
         "last_rank_wait_ns": info.last_rank_wait_ns,
         "transfer_ns": info.transfer_ns,
     }
+    if info.awaited_ns is not None:
+        args["awaited_ns"] = info.awaited_ns
     if info.ranks:
         args |= {"Process Group Ranks": group_listed(info.ranks), "Group size": len(info.ranks)}
     if info.op in _SAME_SIZE and (itemsize := _itemsize_bytes(info.dtype)):
@@ -163,9 +191,9 @@ def _itemsize_bytes(dtype: str) -> int:
 
 
 def _number(events: list[Event], arrows: Iterator[int]) -> None:
-    """Give both ends of each arrow one id; they follow each other."""
+    """Give all ends of each arrow one id; they follow each other."""
     for event in events:
         if event["ph"] == "s":
             number = next(arrows)
-        if event["ph"] in ("s", "f"):
+        if event["ph"] in ("s", "t", "f"):
             event["id"] = number

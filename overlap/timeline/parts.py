@@ -2,7 +2,7 @@
 
 A part is a block with the header, then one for each rank, ascending; a block is its length (4 bytes) and zlib's data.
 Of a rank these are a header (msgpack: how many spans, and the texts and groups that its columns number) and the
-columns, eight of 64 and eight of 32 bits. They take a seventh of the time of trace events to make; who reads them needs
+columns, nine of 64 and eight of 32 bits. They take a seventh of the time of trace events to make; who reads them needs
 memory for one rank at a time. Bytes from elsewhere are checked: nothing is taken on trust.
 """
 
@@ -22,7 +22,7 @@ from .spans import Clock, Span, Timeline
 
 __all__ = ["Header", "Part", "header_block", "pack_columns", "pack_part", "read_header", "unpack_columns"]
 
-VERSION = 1
+VERSION = 2
 BLOCK_BYTES = 256 << 20
 """Of one rank, unpacked: 2.5 million spans. A recorder keeps 20,000 unless it is told otherwise."""
 

@@ -33,8 +33,12 @@ RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 RawMatch: TypeAlias = tuple[str, str, RawGroup, int, int, object, int]
 """(op, algorithm, group, seq, nbytes, dtype, met_ns): what ranks of one collective share."""
 
-RawCollective: TypeAlias = tuple[RawMatch, int, int, str | CodeType, int, int | None]
-"""(meeting, issued_ns, priority, code, instruction, step): one rank's part; a text for the code is the call site."""
+RawCollective: TypeAlias = (
+    tuple[RawMatch, int, int, str | CodeType, int, int | None]
+    | tuple[RawMatch, int, int, str | CodeType, int, int | None, int | None]
+)
+"""(meeting, issued_ns, priority, code, instruction, awaited_ns, step): one rank's part; a text for the code is the call
+site. Without `awaited_ns`, nobody has waited for it."""
 
 RawCompute: TypeAlias = tuple[str | CodeType, int, int, int | None]
 """(code, instruction, issued_ns, step); a text for the code is the call site."""
@@ -194,15 +198,16 @@ class _Rows:
         named = _KIND_NUMBERS[kind], texts[lane], texts[name]
         if not isinstance(info, tuple):
             step = NONE if info is None else info
-            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, *named, -1, none, none, none, self._nobody)
+            return (start_ns, end_ns, NONE, 0, 0, 0, 0, step, NONE, *named, -1, none, none, none, self._nobody)
         if kind == "compute":
             code, instruction, called_ns, of = cast(RawCompute, info)
             place, step = self._place(code, instruction), NONE if of is None else of
-            return (start_ns, end_ns, called_ns, 0, 0, 0, 0, step, *named, -1, none, none, place, self._nobody)
-        match, issued_ns, priority, code, instruction, of = cast(RawCollective, info)
+            return (start_ns, end_ns, called_ns, 0, 0, 0, 0, step, NONE, *named, -1, none, none, place, self._nobody)
+        match, issued_ns, priority, code, instruction, *waits, of = cast(RawCollective, info)
+        awaited_ns = waits[0] if waits and waits[0] is not None else NONE
         op, algorithm, group, seq, nbytes, dtype, met_ns = match
         return (
-            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if of is None else of, *named,
+            start_ns, end_ns, issued_ns, met_ns, seq, nbytes, priority, NONE if of is None else of, awaited_ns, *named,
             texts[op], texts[algorithm], self._dtype(dtype), self._place(code, instruction), self._group(group),
         )  # fmt: skip
 

@@ -15,7 +15,8 @@ Clock: TypeAlias = Literal["real", "virtual"]
 class CollectiveInfo:
     """What a communication span did, and where its time went.
 
-    Instants are integer nanoseconds of the timeline's clock. `call_site` is "file:line" of the call, or "". `ranks` are
+    Instants are integer nanoseconds of the timeline's clock; `awaited_ns` is when the rank's program
+    began to wait for it, or None. `call_site` is "file:line" of the call, or "". `ranks` are
     the group's, in its order, or () if unknown.
     """
 
@@ -32,6 +33,7 @@ class CollectiveInfo:
     start_ns: int
     end_ns: int
     ranks: tuple[int, ...] = ()
+    awaited_ns: int | None = None
 
     @property
     def queue_wait_ns(self) -> int:
@@ -86,6 +88,7 @@ class Span:
                 met_ns=info.met_ns + offset_ns,
                 start_ns=info.start_ns + offset_ns,
                 end_ns=info.end_ns + offset_ns,
+                awaited_ns=None if info.awaited_ns is None else info.awaited_ns + offset_ns,
             )
         return replace(
             self,

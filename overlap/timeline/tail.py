@@ -24,7 +24,7 @@ __all__ = ["Tail", "columns_at_end"]
 Data: TypeAlias = bytes | mmap
 
 _BEGIN = ',"columns":'
-_VERSION = 1
+_VERSION = 2
 _PIECE_BYTES = 1 << 24
 
 

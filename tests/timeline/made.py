@@ -13,11 +13,12 @@ def compute(rank, start, end, name="work", site="train.py:1"):
     return Span(rank=rank, kind="compute", lane="compute", name=name, start_ns=start, end_ns=end, call_site=site)
 
 
-def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9"):
+def comm(rank, start, met, end, *, seq=0, issued=None, ranks=tuple(range(RANKS)), op="all_reduce", site="train.py:9",
+         awaited=None):  # fmt: skip
     info = CollectiveInfo(
         op=op, algorithm="ring", group="world", seq=seq, nbytes=8, dtype="float32",
         issued_ns=start if issued is None else issued, met_ns=met, priority=0, call_site=site, start_ns=start,
-        end_ns=end, ranks=ranks,
+        end_ns=end, ranks=ranks, awaited_ns=awaited,
     )  # fmt: skip
     return Span(rank=rank, kind="comm", lane="comm", name=op, start_ns=start, end_ns=end, info=info)
 
@@ -37,5 +38,6 @@ def traces(draw):
         starts = [random.randint(0, LIMIT_NS) for _ in range(RANKS)]
         for rank, start in enumerate(starts):
             end = max(starts) + random.randint(0, 8)
-            spans.append(comm(rank, start, max(starts), end, seq=seq, issued=random.randint(0, start)))
+            issued, awaited = random.randint(0, start), random.choice([None, random.randint(0, end)])
+            spans.append(comm(rank, start, max(starts), end, seq=seq, issued=issued, awaited=awaited))
     return timeline_of(*spans)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 import overlap.timeline
 from overlap.timeline import Recorder, Timeline
@@ -145,3 +146,23 @@ def test_a_message_is_of_two_ranks_and_a_compute_has_its_line():
     line = main.__code__.co_firstlineno + 1
     assert [span.call_site.endswith(f"test_spans.py:{line}") for span in computes] == [True] * 3
     assert all(span.issued_ns <= span.start_ns for span in computes)
+
+
+def test_when_a_program_began_to_wait_for_a_collective_is_in_its_span():
+    seen = []
+
+    async def main(rank, awaited):
+        if rank.rank == 1:
+            await awaited.wait()
+        first = rank.all_reduce(np.ones(3))
+        second = rank.all_reduce(np.ones(3))
+        awaited.set()  # rank 1 issues nothing before rank 0 gives way
+        await second
+        await first  # which had ended
+        if rank.rank == 0:
+            seen.append(rank.recorder.spans())
+
+    overlap.run(main, trio.Event(), ranks=2)
+    first, second = (span.info for span in seen[0])
+    assert first.awaited_ns is None
+    assert second.issued_ns < second.awaited_ns < second.end_ns

@@ -13,6 +13,8 @@ from overlap.timeline import Recorder, Timeline, read_trace, write_trace
 from overlap.timeline.events import colour
 from overlap.timeline.events import to_events as events_of_ranks
 
+from .made import comm as collective
+
 times_ns = st.integers(0, 2**62)
 texts = st.text(alphabet='ab"\n\u00b5\ud800', max_size=3)
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -95,11 +97,14 @@ def check_viewable(events):
     assert set(threads) <= named
     arrows = {}
     for event in events:
-        if event["ph"] in ("s", "f"):
+        if event["ph"] in ("s", "t", "f"):
             arrows.setdefault(event["id"], []).append(event)
-            assert any(slice_["ts"] == event["ts"] for slice_ in threads[event["pid"], event["tid"]])
-    assert all([event["ph"] for event in pair] == ["s", "f"] for pair in arrows.values())
-    assert all(pair[0]["ts"] <= pair[1]["ts"] and pair[1]["bp"] == "e" for pair in arrows.values())
+            under = threads[event["pid"], event["tid"]]
+            assert any(one["ts"] <= event["ts"] <= one["ts"] + one["dur"] for one in under)
+    for ends in arrows.values():
+        assert "".join(event["ph"] for event in ends) in ("sf", "stf")
+        assert [event["ts"] for event in ends] == sorted(event["ts"] for event in ends)
+        assert all(event["bp"] == "e" for event in ends[1:])
     return len(arrows)
 
 
@@ -116,6 +121,24 @@ def test_nothing_crosses_whatever_overlaps(comm, compute):
     for start, end in compute:
         recorder.append(("compute", "compute", "f", start, end, None))
     assert check_viewable(to_events(Timeline.collect([recorder], world_size=1))) == len(comm)
+
+
+def test_arrows_lead_from_the_call_over_the_operation_to_who_waits():
+    waited = [collective(0, 10, 20, 40, issued=5, awaited=30), collective(0, 12, 20, 50, seq=1, issued=6, awaited=8)]
+    events = to_events(Timeline(spans=[*waited, collective(0, 60, 61, 70, seq=2, awaited=70)], world_size=1))
+    assert check_viewable(events) == 3
+    titles = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    ends = [(e["id"], e["ph"], titles[e["tid"]], round(e["ts"] * 1000)) for e in events if "id" in e]
+    assert sorted(ends, key=lambda end: (end[0], end[3])) == [
+        (1, "s", "issue", 5),
+        (1, "t", "comm", 10),
+        (1, "f", "wait (2)", 30),
+        (2, "s", "issue", 60),
+        (2, "f", "comm", 60),
+        (3, "s", "issue", 6),
+        (3, "t", "comm (2)", 12),
+        (3, "f", "wait", 12),
+    ]
 
 
 def test_a_counter_shows_the_bytes_in_flight(training):
