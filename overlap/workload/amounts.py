@@ -139,6 +139,12 @@ class Amounts:
         """Parameters of a layer's experts on a rank."""
         return -(-self._experts_of(layer) // (self.layout.tp * self.layout.ep))
 
+    def held(self, stage: int) -> tuple[int, int]:
+        """Parameters of a stage's layers on a rank: but for experts, and those of experts."""
+        kinds = self.model.kinds(self.layout.layers_of(self.model, stage))
+        dense = sum(self.dense(one) * like for one, like in kinds)
+        return dense, sum(self.own_experts(one) * like for one, like in kinds)
+
     def tables(self, stage: int) -> int:
         """Parameters of embedding and scores on a rank of a stage."""
         last = self.layout.pp * self.layout.chunks - 1

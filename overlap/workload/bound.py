@@ -76,14 +76,14 @@ class _Bound:
 
     def _stage(self, stage: int) -> _Stage:
         layers = self._layout.layers_of(self._model, stage)
-        split = self._layout.schedule == "zb-h1"
-        forward = sum(self._layer_s(layer, "forward", 1.0) for layer in layers)
-        backward = sum(self._layer_s(layer, "backward", 1.0 if split else 2.0) for layer in layers)
+        kinds, split = self._model.kinds(layers), self._layout.schedule == "zb-h1"
+        forward = sum(self._layer_s(one, "forward", 1.0) * like for one, like in kinds)
+        backward = sum(self._layer_s(one, "backward", 1.0 if split else 2.0) * like for one, like in kinds)
         again = forward - (self._half_s if layers else 0.0) * len(layers) if self._again else 0.0
         if stage == self._layout.pp * self._layout.chunks - 1:
             forward += self._s("scores", self._amounts.scoring())
             backward += self._s("scores backward", self._amounts.scoring().times(1.0 if split else 2.0))
-        weights = sum(self._weights_s(layer) for layer in layers) if split else 0.0
+        weights = sum(self._weights_s(one) * like for one, like in kinds) if split else 0.0
         slack = 2 * self._half_s  # the last exchange of an action may lie beside the first compute of the next
         return _Stage(forward=max(0.0, forward - slack), backward=max(0.0, backward + again - slack), weights=weights)
 
@@ -157,9 +157,8 @@ class _Bound:
         return reduced_s, busy_s("all_gather") if layout.zero in (1, 2) else 0.0
 
     def _dense(self, rank: int) -> int:
-        layout, amounts = self._layout, self._amounts
-        stages = range(rank, layout.pp * layout.chunks, layout.pp)
-        return sum(amounts.dense(layer) for stage in stages for layer in layout.layers_of(self._model, stage))
+        stages = range(rank, self._layout.pp * self._layout.chunks, self._layout.pp)
+        return sum(self._amounts.held(stage)[0] for stage in stages)
 
     def _update_s(self, rank: int) -> float:
         share = self._layout.replicas if self._layout.zero else 1

@@ -62,10 +62,11 @@ def memory_of(model: Model, layout: Layout) -> Memory:
 def _on(amounts: Amounts, rank: int) -> Memory:
     layout, width = amounts.layout, amounts.itemsize
     stages = [rank + chunk * layout.pp for chunk in range(layout.chunks)]
-    layers = [layer for stage in stages for layer in layout.layers_of(amounts.model, stage)]
-    dense = sum(map(amounts.dense, layers)) + sum(map(amounts.tables, stages))
-    experts = sum(map(amounts.own_experts, layers))
-    whole = max((amounts.dense(each) + amounts.own_experts(each) for each in layers), default=0)
+    held = [amounts.held(stage) for stage in stages]
+    dense = sum(each for each, _ in held) + sum(map(amounts.tables, stages))
+    experts = sum(each for _, each in held)
+    kinds = [one for stage in stages for one, _ in amounts.model.kinds(layout.layers_of(amounts.model, stage))]
+    whole = max((amounts.dense(one) + amounts.own_experts(one) for one in kinds), default=0)
 
     def shared(from_stage: int) -> float:
         """Parameters, shared by the replicas of each from a stage of ZeRO on."""
@@ -88,9 +89,9 @@ def _activations(amounts: Amounts, rank: int, stages: list[int]) -> float:
     layout, model = amounts.layout, amounts.model
     few = layout.with_microbatches(min(layout.microbatches, _FILLED * layout.pp * layout.chunks))
     live = few.pipeline().peak_live[rank]
-    layers = [layer for stage in stages for layer in layout.layers_of(model, stage)]
-    kept = sum(_kept(amounts, layer) for layer in layers) / layout.chunks
-    once = _whole(amounts, layers[0]) if layout.checkpointing == "full" and layers else 0.0
+    kinds = [each for stage in stages for each in model.kinds(layout.layers_of(model, stage))]
+    kept = sum(_kept(amounts, one) * like for one, like in kinds) / layout.chunks
+    once = max(_whole(amounts, one) for one, _ in kinds) if layout.checkpointing == "full" and kinds else 0.0
     last = layout.pp * layout.chunks - 1
     scores = _SCORE_BYTES * amounts.tokens * model.vocabulary / layout.tp if last in stages else 0.0
     return live * kept + once + scores

@@ -138,6 +138,13 @@ class Model:
         """Return whether a layer, from 0, has experts."""
         return bool(self.experts) and layer >= self.dense_layers
 
+    def kinds(self, layers: range) -> list[tuple[int, int]]:
+        """Return one of each kind of some layers that follow each other, and how many are like it."""
+        dense = range(layers.start, min(layers.stop, max(layers.start, self.dense_layers)))
+        rest = range(dense.stop, layers.stop) if self.experts else layers
+        each = [dense, rest] if self.experts else [rest]
+        return [(some[0], len(some)) for some in each if some]
+
     def layer_parameters(self, layer: int) -> int:
         """Return the parameters of a layer, all experts included."""
         if not self.has_experts(layer):
@@ -158,12 +165,16 @@ class Model:
     @property
     def parameters(self) -> int:
         """All of them."""
-        return self._tables + sum(map(self.layer_parameters, range(self.layers)))
+        return self._tables + sum(self.layer_parameters(one) * like for one, like in self.kinds(range(self.layers)))
 
     @property
     def active_parameters(self) -> int:
         """Those that a token meets."""
-        return self._tables + sum(map(self.active_layer_parameters, range(self.layers)))
+        return self._tables + self._active
+
+    @property
+    def _active(self) -> int:
+        return sum(self.active_layer_parameters(one) * like for one, like in self.kinds(range(self.layers)))
 
     @property
     def _tables(self) -> int:
@@ -182,6 +193,6 @@ class Model:
         Two a parameter and token forward (but for the embedding, which is looked up), twice that backward, and
         attention over the whole sequence (arXiv 2204.02311, appendix B).
         """
-        matrices = self.embedding_parameters + sum(map(self.active_layer_parameters, range(self.layers)))
+        matrices = self.embedding_parameters + self._active
         forward = 2 * matrices + self.layers * self.score_flops(self.sequence)
         return 3.0 * self.sequence * forward
