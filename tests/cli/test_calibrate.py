@@ -206,3 +206,40 @@ def test_from_a_log_to_a_prediction(overlap, tmp_path):
     size = 3 << 20  # that no row has
     expected_s = plan("all_gather", size, strange).predicted_s
     assert plan("all_gather", size, machine).predicted_s == pytest.approx(expected_s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ((), "calibrate: name a LOG and the --cluster that it is of, or --here for this computer"),
+        (("some.log",), "calibrate: name a LOG and the --cluster that it is of, or --here for this computer"),
+        (("--here", "some.log"), "--here: measures this computer; got a log too: some.log"),
+        (("--here", "--cluster", "local"), "--cluster: --here measures this computer; leave it out"),
+        (("--between", "mpi", "some.log", "--cluster", "trn2.48xlarge"), "--between: only with --here"),
+    ],
+)
+def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected):
+    assert overlap("calibrate", *argv) == (2, "", f"overlap: {expected}\n")
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors(processes, overlap, monkeypatch):
+    from overlap.cli.calibrate import here
+    from overlap.collectives.cost.own import OwnSample
+
+    def samples(worlds):
+        for world in (each for each in worlds if each.layout.nodes <= processes):
+            for number, size in enumerate((1024, 65536, 1 << 20, 1 << 24)):
+                time_s = (50e-6 + size / 4e9) * world.ranks * world.layout.nodes * (1 + 0.05 * (number % 2))
+                yield OwnSample(
+                    collective="all_reduce", nbytes=size, ranks=world.ranks, processes=world.layout.nodes, time_s=time_s
+                )
+
+    monkeypatch.setattr(here, "_samples", samples)
+    code, out, err = overlap("calibrate", "--here", "-o", "mine.toml")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert len([line for line in lines if line.endswith("left out")]) == 1 + processes
+    assert max(map(len, lines)) <= 80
+    assert f"rows left out: {1 + processes}, median error" in out
+    assert overlap("plan", "all_reduce", "--bytes", "1M", "--cluster", "mine.toml x2")[0] == 0

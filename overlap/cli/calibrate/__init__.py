@@ -13,6 +13,7 @@ from ...collectives.cost.fitting import Fit, Fitted, Sample, fit
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
 from ..outputs import written
+from .here import BETWEEN, calibrate_here
 from .logs import Log, Row, read
 
 _DESCRIPTION = """\
@@ -21,6 +22,8 @@ operation and the shares of their bandwidth that wires give, and write a machine
 
 Every third row of a collective is left out: its error says how far to trust predictions. All else is as the machine
 that --cluster names says it.
+
+--here measures this computer itself: ranks of one process, and processes joined by sockets, shared memory or MPI.
 """
 
 _EPILOG = """\
@@ -28,14 +31,19 @@ examples:
   overlap calibrate all_reduce.log --cluster "p5.48xlarge x2" --name ours -o ours.toml
   overlap calibrate redsct.txt --op reduce_scatter --cluster trn2.48xlarge
   overlap plan all_reduce --bytes 1G --cluster "ours.toml x16"
+  overlap calibrate --here -o here.toml
 """
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="output of a benchmark")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help='where it ran, such as "p5.48xlarge x2"')
+    parser.add_argument("logs", nargs="*", metavar="LOG", help="output of a benchmark")
+    parser.add_argument(
+        "--here", action="store_true", help="measure this computer, for about a minute, instead of a log"
+    )
+    parser.add_argument("--between", choices=BETWEEN, help="what joins processes, with --here; default: sockets")
+    parser.add_argument("--cluster", metavar="NAME", help='where a log is from, such as "p5.48xlarge x2"')
     parser.add_argument("--op", metavar="NAME", help="the collective, where a log does not say it")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")
     parser.add_argument("--name", metavar="NAME", help="of the new machine; default: that of the file")
@@ -49,6 +57,12 @@ def main(args: argparse.Namespace) -> int:
         UsageError: If a log cannot be read, or does not fit the cluster; naming file, row and what was expected.
         TopologyError: If there is no such machine.
     """
+    if args.here:
+        return calibrate_here(args)
+    if args.between is not None:
+        raise UsageError("--between: only with --here")
+    if not args.logs or args.cluster is None:
+        raise UsageError("calibrate: name a LOG and the --cluster that it is of, or --here for this computer")
     cluster = topology.cluster(args.cluster, strict=False)
     if cluster.machine.devices is None:
         raise UsageError("--cluster: 'local' has no wires to fit; name the machine that the log is of")

@@ -18,7 +18,7 @@ from topology import Cluster, Figure, Machine, WireOverheads
 from ..placement import Floats
 from ..select import plan
 
-__all__ = ["Fit", "Fitted", "Sample", "fit", "with_shares"]
+__all__ = ["Fit", "Fitted", "Sample", "fit", "left_out_rows", "with_shares"]
 
 _LEAST_SHARE = 0.02
 # Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
@@ -103,7 +103,7 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
 
     Cost: some dozens of plans for each collective.
     """
-    left_out = _left_out(samples)
+    left_out = left_out_rows([sample.collective for sample in samples])
     seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
     kinds = _kinds(cluster, samples)
     shares = dict.fromkeys(kinds, 0.8)
@@ -119,14 +119,14 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
     return Fit(launch_s=launch_s, shares=shares, rows=tuple(rows))
 
 
-def _left_out(samples: Sequence[Sample]) -> list[bool]:
-    """Choose every third row of a collective, but none of two."""
+def left_out_rows(kinds: Sequence[str]) -> list[bool]:
+    """Choose every third row of a kind, but none of two."""
     seen, found = dict[str, int](), []
-    for sample in samples:
-        number = seen.get(sample.collective, 0)
-        seen[sample.collective] = number + 1
+    for kind in kinds:
+        number = seen.get(kind, 0)
+        seen[kind] = number + 1
         found.append(number % 3 == 1)
-    return [out and seen[sample.collective] > 2 for out, sample in zip(found, samples, strict=True)]
+    return [out and seen[kind] > 2 for out, kind in zip(found, kinds, strict=True)]
 
 
 def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
