@@ -120,7 +120,8 @@ def fit_own(samples: Sequence[OwnSample], *, cores: int) -> OwnFit:
 def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
     """Return the machine with other figures; all that it says besides stays."""
     told = machine.collectives
-    usual = replace(told.usual, **{name: _figure(value) for name, value in inside.items()})
+    meeting_s, memory_bytes_per_s = (_figure(inside[name]) for name in _INSIDE)
+    usual = replace(told.usual, meeting_s=meeting_s, memory_bytes_per_s=memory_bytes_per_s)
     found = told.between_nodes
     if between and found is not None:
         network = machine.network
