@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import count
 from typing import TypeAlias
 
@@ -182,6 +183,7 @@ def _collective_args(info: CollectiveInfo) -> dict[str, Json]:
     return args
 
 
+@cache
 def _itemsize_bytes(dtype: str) -> int:
     """Read it off the name: float32 and bfloat16 end in their bits, float8_e4m3fn begins its suffix after them."""
     if dtype == "bool":
