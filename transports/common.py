@@ -120,12 +120,16 @@ class Board(ABC):
         """Let threads watch and unwatch that take the loop's place while it sleeps; the loop's thread only, once."""
 
     @abstractmethod
-    def rouse(self) -> bool:
-        """Be rung no more, for a thread looks instead; False if others wait here, or there are no cores for that."""
+    def rouse(self) -> float:
+        """Be rung no more, for a thread looks instead: so many seconds, 0 if others wait here or it does not help."""
 
     @abstractmethod
-    def doze(self) -> bool:
-        """Be rung again; whoever waits must look now. False if there are more of them than one."""
+    def doze(self, *, came: bool) -> bool:
+        """Be rung again; whoever waits must look now. False if there are more of them than one.
+
+        Args:
+            came: Whether what the thread looked for was there.
+        """
 
     @abstractmethod
     def look(self) -> None:

@@ -59,11 +59,11 @@ class Watching(Protocol):
     def listen(self) -> None:
         """Never look before sleeping: from now on threads do, who cannot wake this one."""
 
-    def rouse(self) -> bool:
-        """Be rung no more, if there are cores for looking; return whether there are."""
+    def rouse(self) -> float:
+        """Be rung no more, for a thread looks instead; return for how many seconds it is worth it, 0 if it is not."""
 
-    def doze(self) -> None:
-        """Be rung again."""
+    def dozes(self, *, came: bool) -> None:
+        """Be rung again, after a thread has looked."""
 
 
 class Boards:
@@ -266,12 +266,11 @@ class _SharedBoard(Board):
     def listen(self) -> None:
         self._boards.watchman.listen()
 
-    def rouse(self) -> bool:
-        return len(self._boards.watching) == 1 and self._boards.watchman.rouse()
+    def rouse(self) -> float:
+        return self._boards.watchman.rouse() if len(self._boards.watching) == 1 else 0.0
 
-    def doze(self) -> bool:
-        if self._boards.watching:
-            self._boards.watchman.doze()
+    def doze(self, *, came: bool) -> bool:
+        self._boards.watchman.dozes(came=came)
         return len(self._boards.watching) <= 1
 
     def look(self) -> None:

@@ -11,12 +11,9 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
 from transports.shared_memory.board import Boards, fence
+from transports.shared_memory.patience import Patience
 
 __all__ = ["Watchman", "must_ring"]
-
-# Waking another process takes 15 us and more, and being woken as long: a process looks for a moment before it sleeps.
-# Measured on 2 processes, 8 bytes: 5 us with 50 us of that, 33 without (without a framework around it).
-_SPIN_S = 50e-6
 
 
 def must_ring(asleep: memoryview) -> bool:
@@ -41,6 +38,7 @@ class Watchman:
         self._boards, self._bell, self._asleep = boards, bell, asleep
         self._spins = self._cores = spins
         self._parked: Task | None = None
+        self._patience = Patience()
         boards.watchman = self
 
     # -- what boards ask for -------------------------------------------------------------------------------------------
@@ -65,11 +63,18 @@ class Watchman:
                 self._fall_asleep()
             self._wake()
 
-    def rouse(self) -> bool:
-        """Be rung no more, if there are cores for looking; return whether there are."""
-        if self._cores:
+    def rouse(self) -> float:
+        """Be rung no more, for a thread looks instead; return for how many seconds it is worth it, 0 if it is not."""
+        patience_s = self._patience.take() if self._cores else 0.0
+        if patience_s:
             self._stay_awake()
-        return self._cores
+        return patience_s
+
+    def dozes(self, *, came: bool) -> None:
+        """Be rung again, after a thread has looked."""
+        self._patience.learn(came=came)
+        if self._boards.watching:
+            self.doze()
 
     def doze(self) -> None:
         """Be rung again."""
@@ -104,10 +109,13 @@ class Watchman:
                 self._stay_awake()
 
     async def _spin(self) -> None:
-        until = perf_counter() + _SPIN_S
-        while self._boards.watching and perf_counter() < until:
-            await trio.lowlevel.checkpoint()
-            self._boards.look()
+        patience_s, watching = self._patience.take(), self._boards.watching
+        if patience_s:
+            until = perf_counter() + patience_s
+            while watching and perf_counter() < until:
+                await trio.lowlevel.checkpoint()
+                self._boards.look()
+            self._patience.learn(came=not watching)
 
     def _fall_asleep(self) -> None:
         self.doze()

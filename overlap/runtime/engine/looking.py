@@ -16,9 +16,6 @@ from .meeting import Meeting
 
 __all__ = ["Looking"]
 
-# How long a thread looks before it sleeps, as a watchman does.
-_LOOK_S = 50e-6
-
 
 class Looking(ABC):
     """One rank's end of an operation that goes on when the others have come as far."""
@@ -43,34 +40,35 @@ class Looking(ABC):
 
     def look_here(self, handover: Handover) -> None:
         """Look for a moment, in a thread that waits for the operation, and go on if all have come meanwhile."""
-        if self._roused(handover):
-            until = perf_counter() + _LOOK_S
-            while not self._others_came and not self._operation.done and perf_counter() < until:
+        patience_s = self._roused(handover)
+        if patience_s:
+            until = perf_counter() + patience_s
+            while not (came := self._others_came or self._operation.done) and perf_counter() < until:
                 pass
-            self._dozed(handover)
+            self._dozed(handover, came=bool(came))
 
-    def _roused(self, handover: Handover) -> bool:
+    def _roused(self, handover: Handover) -> float:
         if not handover.enter():
-            return False
+            return 0.0
         try:
-            return self._operation.scope is self and self._meeting.board.rouse()
+            return self._meeting.board.rouse() if self._operation.scope is self else 0.0
         finally:
             handover.leave()
 
-    def _dozed(self, handover: Handover) -> None:
+    def _dozed(self, handover: Handover, *, came: bool) -> None:
         """Let this process be rung again, and look who has come before that could be known."""
         alone, board, operation = False, self._meeting.board, self._operation
         if handover.enter():
             try:
-                alone = board.doze()
+                alone = board.doze(came=came)
                 if operation.scope is self and not operation.heard and board.lost is None:
                     self.look()
             finally:
                 handover.leave()
         if not alone:
             with suppress(PeerFailedError):  # nobody waits any more
-                operation.context.from_thread(self._doze)
+                operation.context.from_thread(self._doze, came)
 
-    def _doze(self) -> None:
-        self._meeting.board.doze()
+    def _doze(self, came: bool) -> None:
+        self._meeting.board.doze(came=came)
         self._meeting.board.look()
