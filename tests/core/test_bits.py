@@ -8,7 +8,7 @@ import overlap
 
 from .cases import OPS
 from .reference import Array
-from .worlds import PATHS, run
+from .worlds import FEW_PATHS, PATHS, run
 
 DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float64, np.float16, np.complex64, ml_dtypes.bfloat16))
 
@@ -46,7 +46,9 @@ def test_all_ranks_get_the_same_bits_in_every_run(size: int, path: str) -> None:
     assert run(everything, size, 37, path=path) == first
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "path", [path if path in FEW_PATHS else pytest.param(path, marks=pytest.mark.slow) for path in PATHS]
+)
 def test_large_results_too(path: str) -> None:
     """Worker threads take the pieces of a large array in any order."""
 
