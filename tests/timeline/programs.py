@@ -83,7 +83,7 @@ def pipeline(*, stage_s=1e-3, mib=2):
     return main
 
 
-def layered(*, forward=False, mib=16, layers=6, backward_s=5e-4, bucket_mib=None):
+def layered(*, forward=False, mib=16, layers=6, steps=4, backward_s=5e-4, bucket_mib=None):
     """Each layer's forward needs its own sum of the step before; the sums of those needed first may overtake."""
     size = (bucket_mib or mib) * MIB
     parts = {}
@@ -93,7 +93,7 @@ def layered(*, forward=False, mib=16, layers=6, backward_s=5e-4, bucket_mib=None
 
     async def main(rank):
         sums = {}
-        for step in range(4):
+        for step in range(steps):
             with rank.step(step):
                 for layer in range(layers):
                     needed = [sums[bucket] for bucket in parts[layer] if sums]

@@ -83,25 +83,34 @@ def test_a_prediction_for_another_algorithm_is_within_five_percent(change, befor
 
 
 def really_brought(change):
-    """The program of `layered(mib=32)` with what a piece of advice says."""
+    """The program of `layered(layers=3, mib=64)` with what a piece of advice says."""
     name, _, value = change.partition("=")
     program = {
-        "order": lambda: layered(mib=32, forward=True),
-        "bytes": lambda: layered(mib=16),
-        "bucket_bytes": lambda: layered(mib=32, bucket_mib=parse_bytes(value, argument="size") / 2**20),
-        "compute 'backward'": lambda: layered(mib=32, backward_s=2.5e-4),
-        "algorithm": lambda: layered(mib=32),
+        "order": lambda: layered(layers=3, mib=64, forward=True),
+        "bytes": lambda: layered(layers=3, mib=32),
+        "bucket_bytes": lambda: layered(layers=3, mib=64, bucket_mib=parse_bytes(value, argument="size") / 2**20),
+        "compute 'backward'": lambda: layered(layers=3, mib=64, backward_s=2.5e-4),
+        "algorithm": lambda: layered(layers=3, mib=64),
     }[name]()
     return run(program, algorithm=value if name == "algorithm" else "mesh")
 
 
 def test_each_piece_of_advice_brings_what_it_says():
-    found = advise(run(layered(mib=32), algorithm="mesh"))
+    found = advise(run(layered(layers=3, mib=64), algorithm="mesh"))
     assert {one.changes[0].text.partition("=")[0] for one in found} >= {"order", "bytes", "algorithm"}
     for one in found:
         really = really_brought(one.changes[0].text)
         real_ns = verdict_of(really, step=median_step(really)).wall_ns
         assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns, (one.changes[0].text, real_ns)
+
+
+def test_of_a_long_run_the_steps_around_the_median_one_tell_the_same():
+    timeline = run(layered(mib=32, layers=2, steps=12), ranks=2)
+    found = advise(timeline)
+    assert len(found) >= 3
+    assert {len(one.timeline.steps()) for one in found} == {9}
+    for one in found:
+        assert one.gain_ns == pytest.approx(predict(timeline, one.changes).gain_ns, rel=0.01)
 
 
 def test_of_transfers_of_one_size_the_range_says_that_nobody_knows():

@@ -5,18 +5,26 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
 
 from ...errors import UsageError
+from ...units import parse_bytes
 from ..axis import figure, figure_unit
 from ..critical_path import critical_path
 from ..metrics import median_step
 from ..spans import Timeline
 from .algorithms import best_algorithm
 from .changes import Change, parse_change
-from .prediction import Prediction, predict
+from .prediction import Baseline, Prediction, predict
 
 __all__ = ["advice_text", "advise"]
 
+_BUCKETS_AT_MOST = 128
+"""In a step: more are not tried, because each is a message that has to be started."""
+_STEPS_AROUND = 4
+"""Steps before the one that is looked at, and after it, that are replayed."""
 BEST = 5
 """Pieces of advice that are given."""
 _WORTH = 0.005
@@ -41,32 +49,54 @@ def advise(timeline: Timeline, *, step: int | None = None) -> list[Prediction]:
     Raises:
         UsageError: If the timeline is empty.
     """
-    found: dict[str, Prediction] = {}
-    for change in _candidates(timeline, step):
+    at = median_step(timeline) if step is None else step
+    timeline = _around(timeline, at)
+    base = Baseline(timeline, at)
+    found: dict[str, tuple[int, Change]] = {}
+    for change in _candidates(timeline, at):
         with suppress(UsageError):  # there is nothing of that kind to change
-            one = predict(timeline, [change], step=step)
+            gain_ns = base.gain_ns([change])
             kind = change.text.partition("=")[0]
-            if one.gain_share >= _WORTH and (kind not in found or one.gain_ns > found[kind].gain_ns):
-                found[kind] = one
-    return sorted(found.values(), key=lambda one: (-one.gain_ns, one.changes[0].text))[:BEST]
+            if gain_ns >= _WORTH * base.replayed.wall_ns and (kind not in found or gain_ns > found[kind][0]):
+                found[kind] = gain_ns, change
+    best = sorted(found.values(), key=lambda each: (-each[0], each[1].text))[:BEST]
+    return [predict(timeline, [change], base=base) for _, change in best]
 
 
-def _candidates(timeline: Timeline, step: int | None) -> Iterator[Change]:
+def _around(timeline: Timeline, step: int | None) -> Timeline:
+    """Return the steps before and after one: to replay all of a long run for each change would take minutes."""
+    steps = timeline.steps()
+    if step not in steps or len(steps) <= 2 * _STEPS_AROUND + 1:
+        return timeline
+    place = min(max(steps.index(step), _STEPS_AROUND), len(steps) - 1 - _STEPS_AROUND)
+    kept = steps[place - _STEPS_AROUND : place + _STEPS_AROUND + 1]
+    return replace(timeline, spans=timeline.chosen(np.isin(timeline.columns.step, kept)))
+
+
+def _candidates(timeline: Timeline, at: int | None) -> Iterator[Change]:
     yield parse_change("stragglers=none")
     yield parse_change("awaits=late")
+    total = _reduced_bytes(timeline, at)
     for size in _SIZES:
-        yield parse_change(f"bucket_bytes={size}")
+        if parse_bytes(size, argument="size") * _BUCKETS_AT_MOST >= total:
+            yield parse_change(f"bucket_bytes={size}")
     yield parse_change("order=forward")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")
     yield parse_change("bytes=0.5x")
-    at = median_step(timeline) if step is None else step
     longest: dict[str, int] = {}
     for link in critical_path(timeline, step=at):
         if link.doing == "compute" and "'" not in link.name:
             longest[link.name] = longest.get(link.name, 0) + link.duration_ns
     for name in sorted(longest, key=lambda name: (-longest[name], name))[:_COMPUTES]:
         yield parse_change(f"compute '{name}'=0.5x")
+
+
+def _reduced_bytes(timeline: Timeline, at: int | None) -> int:
+    """Return what a rank reduces in a step, or in all of the run."""
+    spans = timeline.for_rank(timeline.ranks()[0])
+    infos = [span.info for span in spans if span.info and (at is None or span.step == at)]
+    return sum(info.nbytes for info in infos if info.op == "all_reduce")
 
 
 def advice_text(found: list[Prediction], *, width: int) -> list[str]:

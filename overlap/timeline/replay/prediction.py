@@ -16,7 +16,7 @@ from .inference import graph_of
 from .simulation import run_graph
 from .wires import fits
 
-__all__ = ["Prediction", "predict", "prediction_table"]
+__all__ = ["Baseline", "Prediction", "predict", "prediction_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,28 +63,60 @@ class Prediction:
         )
 
 
-def predict(timeline: Timeline, changes: Sequence[Change], *, step: int | None = None) -> Prediction:
+class Baseline:
+    """What predictions of one run are held against.
+
+    Args:
+        timeline: What was measured.
+        step: The step to look at; None for the median one, or the whole run if it has no steps.
+
+    Raises:
+        UsageError: If the timeline is empty.
+    """
+
+    def __init__(self, timeline: Timeline, step: int | None) -> None:
+        self.timeline = timeline
+        self.step = median_step(timeline) if step is None else step
+        self.measured = verdict_of(timeline, step=self.step)
+        self.replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=self.step)
+
+    def gain_ns(self, changes: Sequence[Change]) -> int:
+        """Return how much shorter the step gets: a third of the work of a prediction.
+
+        Raises:
+            UsageError: If a change finds nothing to change.
+        """
+        return self.replayed.wall_ns - self.judged(_changed(self.timeline, changes)).wall_ns
+
+    def judged(self, graph: Graph, *, likely: bool = True) -> Verdict:
+        """Replay a changed graph and say what it comes to."""
+        return verdict_of(run_graph(graph, self.timeline, likely=likely), step=self.step)
+
+
+def predict(
+    timeline: Timeline, changes: Sequence[Change], *, step: int | None = None, base: Baseline | None = None
+) -> Prediction:
     """Replay a run with changes.
 
     Args:
         timeline: What was measured.
         changes: What is to be different.
         step: The step to look at; None for the whole run, or its median step if it has steps.
+        base: Of this timeline and step, if it is known already.
 
     Raises:
         UsageError: If the timeline is empty, or a change finds nothing to change.
     """
-    at = median_step(timeline) if step is None else step
-    measured = verdict_of(timeline, step=at)
-    replayed = verdict_of(run_graph(graph_of(timeline), timeline, likely=True), step=at)
+    base = base or Baseline(timeline, step)
+    measured, replayed, at = base.measured, base.replayed, base.step
     graph = _changed(timeline, changes)
-    careful, bold = (run_graph(graph, timeline, likely=likely) for likely in (True, False))
-    others = [bold]
+    careful = run_graph(graph, timeline, likely=True)
+    others = [base.judged(graph, likely=False)]
     if not graph.modelled and any(fit.sizes == 1 for fit in fits(graph).values()):
-        others.append(run_graph(_changed(timeline, changes, latency_share=1.0), timeline, likely=True))
+        others.append(base.judged(_changed(timeline, changes, latency_share=1.0)))
     predicted = verdict_of(careful, step=at)
     off_ns = abs(replayed.wall_ns - measured.wall_ns)
-    walls = predicted.wall_ns, *(verdict_of(other, step=at).wall_ns for other in others)
+    walls = predicted.wall_ns, *(other.wall_ns for other in others)
     return Prediction(
         changes=tuple(changes),
         measured=measured,

@@ -62,9 +62,10 @@ class _Run:
         self._since: dict[Node, float] = {}
         self._version: dict[Node, int] = {}
         self._hidden: dict[Node, float] = {}
+        self._lanes = any(node.lane is not None for node in graph.nodes)
         self._on: dict[int, dict[Node, None]] = {}
         for node in graph.nodes:
-            after = [*node.after, *((each, 0.0) for each in node.likely)] if likely else node.after
+            after = [*node.after, *((each, 0.0) for each in node.likely)] if likely and node.likely else node.after
             self._missing[node] = len(after)
             for before, delay_ns in after:
                 self._next.setdefault(before, []).append((node, delay_ns))
@@ -125,6 +126,8 @@ class _Run:
                 self._push(at_ns + max(self._left[node], 0.0) / self._rate[node], node, self._version[node])
 
     def _rate_of(self, node: Node) -> float:
+        if not self._lanes:
+            return 1 / max(len(self._on[rank]) for rank in node.ranks)
         if self._behind(node):
             return 0.0
         return 1 / max(sum(not self._behind(each) for each in self._on[rank]) for rank in node.ranks)
