@@ -22,13 +22,20 @@ from .model import Model
 __all__ = ["bound_s"]
 
 
-def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual) -> float:
+def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool = True) -> float:
     """Return seconds that no simulation of the step is below.
+
+    Args:
+        model: What is trained.
+        layout: How it lies.
+        cluster: Where.
+        virtual: What is assumed.
+        planned: Whether collectives count, which takes a plan of each; else only computes do.
 
     Raises:
         TopologyError: If a group of ranks is illegal there.
     """
-    return _Bound(model, layout, cluster, virtual).step_s()
+    return _Bound(model, layout, cluster, virtual, planned=planned).step_s()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,9 @@ class _Stage:
 class _Bound:
     """Of one layout."""
 
-    def __init__(self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual) -> None:
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool) -> None:
         self._model, self._layout, self._cluster, self._virtual = model, layout, cluster, virtual
+        self._plans = planned
         self._amounts = Amounts(model=model, layout=layout)
         rates = {"efficiency": virtual.efficiency, "memory_efficiency": virtual.memory_efficiency}
         profile = virtual.profile
@@ -136,6 +144,8 @@ class _Bound:
         return self._gather_s + self._planned_s("reduce_scatter", nbytes, "tp")
 
     def _planned_s(self, op: str, nbytes: int, *axes: str) -> float:
+        if not self._plans:
+            return 0.0
         return _planned(op, nbytes, self._cluster, _group(self._layout, axes), self._layout.dtype, self._peer)[0]
 
     @property
@@ -145,7 +155,7 @@ class _Bound:
     def _replicas_s(self, rank: int) -> tuple[float, float]:
         """For how long gradients, and new weights, keep the busiest wire of the replicas busy."""
         layout = self._layout
-        if layout.replicas == 1:
+        if layout.replicas == 1 or not self._plans:
             return 0.0, 0.0
         nbytes = self._dense(rank) * self._amounts.itemsize
         group = _group(layout, ("dp", "cp", "ep"))

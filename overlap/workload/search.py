@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import product
 from typing import cast
 
@@ -42,10 +43,12 @@ class Candidate:
     Attributes:
         layout: Which.
         bound_s: Seconds that its step takes at least.
+        near: Whether collectives are in that bound.
     """
 
     layout: Layout
     bound_s: float
+    near: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +81,7 @@ CANNOT_WIN = "at least as slow as the best, by a lower bound"
 def candidates(
     model: Model, like: Layout, names: Sequence[str], cluster: Cluster, virtual: Virtual, found: Found
 ) -> list[Candidate]:
-    """Return the layouts that fit model, cluster and memory, in the order of their bounds.
+    """Return the layouts that fit model, cluster and memory, in the order of what they compute at least.
 
     Args:
         model: What is trained.
@@ -99,7 +102,7 @@ def candidates(
             if there is not None and memory_of(model, layout).total > there:
                 found.leave_out(layout, OUT_OF_MEMORY)
                 continue
-            kept.append((bound_s(model, layout, cluster, virtual), number, layout))
+            kept.append((bound_s(model, layout, cluster, virtual, planned=False), number, layout))
         except (UsageError, TopologyError) as error:
             found.leave_out(layout, _in_short(error))
     return [Candidate(layout=layout, bound_s=at_least_s) for at_least_s, _, layout in sorted(kept, key=lambda k: k[:2])]
@@ -140,7 +143,9 @@ def search(
     algorithm: str | None = None,
     told: Callable[[int, Candidate], None] = lambda number, candidate: None,
 ) -> None:
-    """Simulate candidates in the order of their bounds, until none that is left can win.
+    """Look at candidates in the order of their bounds, until none that is left can win.
+
+    The first one's bound is made nearer, then it waits its turn again; the first whose bound is near is simulated.
 
     Args:
         model: What is trained.
@@ -151,20 +156,25 @@ def search(
         algorithm: The only one to use, by default any.
         told: Called before each simulation.
     """
-    for number, candidate in enumerate(ordered):
-        if found.best is not None and candidate.bound_s >= found.best.step_s:
-            for rest in ordered[number:]:
-                found.leave_out(rest.layout, CANNOT_WIN)
-            break
-        told(number, candidate)
+    waiting = [(each.bound_s, number, each) for number, each in enumerate(ordered)]
+    heapify(waiting)
+    while waiting and (found.best is None or waiting[0][0] < found.best.step_s):
+        _, number, first = heappop(waiting)
         try:
-            one = estimate(model, candidate.layout, cluster, virtual, algorithm=algorithm)
+            if not first.near:
+                nearer_s = max(first.bound_s, bound_s(model, first.layout, cluster, virtual))
+                heappush(waiting, (nearer_s, number, replace(first, bound_s=nearer_s, near=True)))
+                continue
+            told(len(found.simulated), first)
+            one = estimate(model, first.layout, cluster, virtual, algorithm=algorithm)
         except (OverlapError, TopologyError) as error:
-            found.leave_out(candidate.layout, _in_short(error))
+            found.leave_out(first.layout, _in_short(error))
             continue
-        found.simulated.append((candidate.layout, one.step_s))
+        found.simulated.append((first.layout, one.step_s))
         if found.best is None or one.step_s < found.best.step_s:
             found.best = one
+    for _, _, rest in waiting:
+        found.leave_out(rest.layout, CANNOT_WIN)
     found.complete = True
 
 

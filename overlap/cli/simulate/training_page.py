@@ -50,7 +50,7 @@ def _head(one: Estimate, width: int) -> Iterator[str]:
     yield from _wrapped(title, width)
     yield from _field("layout", _laid_out(layout, model.sequence), width)
     sway = f"computes reach {virtual.efficiency:.4g} of the {layout.dtype} peak"
-    imbalance = f"; the busiest experts get {layout.imbalance:g} of the mean" if layout.ep > 1 else ""
+    imbalance = f"; the busiest experts get {layout.imbalance:g} times the mean" if layout.ep > 1 else ""
     yield from _field("assumed", f"{sway}; {virtual.conditions}; {virtual.interference}{imbalance}", width)
     memory, there = one.memory, one.cluster.memory_bytes()
     of = f" of {format_bytes(int(there))}" if there is not None else ""
