@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .columnar import Group, SpanColumns, Table
+from .columnar import Group, SpanColumns, SpanList, Table
 from .parts import Header, Part
 from .spans import Timeline
 
@@ -34,8 +34,11 @@ def merged(timelines: Sequence[Timeline]) -> Timeline:
         UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
     """
     header = merged_header([_header(timeline) for timeline in timelines])
-    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
     meetings = _Meetings()
+    if len(timelines) == 1:  # in order already
+        columns = timelines[0].columns
+        return replace(timelines[0], spans=SpanList(meetings.settled(meetings.note(columns), columns)))
+    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
     noted = meetings.note(columns)
     return Timeline.of_columns(
         meetings.settled(noted, columns),

@@ -28,14 +28,13 @@ def _twice_at_once(columns: SpanColumns) -> str:
     """A lane of computes that were issued is one thread; what programs record of their own may be anything."""
     issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
     compute = columns.take(issued & (columns.end_ns > columns.start_ns))
-    order = np.lexsort((compute.end_ns, compute.start_ns, compute.index[1], compute.rank))
-    compute = compute.take(order)
-    same = (compute.rank[1:] == compute.rank[:-1]) & (compute.index[1][1:] == compute.index[1][:-1])
-    crossing = np.flatnonzero(same & (compute.start_ns[1:] < compute.end_ns[:-1]))
+    thread = compute.rank * len(compute.texts) + compute.index[1]
+    order = np.argsort(thread, kind="stable")  # they are in order of start
+    thread, start_ns, end_ns = thread[order], compute.start_ns[order], compute.end_ns[order]
+    crossing = np.flatnonzero((thread[1:] == thread[:-1]) & (start_ns[1:] < end_ns[:-1]))
     if not len(crossing):
         return ""
-    first = compute.take(crossing[:1] + 1)
-    (span,) = first.spans()
+    (span,) = compute.take(order[crossing[:1] + 1]).spans()
     verb = "begins" if len(crossing) == 1 else "begin"
     return (
         f"{_spans(len(crossing))} on a lane of computes {verb} before the one before has ended "
