@@ -10,6 +10,7 @@ from ..errors import UsageError
 from .events import Event, Json
 from .kineto import from_kineto, is_kineto
 from .neuron import from_neuron, is_neuron
+from .oddities import LEFT_OUT
 from .spans import Kind, Span, Timeline, span_order
 
 _COMM_NAME = re.compile(r"(nccl|rccl|hccl|c10d::|gloo:)", re.IGNORECASE)
@@ -26,7 +27,7 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
     Raises:
         UsageError: If no event is recognised, or a pid is not a number, naming what was looked for and what was there.
     """
-    slices = complete(events)
+    slices, backwards = _forwards(complete(events))
     if is_neuron(document):
         found = from_neuron(document)
     elif is_kineto(document):
@@ -40,6 +41,8 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
             "no compute or communication in it: looked for complete events (ph X, or B and E) of category "
             f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {seen or 'no complete events'}"
         )
+    if backwards:
+        found.meta[LEFT_OUT] = _left_out(backwards)
     return found
 
 
@@ -55,8 +58,20 @@ def complete(events: Sequence[Event]) -> list[Event]:
             begun = thread.pop()
             begin, end = begun.get("ts"), event.get("ts")
             if isinstance(begin, int | float) and isinstance(end, int | float):
-                slices.append({**begun, "ph": "X", "dur": max(end - begin, 0)})
+                slices.append({**begun, "ph": "X", "dur": end - begin})
     return slices
+
+
+def _forwards(slices: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+    """Part events from those that end before they start, because a clock went back."""
+    backwards = [event for event in slices if isinstance(dur := event.get("dur"), int | float) and dur < 0]
+    gone = set(map(id, backwards))
+    return [event for event in slices if id(event) not in gone], backwards
+
+
+def _left_out(events: Sequence[Event]) -> str:
+    which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
+    return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"
 
 
 def _from_others(slices: Sequence[Event]) -> Timeline | None:

@@ -6,6 +6,7 @@ import pytest
 
 from overlap.errors import UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
+from overlap.timeline.oddities import oddities
 from overlap.timeline.operations import operations
 
 
@@ -145,3 +146,17 @@ def test_files_of_the_same_rank_are_not_merged(tmp_path):
     files = [written(tmp_path, kineto(0, on_cpu(0)), name) for name in ("a.json", "b.json")]
     with pytest.raises(UsageError, match=r"^not parts of one run: rank 0 is in two of them$"):
         merged([read_trace(file) for file in files])
+
+
+def test_what_ends_before_it_starts_is_left_out_and_said(tmp_path):
+    events = [
+        event("kernel", "gemm", 10, 30, 17),
+        event("kernel", "late", 50, -5, 17),
+        event("kernel", "x", 60, -1, 17),
+    ]
+    timeline = read_trace(written(tmp_path, kineto(0, events)))
+    assert [span.name for span in timeline.spans] == ["gemm"]
+    assert oddities(timeline) == "2 events end before they start (first: 'late'): shown is the rest"
+    begins = [{"ph": ph, "cat": "comm", "name": "sum", "ts": ts, "pid": 0, "tid": 1} for ph, ts in (("B", 9), ("E", 4))]
+    timeline = read_trace(written(tmp_path, [*begins, event("compute", "a", 1, 2) | {"pid": 0}]))
+    assert oddities(timeline) == "1 event ends before it starts ('sum'): shown is the rest"
