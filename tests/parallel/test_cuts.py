@@ -204,3 +204,61 @@ def test_blocks_that_do_not_divide_are_told():
     with pytest.raises(overlap.UsageError) as caught:
         parallel.Cut("w", 0, 0, 4).block(np.zeros(6))
     assert str(caught.value) == "cuts: 6 of 'w' do not divide by 4"
+
+
+# -- real layers -----------------------------------------------------------------------------------------------------
+
+
+def passed_on(w, x):
+    return x, None
+
+
+def passed_back(w, kept, dy):
+    return dy, {}
+
+
+def square_loss(y, target):
+    return 2 * (y - target) / y.size, float(((y - target) ** 2).mean())
+
+
+async def pipeline(rank, folder, pp, tp, until):
+    """Train four layers, in stages and cut over ranks; save, and return what was restored and the last loss."""
+    mesh = rank.mesh(pp=pp, dp=1, tp=tp)
+    schedule, each = parallel.schedules.make("1f1b", ranks=pp, microbatches=2), LAYERS // pp
+    kinds = (parallel.ColumnLinear, parallel.RowLinear)
+    layers = {f"m{i}": kinds[i % 2](rank, mesh["tp"], WIDTH, WIDTH) for i in range(each)}
+    layers["end"] = parallel.Local(rank, passed_on, passed_back)
+    params, cuts = {}, {}
+    for stage in schedule.stages_of(mesh["pp"].rank):
+        params[stage] = {"end": {}}
+        for i in range(each):
+            drawn = np.random.default_rng(each * stage + i).standard_normal((WIDTH, WIDTH)) / 4
+            params[stage][f"m{i}"] = layers[f"m{i}"].shard({"weight": drawn, "bias": np.zeros(WIDTH)})
+            told = layers[f"m{i}"].cuts(f"layer {each * stage + i}")
+            cuts |= {f"{stage}.m{i}.{name}": cut for name, cut in told.items()}
+    model = parallel.DataParallel(rank, params, optimizer=ADAM, group=mesh["dp"])
+    stages = dict.fromkeys(params, parallel.Sequential(rank, layers))
+    run = parallel.Pipeline(
+        rank, schedule, stages, params, loss=square_loss, boundary=((4, WIDTH), np.float64), group=mesh["pp"],
+        model=model,
+    )  # fmt: skip
+    checkpoints = parallel.Checkpoints(rank, folder, cuts=cuts)
+    restored = await checkpoints.restore(model)
+    x, target = np.random.default_rng(9).standard_normal((2, 2, 4, WIDTH))
+    for _ in range(model.steps, until):
+        passed = await run.run(list(x), list(target))
+        model.step()
+    loss = await passed.loss()
+    await checkpoints.save(model)
+    await checkpoints.finish()
+    await model.finish()
+    return restored and restored.step, loss
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 1), (1, 4), (2, 1)])
+def test_stages_of_cut_layers_go_on_as_other_stages(tmp_path, pp, tp):
+    [(_, expected), *_] = overlap.run(pipeline, tmp_path / "through", 2, 2, 6, ranks=4, timeout_s=60)
+    overlap.run(pipeline, tmp_path / "run", 2, 2, 3, ranks=4, timeout_s=60)
+    for step, loss in overlap.run(pipeline, tmp_path / "run", pp, tp, 6, ranks=pp * tp, timeout_s=60):
+        assert step == 3
+        assert loss == pytest.approx(expected, rel=1e-10)
