@@ -35,7 +35,8 @@ __all__ = ["ANNOUNCED", "CodePlace", "SpanningCommunicator", "Telling"]
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
 _REMEMBERED = 256
 
-# Calls of which the tags are remembered: training repeats a few, but blocks that differ make a new one each time.
+# Calls of which the tags are remembered, and places where they were made: training repeats a few, but blocks that
+# differ make a new one each time.
 _BASES = 256
 
 ANNOUNCED = (Collective.BROADCAST, Collective.SCATTER)
@@ -114,6 +115,7 @@ class SpanningCommunicator(Communicator):
         self.issued: dict[int, int] = {}
         self._local, self._others = local, told
         self._bases: dict[Call, int] = {}
+        self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
         self._past: OrderedDict[int, tuple[int, Call, CodePlace]] = OrderedDict()
 
     def tag(self, pattern: Call, seq: int) -> int:
@@ -139,7 +141,7 @@ class SpanningCommunicator(Communicator):
         if match.pattern is not operation.call:
             self._compare(match, operation)
         if operation.kind in ANNOUNCED and operation.call.dtype is not None:
-            self._others.announce_call(self.id, seq, self._said(operation))
+            self._others.announce_call(self.id, seq, self._said_again(operation))
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
         if operation.kind in ANNOUNCED and match.pattern is not None and not match.pattern.settled:
@@ -214,6 +216,17 @@ class SpanningCommunicator(Communicator):
                 for end in match.arrived:
                     if end is not None:
                         yield seq, self._said(end)
+
+    def _said_again(self, operation: Operation) -> Voice:
+        """Return what a rank has called, as `_said` does: finding a line takes longer than sending a small message."""
+        position, (code, instruction) = operation.port.position, operation.place
+        key = position, id(code), instruction, operation.call
+        known = self._voices_known.get(key)
+        if known is None:
+            if len(self._voices_known) >= _BASES:
+                self._voices_known.clear()
+            known = self._voices_known[key] = code, self._said(operation)  # as long as it is kept, so is its id
+        return known[1]
 
     def _said(self, operation: Operation) -> Voice:
         rank = self.members[operation.port.position]

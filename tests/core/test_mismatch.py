@@ -8,7 +8,10 @@ import pytest
 
 import overlap
 from overlap import CollectiveMismatchError
+from overlap.remote.saying import Saying
+from overlap.runtime.dispute import Voice
 
+from .companies import by_sockets, run_far
 from .worlds import PATHS, Turns, failing, run
 
 Issue = Callable[[overlap.Rank], "overlap.CollectiveFuture"]
@@ -142,6 +145,31 @@ def test_the_message() -> None:
     message = "operation #1 on group 'dp' differs between ranks: {}, {}; every rank of a group must issue the same {}"
     rest = "operations in the same order"
     assert first in {message.format(told[a], told[b], rest) for a, b in ((0, 1), (1, 0))}
+
+
+def test_where_a_root_has_called_is_found_once_for_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes are told if they ask; as long as nobody does, it should cost little."""
+    announced: list[Voice] = []
+    announce = Saying.announce_call
+
+    def noting(saying: Saying, communicator_id: int, seq: int, said: Voice) -> None:
+        announced.append(said)
+        announce(saying, communicator_id, seq, said)
+
+    monkeypatch.setattr(Saying, "announce_call", noting)
+
+    async def main(rank: overlap.Rank) -> int:
+        line = _getframe().f_lineno
+        for _ in range(3):
+            await rank.broadcast(X)
+        await rank.broadcast(X)
+        return line
+
+    line = run_far(main, 2, 1, wires=by_sockets)[0]
+    assert isinstance(line, int)
+    ours = [said for said in announced if said.rank == 0]
+    assert [said.call_site for said in ours] == [*[f"{HERE}:{line + 2}"] * 3, f"{HERE}:{line + 3}"]
+    assert ours[0] is ours[1] is ours[2]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -33,6 +33,10 @@ from .workers import Workers
 
 __all__ = ["ProgramRunner"]
 
+# What barriers send, get, and make of both: always zero, so all may use the same.
+_NOTHING, _NOTHING_COMES = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+_MOST = reducer("max", np.dtype(np.uint8))
+
 
 class ProgramRunner:
     """Runs operations whose bytes must travel over a transport, each rank's part beside what the rank computes."""
@@ -188,13 +192,15 @@ def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:
     schedule, arrays = compiled.schedule, operation.context.arrays
     source, target, combine = operation.source, operation.target, operation.call.reducer
     if operation.kind is Collective.BARRIER:
-        source, target, combine = np.zeros(1, np.uint8), np.zeros(1, np.uint8), reducer("max", np.dtype(np.uint8))
+        source, target, combine = _NOTHING, _NOTHING_COMES, _MOST
     like = source if source is not None else target
     assert like is not None, "a rank that neither gives nor gets takes no part"
     flat_in = np.empty(0, like.dtype) if source is None else source.reshape(-1)
     flat_out = np.empty(0, like.dtype) if target is None else target.reshape(-1)
     block = flat_in.size // schedule.blocks[0] if source is not None else flat_out.size // schedule.blocks[1]
-    in_place = source is not None and target is not None and np.may_share_memory(source, target)
+    in_place = source is not None and target is not None
+    if in_place and source is not target:
+        in_place = np.may_share_memory(source, target)  # type: ignore[arg-type]  # both are there
     if in_place and not schedule.in_place:
         flat_in, in_place = arrays.copy(flat_in), False
     accumulator = like.dtype if combine is None else combine.accumulator
