@@ -200,7 +200,7 @@ def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:
     block = flat_in.size // schedule.blocks[0] if source is not None else flat_out.size // schedule.blocks[1]
     in_place = source is not None and target is not None
     if in_place and source is not target:
-        in_place = np.may_share_memory(source, target)  # type: ignore[arg-type]  # both are there
+        in_place = np.may_share_memory(source, target)
     if in_place and not schedule.in_place:
         flat_in, in_place = arrays.copy(flat_in), False
     accumulator = like.dtype if combine is None else combine.accumulator
