@@ -250,6 +250,12 @@ def test_what_it_needs_is_one_line(parsed, monkeypatch, stdout, stdin, message):
     assert str(caught.value) == message
 
 
+def test_what_it_cannot_do_at_the_same_time_is_one_line(parsed):
+    with pytest.raises(UsageError) as caught:
+        main(parsed("--critical-path"))
+    assert str(caught.value) == "-i, --critical-path: one or the other; -i shows a run and writes nothing"
+
+
 @pytest.mark.parametrize(
     ("options", "titles"),
     [

@@ -17,6 +17,7 @@ from ...timeline.merge import merged, merged_header
 from ...timeline.metrics import median_step, windows_of
 from ...timeline.oddities import oddities
 from ...timeline.parts import Part, pack_part
+from ...timeline.picture import check_pillow
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, predict
@@ -112,7 +113,10 @@ def main(args: argparse.Namespace) -> int:
     if args.width is not None and args.width < MIN_WIDTH:
         raise UsageError(f"--width: {args.width} is too narrow; at least {MIN_WIDTH} columns are needed")
     if args.interactive:
+        _check_alone(args)
         check_terminal()
+    if args.png is not None:
+        check_pillow()
     limits = [parse_limit(text) for text in args.fail_if or ()]
     changes = [parse_change(text) for text in args.what_if or ()]
     timeline = merged([read_trace(file) for file in args.files])
@@ -134,6 +138,13 @@ def main(args: argparse.Namespace) -> int:
     for limit in failed:
         print(f"--fail-if: {limit.told(verdict)}", file=sys.stderr)
     return EXIT_FAILED if failed or not kept_all else 0
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Refuse what would print or write beside a screen that is only looked at."""
+    for option in ("json", "html", "svg", "png", "ops", "stragglers", "critical_path"):
+        if getattr(args, option):
+            raise UsageError(f"-i, --{option.replace('_', '-')}: one or the other; -i shows a run and writes nothing")
 
 
 def _browsed(

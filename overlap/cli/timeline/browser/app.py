@@ -43,9 +43,9 @@ class TimelineApp(App[None]):
     AUTO_FOCUS = ""
     CSS = f"""
     Screen {{ layout: vertical; }}
-    #verdict {{ height: auto; max-height: 3; }}
+    #verdict {{ height: auto; max-height: 13%; }}
     TrackView {{ height: 1fr; }}
-    #details {{ height: {_DETAIL_LINES}; }}
+    #details {{ height: {_DETAIL_LINES}; max-height: 38%; }}
     #search {{ display: none; height: 1; border: none; padding: 0; }}
     #keys {{ height: 2; }}
     """

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from io import BytesIO
 
 from ...errors import UsageError
+from .as_svg import STRIPE
 from .scene import FONT, INK, PAPER, Scene
-from .svg import STRIPE
 
-__all__ = ["png"]
+__all__ = ["check_pillow", "png"]
 
 SCALE = 2
 """Dots a pixel, for screens and paper that have so many."""
+
+
+def check_pillow() -> None:
+    """Refuse to begin without the extra.
+
+    Raises:
+        UsageError: If Pillow is not installed.
+    """
+    if find_spec("PIL") is None:
+        raise UsageError('--png: Pillow is not installed: pip install "overlap[png]"; --svg needs nothing')
 
 
 def png(scene: Scene) -> bytes:
@@ -20,10 +31,9 @@ def png(scene: Scene) -> bytes:
     Raises:
         UsageError: If Pillow is not installed.
     """
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise UsageError('--png: Pillow is not installed: pip install "overlap[png]"; --svg needs nothing') from None
+    check_pillow()
+    from PIL import Image, ImageDraw, ImageFont
+
     image = Image.new("RGB", (scene.width * SCALE, scene.height * SCALE), PAPER)
     pen = ImageDraw.Draw(image)
     for box in scene.boxes:
