@@ -43,9 +43,9 @@ def test_json_has_what_the_page_says(told):
 
 
 def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
-    out = told(*ON[:-1], "trn2.3xlarge", "--best", "tp,pp,dp,order", "--global-batch", "8", "--width", "80")
+    out = told(*ON[:-1], "trn2.3xlarge", "--best", "tp,pp,dp", "--global-batch", "8", "--width", "80")
     lines = out.splitlines()
-    assert lines[0].startswith("searched for tp, pp, dp, order: ")
+    assert lines[0].startswith("searched for tp, pp, dp: ")
     assert any(" left out: " in line for line in lines)
     assert max(map(len, lines)) <= 80
     assert lines[-2].startswith("step ") or lines[-1].startswith("step ")
@@ -80,3 +80,21 @@ def test_what_does_not_fit_the_memory_says_so(told):
 )
 def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
     assert overlap("simulate", *argv) == (2, "", f"overlap: {expected}\n")
+
+
+def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
+    from overlap.workload import search
+
+    real, tried = search.estimate, []
+
+    def interrupted(*args, **kwargs):
+        if tried:
+            raise KeyboardInterrupt
+        tried.append(real(*args, **kwargs))
+        return tried[0]
+
+    monkeypatch.setattr(search, "estimate", interrupted)
+    monkeypatch.setattr(search, "bound_s", lambda *args, **kwargs: 0.0)
+    code, out, err = overlap("simulate", *ON[:-1], "trn2.3xlarge", "--best", "pp,dp", "--global-batch", "8")
+    assert (code, err) == (130, "overlap: interrupted; 1 layouts were simulated\n")
+    assert out.startswith("searched for pp, dp: 3 layouts, 1 simulated, and was interrupted\n")

@@ -1,6 +1,7 @@
 """The search for a layout: the same as trying all, what it leaves out and why, and what an interrupt leaves."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -16,7 +17,10 @@ CLOCK = overlap.Virtual(efficiency=0.5)
 LIKE = Layout(global_batch=16)
 NAMES = ("tp", "pp", "dp", "bucket_bytes", "order", "zero")
 
+SOME = ("tp", "pp", "dp", "zero")
 
+
+@cache
 def searched(model=MODEL, names=NAMES, like=LIKE):
     found = Found()
     ordered = candidates(model, like, names, MACHINE, CLOCK, found)
@@ -31,9 +35,7 @@ def step_of(layout):
         return float("inf")
 
 
-@pytest.mark.parametrize(
-    "names", [("tp", "pp", "dp", "zero"), pytest.param((*NAMES, "checkpointing"), marks=pytest.mark.slow)], ids=len
-)
+@pytest.mark.parametrize("names", [SOME, pytest.param((*NAMES, "checkpointing"), marks=pytest.mark.slow)], ids=len)
 def test_the_best_layout_is_that_of_trying_all(names):
     found, ordered = searched(names=names)
     steps = {each.layout: step_of(each.layout) for each in ordered}
@@ -44,14 +46,14 @@ def test_the_best_layout_is_that_of_trying_all(names):
 
 
 def test_every_layout_is_simulated_or_left_out_for_a_reason():
-    found, _ = searched()
+    found, _ = searched(names=SOME)
     assert found.tried == len(found.simulated) + sum(map(len, found.left_out.values()))
     assert CANNOT_WIN in found.left_out
 
 
 def test_what_needs_more_memory_than_there_is_is_left_out():
     large = replace(MODEL, layers=32)
-    found, ordered = searched(large, ("tp", "pp", "dp", "zero"))
+    found, ordered = searched(large, SOME)
     there = MACHINE.memory_bytes()
     assert all(memory_of(large, each.layout).total <= there for each in ordered)
     assert found.left_out[OUT_OF_MEMORY]

@@ -15,6 +15,7 @@ from overlap.workload.wires import busy
 from topology import cluster
 
 MACHINE = cluster("trn2.48xlarge")
+SMALL = cluster("trn2.3xlarge")
 DENSE = replace(load("llama-8b"), name="small", layers=3, sequence=1024)
 SPARSE = replace(load("mixtral-8x7b"), name="sparse", layers=2, sequence=1024)
 CLOCK = overlap.Virtual(efficiency=0.5)
@@ -101,7 +102,8 @@ def test_keys_and_values_go_round_the_ring_and_their_gradients_one_hop_further()
 @pytest.mark.parametrize(
     "figures",
     [
-        {"tp": 8, "pp": 2},
+        {"pp": 4, "machine": SMALL},
+        pytest.param({"tp": 8, "pp": 2}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "pp": 4, "schedule": "zb-h1"}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "zero": 3}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "pp": 2, "zero": 2}, marks=pytest.mark.slow),
@@ -112,7 +114,7 @@ def test_keys_and_values_go_round_the_ring_and_their_gradients_one_hop_further()
 def test_further_microbatches_cost_what_they_would_have_cost(figures):
     one = predicted(replace(DENSE, layers=4), microbatches=10, **figures)
     assert one.simulated == figures.get("pp", 1) + 1
-    all_of_it = Parts.of(simulated(one.model, one.layout, MACHINE, one.virtual))
+    all_of_it = Parts.of(simulated(one.model, one.layout, one.cluster, one.virtual))
     assert one.parts.step_ns == all_of_it.step_ns
     assert one.parts.compute_ns == pytest.approx(all_of_it.compute_ns)
     told, known = one.parts.by_dimension(), all_of_it.by_dimension()
@@ -126,11 +128,11 @@ def test_further_microbatches_cost_what_they_would_have_cost(figures):
     [
         {"tp": 8, "pp": 2},
         {"tp": 4, "pp": 2, "schedule": "zb-h1"},
-        {"tp": 4, "cp": 4},
+        pytest.param({"tp": 4, "cp": 4}, marks=pytest.mark.slow),
         {"tp": 4, "sequence_parallel": False, "checkpointing": "none"},
         {"zero": 0, "checkpointing": "selective"},
         {"zero": 3},
-        {"model": SPARSE, "tp": 4, "ep": 8, "pp": 2},
+        pytest.param({"model": SPARSE, "tp": 4, "ep": 8, "pp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -175,6 +177,7 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     assert 0 < typical < worst < bands["dp"].worst
 
 
+@pytest.mark.slow
 def test_a_step_reacts_to_a_figure_as_it_must():
     found = {each.figure: each for each in sensitivities(predicted(tp=4))}
     computes = found["efficiency of computes"]
