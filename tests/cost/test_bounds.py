@@ -1,5 +1,7 @@
 """No price lies below what wires, memories or a node more allow, and pieces cost what they share."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,16 @@ def test_more_nodes_never_take_less(name, op):
     for nbytes in (1 << 10, 1 << 20, 1 << 26, 1 << 32):
         times = [plan(op, nbytes, topology.cluster(name, nodes=nodes)).predicted_s for nodes in (1, 2, 4)]
         assert times == sorted(times), nbytes
+
+
+def test_no_price_is_below_what_the_dma_engines_of_a_rank_move():
+    machine = topology.cluster("trn2.3xlarge")
+    chip = machine.machine.chip
+    slow = replace(chip, dma_bytes_per_s=replace(chip.dma_bytes_per_s, value=1e9))
+    found = plan("all_gather", 1 << 30, replace(machine, machine=replace(machine.machine, chip=slow)))
+    assert found.predicted_s >= found.bytes_per_rank / 2e9  # a rank has the engines of two cores
+    assert found.bytes_per_rank >= 3 << 28
+    assert plan("all_gather", 1 << 30, machine).predicted_s < 0.01
 
 
 def test_a_reduce_goes_in_pieces_on_one_node_too():

@@ -69,7 +69,8 @@ class Part:
             model = placed
         self.model = model
         # Steps overlap where ranks are not in step with each other: what they share bounds the whole all the same.
-        self._least_s_per_byte = max(model.memory_s_per_byte(), model.busiest_s_per_byte())
+        dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
+        self._least_s_per_byte = max(model.memory_s_per_byte(), model.busiest_s_per_byte(), dma_s_per_byte)
         self._work: tuple[float, float] | None = None
         self._known: dict[float, float] = {}
         self._busy: Floats | None = None

@@ -41,6 +41,7 @@ class Parameters:
             left out.
         curves: the same by the size of a message, as (bytes, share), for kinds where it depends on that.
         memory_efficiency: share of a memory's bandwidth that collectives get.
+        dma_s_per_byte: for the engines that move what one rank sends, 0 where that is not known.
         reduction_s_per_byte: for the reducer of one rank, 0 where memory is the limit.
         reduction_overlaps: whether reducing goes on while more arrives, as with chunks cut in slices.
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
@@ -58,6 +59,7 @@ class Parameters:
     efficiency: ByKind = ()
     curves: Curves = ()
     memory_efficiency: float = 1.0
+    dma_s_per_byte: float = 0.0
     reduction_s_per_byte: float = 0.0
     reduction_overlaps: bool = True
     most_slices: int = _SLICES
@@ -125,7 +127,7 @@ def parameters(
     ]
     times = ranks_per_process if figures.shared_loop else 1
     crowd = max(1.0, processes / figures.cores.value) if figures.cores else 1.0
-    reducer = figures.reducer_bytes_per_s
+    reducer, dma = figures.reducer_bytes_per_s, cluster.machine.chip.dma_bytes_per_s
     return Parameters(
         launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
@@ -135,6 +137,7 @@ def parameters(
         efficiency=tuple((wire.kind, _most(wire.efficiency)) for wire in figures.wires if wire.efficiency),
         curves=tuple((w.kind, w.efficiency.points) for w in figures.wires if isinstance(w.efficiency, Curve)),
         memory_efficiency=_value(figures.memory_efficiency, 1.0),
+        dma_s_per_byte=1 / (dma.value * cluster.lnc) if dma else 0.0,
         reduction_s_per_byte=1 / (reducer.value * cluster.lnc) if reducer else 0.0,
         reduction_overlaps=not figures.serial_reduction,
         most_slices=int(_value(figures.slices, _SLICES)),
