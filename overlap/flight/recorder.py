@@ -77,6 +77,7 @@ class RankFlight:
         issued: Takes an operation, the calls known to those like it, its own call (None: its input is not there yet),
             its number and the instant; returns its record, or -1 if there is no free one.
         ended: Takes the record and the instant, negative if it failed.
+        carried: Takes the record and the instants at which a collective began on this rank and ended well.
         started: Takes the record and the instant at which a thread began to run it; any thread.
         described: Takes the record, the operation, and what `issued` took before the number: the call is known now.
         step: Takes the step that begins, and returns the one before it; -1 is none.
@@ -85,6 +86,7 @@ class RankFlight:
 
     issued: Callable[[Recordable, Known, object, int, int], int]
     ended: Callable[[int, int], None]
+    carried: Callable[[int, int, int], None]
     started: Callable[[int, int], None]
     described: Callable[[int, Recordable, Known, object], None]
     step: Callable[[int], int]
@@ -94,6 +96,7 @@ class RankFlight:
 NOT_RECORDED = RankFlight(
     issued=lambda operation, known, call, number, now_ns: -1,
     ended=lambda record, now_ns: None,
+    carried=lambda record, began_ns, now_ns: None,
     started=lambda record, now_ns: None,
     described=lambda record, operation, known, call: None,
     step=lambda index: -1,
@@ -253,6 +256,12 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
             words[record + _ENDED] = now_ns
             give(record)
 
+    def carried(record: int, began_ns: int, now_ns: int) -> None:
+        if record >= 0:
+            words[record + _STARTED] = began_ns
+            words[record + _ENDED] = now_ns
+            give(record)
+
     def started(record: int, now_ns: int) -> None:
         if record >= 0:
             words[record + _STARTED] = now_ns
@@ -275,5 +284,7 @@ def _recording(memory: bytearray, at: int, begin: int, calls: _Calls) -> tuple[R
         words.release()
         memory, words = other, memoryview(other).cast("q")
 
-    flight = RankFlight(issued=issued, ended=ended, started=started, described=described, step=step, left=left)
+    flight = RankFlight(
+        issued=issued, ended=ended, carried=carried, started=started, described=described, step=step, left=left
+    )
     return flight, turn

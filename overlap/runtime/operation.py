@@ -328,8 +328,7 @@ class CollectiveFuture(Request[T_co]):
                 self.fail(Failure(UsageError(message)))
                 return
             self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
-            self.context.flight.started(self.record, self.started_ns)
-            self.context.flight.ended(self.record, end_ns)
+            self.context.flight.carried(self.record, self.started_ns, end_ns)
             if self.shared:
                 self._share()
             self._value = self.out if self.given is None else self.given

@@ -155,13 +155,13 @@ def measure_flight(sampling: Sampling) -> Times:
     """Time to put an operation into the flight record when it is issued, and again when it ends."""
     memory = mmap(-1, file_bytes(1))
     flight = Writer(memory, [0], {}).rank(0)
-    issued, ended, operation = flight.issued, flight.ended, _Recorded()
+    issued, carried, operation = flight.issued, flight.carried, _Recorded()
     known = Known()
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         begun_ns = perf_counter_ns()
         for seq in range(_SPANS):
-            ended(issued(operation, known, "call", seq, begun_ns), begun_ns)
+            carried(issued(operation, known, "call", seq, begun_ns), begun_ns, begun_ns)
         samples.append((perf_counter_ns() - begun_ns) / _SPANS)
     return Times.of(samples[sampling.warmup :])
 
