@@ -157,7 +157,8 @@ def _peer_direct(rows: Sequence[Judged], training: Judged | None) -> list[str]:
         lines += _wrapped(
             f"training throughput with Peer Direct over without: {training.measured:.2f} measured, "
             f"{training.predicted:.2f} predicted ({training.error:+.1%}) for a step that is all communication; "
-            f"no batch is published, so compute is unknown ({TRAINING.source})",
+            "with compute, calibrated on one of the two, the other is missed by far: examples/08_bert_peer_direct.py "
+            f"({TRAINING.source})",
             first="  ",
         )
     return lines

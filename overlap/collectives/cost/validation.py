@@ -272,7 +272,7 @@ def _alike_starts(one: Start, other: Start) -> bool:
 def _start_s(row: Start) -> float:
     machine = cluster(row.machine, strict=False)
     with warnings.catch_warnings():
-        # Two ranks of trn2 were timed, which its rules do not list.
+        # The first 32 ranks of trn2 were timed, which its rules do not list.
         warnings.simplefilter("ignore", TopologyWarning)
         operation = plan("all_reduce", _START_BYTES, machine, tuple(range(row.ranks)), dtype=_START_DTYPE)
     return startup(machine).program_s(row.ranks, row.operations, operation.predicted_s)
@@ -281,8 +281,9 @@ def _start_s(row: Start) -> float:
 def _training() -> Judged:
     """Predict the ratio of two throughputs where all that a step takes is its communication.
 
-    ZeRO-2 reduces and scatters the gradients and gathers the parameters. The published run states no batch, so its
-    compute cannot be known: this is the ratio without any, which compute beside communication only brings nearer to 1.
+    ZeRO-2 reduces and scatters the gradients and gathers the parameters. This is the ratio without any compute, which
+    brings it nearer to 1: with compute calibrated on one of the two throughputs of the published batch, the other is
+    missed by far (examples/08_bert_peer_direct.py).
     """
     nbytes, machine = round(TRAINING.parameters * TRAINING.itemsize), cluster(TRAINING.machine)
     host_s, direct_s = (
