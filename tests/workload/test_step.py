@@ -1,11 +1,13 @@
 """A predicted step: what travels in it, where its time goes, what is added to what was simulated, and its bound."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 import overlap
-from overlap.workload import Layout, estimate, load
+from overlap.timeline import Timeline
+from overlap.workload import Layout, Model, estimate, load, train
 from overlap.workload.bound import bound_s
 from overlap.workload.estimates import simulated
 from overlap.workload.parts import Parts
@@ -192,3 +194,28 @@ def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():
     assert str(refused.value) == "layout: tp=1 pp=1 dp=2 makes 2 ranks, but trn2.48xlarge has 64"
     with pytest.raises(ValueError, match="rule trn2-outer-inner-lnc2"):
         predicted(tp=2)
+
+
+@pytest.mark.parametrize(
+    "figures", [{"tp": 4}, {"pp": 4, "zero": 0}, {"dp": 4, "ep": 4}, {"dp": 4, "zero": 3}], ids=str
+)
+def test_the_same_step_runs_on_the_real_clock_and_sends_the_same(figures):
+    model = Model(
+        name="tiny", layers=4, hidden=16, heads=4, ffn=32, vocabulary=64, sequence=8, experts=4, top_k=2
+    )  # fmt: skip
+    layout = Layout(global_batch=4 * figures.get("dp", 1), dtype="float32", **figures)
+    recorders = []
+
+    async def main(rank):
+        await train(rank, model, layout)
+        recorders.append(rank.recorder)
+
+    overlap.run(main, ranks=4)
+    clock = replace(CLOCK, shapes_only=True, dtype="float32")
+    assert sent_by(Timeline.collect(recorders, world_size=4)) == sent_by(simulated(model, layout, SMALL, clock))
+
+
+def sent_by(timeline):
+    return Counter(
+        (span.rank, span.lane, span.info.op, span.info.nbytes) for span in timeline.spans if span.kind == "comm"
+    )
