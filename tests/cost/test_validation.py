@@ -9,6 +9,7 @@ from overlap.collectives.cost import measurements, validation
 from overlap.collectives.cost.published import Knee, Measurement
 from overlap.collectives.cost.startup import Startup, startup
 from overlap.collectives.cost.validation import Accuracy, Crossover, Judged, Validation, validate
+from overlap.collectives.select import plan
 from overlap.errors import UsageError
 
 
@@ -60,6 +61,23 @@ def test_every_published_row_is_judged(everything):
         "p5.48xlarge x2": 5 + 3 + 3,
         "p5.48xlarge x8": 5 + 3 + 3,
     }
+
+
+def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
+    """Neuron's runtime has no trees, which the planner would choose between two nodes."""
+    pair = [
+        each
+        for each in everything.rows
+        if each.of.source == "nccom-test, one rank and one adapter of each of two nodes"
+    ]
+    assert [each.of.nbytes for each in pair] == [1 << 16, 4 << 20, 128 << 20]
+    for each in pair:
+        place = "all_reduce", each.of.nbytes, topology.cluster("trn1.32xlarge x2"), (0, 32)
+        prices = [
+            plan(*place, dtype="uint8", algorithm=name).predicted_s for name in ("mesh", "one_shot", "ring", "rdh")
+        ]
+        assert each.predicted == min(prices)
+    assert plan(*place, dtype="uint8").algorithm == "double_binary_tree"
 
 
 def test_the_planner_judges_by_class(everything):
