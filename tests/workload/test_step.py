@@ -193,7 +193,7 @@ def test_ranks_that_are_too_many_and_groups_that_are_illegal_are_refused():
         estimate(DENSE, Layout(dp=2, global_batch=2), MACHINE, CLOCK)
     assert str(refused.value) == "layout: tp=1 pp=1 dp=2 makes 2 ranks, but trn2.48xlarge has 64"
     with pytest.raises(ValueError, match="rule trn2-outer-inner-lnc2"):
-        predicted(tp=2)
+        predicted(tp=32)
 
 
 @pytest.mark.parametrize(

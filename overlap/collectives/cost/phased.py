@@ -14,6 +14,8 @@ from .parameters import Parameters
 
 __all__ = ["Phased"]
 
+# Further slices must save more than what adding up in another order does.
+_ROUNDING = 1e-12
 # Up to so many slices every number is tried, and twice as many each time beyond.
 _FEW = 4
 
@@ -45,9 +47,9 @@ class Phased(Option):
         self._uses: Uses | None = None
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
-        """Return the cost with the best number of slices."""
+        """Return the cost with the best number of slices, of equal ones the smallest."""
         choices = (self._price(nbytes, slices) for slices in self._counts(nbytes))
-        return min(choices, key=lambda price: price.total_s)
+        return min(choices, key=lambda price: price.total_s * (1 + _ROUNDING * price.slices))
 
     def _counts(self, nbytes: float) -> Iterator[int]:
         """Yield the numbers of slices that are worth a look: all small ones, then powers of two."""
