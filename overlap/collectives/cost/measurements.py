@@ -41,13 +41,13 @@ def _rows(
             unit=unit,
             source=source,
             fits=(fits or {}).get(size, ""),
-            library=_NEURON if source in _BY_NEURON else (),
+            library=_RUNTIME if source in _BY_NEURON else (),
         )
 
 
 #: What Neuron's runtime chooses from; it has no trees (aws-neuron/aws-neuron-sdk:neuron-runtime/explore/,
 #: intranode-collective-comm.rst and internode-collective-comm.rst).
-_NEURON = ("mesh", "one_shot", "rdh", "ring", "multi_ring", "kangaring", "hierarchical")
+_RUNTIME = ("mesh", "one_shot", "rdh", "ring", "multi_ring", "kangaring", "hierarchical")
 _MIB = 1 << 20
 _XPU = "davidshtian/xpu-perf, nccom-test, 2026-03"
 _INF2 = "nccom-test on inf2.xlarge, uint8"
