@@ -76,18 +76,14 @@ class RunConfig:
 
     ranks: int | None = option(
         default="those of the cluster, or 2",
-        read=count,
-        metavar="N",
+        read=count, metavar="N", check=check_ranks,
         help="how many ranks; default: what the program says",
-        check=check_ranks,
-    )
+    )  # fmt: skip
     trace: str | PathLike[str] | None = option(
         default="none is kept",
-        read=str,
-        metavar="FILE",
+        read=str, metavar="FILE", check=check_trace,
         help="write the timeline there (.json or .json.gz)",
-        check=check_trace,
-    )
+    )  # fmt: skip
     trace_steps: str | None = option(
         default="what fits into 20,000 spans a rank",
         read=str, metavar="WHICH", check=check_trace_steps,
@@ -95,11 +91,9 @@ class RunConfig:
     )  # fmt: skip
     cluster: str | topology.Cluster | None = option(
         default="local",
-        read=str,
-        metavar="NAME",
+        read=str, metavar="NAME", check=check_cluster,
         help='machine to run as, such as "trn1.32xlarge" or "local"',
-        check=check_cluster,
-    )
+    )  # fmt: skip
     timeout_s: float | None = option(
         default="no limit",
         read=seconds, metavar="S", flag="--timeout", check=partial(check_seconds, "timeout_s"),

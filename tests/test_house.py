@@ -33,7 +33,7 @@ HOUSE = (
     ("overlap.signals",),
     # one process's ranks
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
-    ("overlap.runtime.derived", "overlap.runtime.object_codec"),
+    ("overlap.runtime.derived", "overlap.runtime.inputs", "overlap.runtime.object_codec"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),
     ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
     ("overlap.runtime.loop_watch",),

@@ -17,7 +17,8 @@ from ..errors import UsageError
 from ..timeline.spans import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
-from .future import Failure, Future, outcome, resolve, settle, tell, wait_in_thread
+from .future import Failure, Future, outcome, settle, tell, wait_in_thread
+from .inputs import resolve
 from .memory.lent_arguments import arrays_in, explain
 from .outstanding import Issued, seconds_since
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import trio
 
-__all__ = ["Handover"]
+__all__ = ["Cancels", "Handover", "Looks"]
 
 
 class Handover:
@@ -78,6 +79,21 @@ class Handover:
         if queue and not self._called:
             self._called = True
             self._token.run_sync_soon(self._look)
+
+
+class Cancels(Protocol):
+    """What can be stopped."""
+
+    def cancel(self) -> object:
+        """Stop it, soon."""
+
+
+@runtime_checkable
+class Looks(Cancels, Protocol):
+    """What a thread that waits for an operation can look after, instead of sleeping at once."""
+
+    def look_here(self, handover: Handover) -> None:
+        """Look for a moment whether it can be ended, and end it."""
 
 
 class _Sleep(trio.abc.Instrument):

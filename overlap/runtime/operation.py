@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from types import FrameType
-from typing import Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import Collective
@@ -18,8 +18,9 @@ from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.spans import RawMatch
-from .future import Failure, Future, call_when_done, resolve
-from .handover import Handover
+from .future import Failure, Future, call_when_done
+from .handover import Cancels, Looks
+from .inputs import resolve
 from .memory.read_only import read_only
 from .outstanding import CallSite, place_told
 from .request import Request
@@ -118,21 +119,6 @@ class Port:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
         self.next_seq, self.towards = 0, towards
         self.known = Known()
-
-
-class Cancels(Protocol):
-    """What can be stopped."""
-
-    def cancel(self) -> object:
-        """Stop it, soon."""
-
-
-@runtime_checkable
-class Looks(Cancels, Protocol):
-    """What a thread that waits for an operation can look after, instead of sleeping at once."""
-
-    def look_here(self, handover: Handover) -> None:
-        """Look for a moment whether it can be ended, and end it."""
 
 
 class CollectiveFuture(Request[T_co]):

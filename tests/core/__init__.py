@@ -43,6 +43,7 @@ TESTS = {
     "runtime/group_rules": "core/test_groups topology/test_legality virtual/test_alike",
     "runtime/handover": "core/test_threads embedded/test_short_way",
     "runtime/in_turn": "core/test_streams core/test_futures",
+    "runtime/inputs": "core/test_futures core/test_compute",
     "runtime/interpreter": "runtime/test_interpreter",
     "runtime/issuing": "core/test_bad_input core/test_threads",
     "runtime/loop_watch": "core/test_busy_loop",
