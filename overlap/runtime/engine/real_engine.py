@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import copy_context
 from functools import cached_property, partial
 from time import perf_counter_ns
@@ -122,7 +123,7 @@ class RealEngine(BaseEngine):
         met_ns = last.started_ns
         operations: list[Operation] = match.arrived  # type: ignore[assignment]  # a call of `cast` takes time
         pattern: Call = match.pattern  # type: ignore[assignment]
-        if pattern.work_bytes * len(operations) <= INLINE_BYTES:
+        if pattern.work_bytes * len(operations) <= INLINE_BYTES or _is_idle(operations):
             self._quiet.run(run_here, operations, pattern)
             _complete(operations, met_ns, pattern)
             return
@@ -149,6 +150,11 @@ class RealEngine(BaseEngine):
             return
         for operation in match.ends:
             operation.fail(Failure(error))
+
+
+def _is_idle(operations: Sequence[Operation]) -> bool:
+    """Whether there is nothing to do: a rank alone has its result where its input is."""
+    return len(operations) == 1 and operations[0].out is operations[0].source is not None
 
 
 def _complete(operations: list[Operation], met_ns: int, pattern: Call) -> None:
