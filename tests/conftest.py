@@ -1,5 +1,6 @@
 """How every test runs: what is slow, what may be skipped, with which signals, and that nothing is left behind."""
 
+import faulthandler
 import gc
 import os
 import signal
@@ -146,6 +147,18 @@ def _interpreters_compile_a_file_once(tmp_path_factory: pytest.TempPathFactory) 
         environment.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         environment.setenv("PYTHONPYCACHEPREFIX", str(shared / "bytecode"))
         yield
+
+
+# -- how long a test may take ------------------------------------------------------------------------------------
+
+_LONGEST_S = 3600
+
+
+@pytest.fixture(autouse=True)
+def _what_is_long_by_nature_has_an_hour(request: pytest.FixtureRequest) -> None:
+    """Put off the limit of one test, `faulthandler_timeout`, for those that go on for minutes."""
+    if request.node.get_closest_marker("kills") or request.node.get_closest_marker("soak"):
+        faulthandler.dump_traceback_later(_LONGEST_S, exit=True, file=sys.__stderr__)
 
 
 # -- what is left ------------------------------------------------------------------------------------------------

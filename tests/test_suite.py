@@ -92,3 +92,11 @@ def test_a_test_that_hangs_is_ended_with_the_place_where_it_does(tmp_path: Path)
     code, output = run(tmp_path, program, "-o", "faulthandler_timeout=0.5")
     assert code != 0
     assert re.search(r'test_it.py", line 4 in test_it', output), output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mark", ["kills", "soak"])
+def test_what_takes_minutes_by_nature_is_not_ended(tmp_path: Path, mark: str) -> None:
+    program = f"import time, pytest\n\n@pytest.mark.{mark}\ndef test_it():\n    time.sleep(1)\n"
+    code, output = run(tmp_path, program, "-m", mark, "-o", "faulthandler_timeout=0.5")
+    assert code == 0, output

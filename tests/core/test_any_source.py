@@ -196,12 +196,13 @@ async def many_tags(rank: R) -> int:
     return communicators() - before
 
 
-@pytest.mark.parametrize("wire", [False, True])
+@pytest.mark.parametrize("wire", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_messages_of_many_tags_leave_nothing_behind(wire: bool) -> None:
     transport = Recording(NeuronLink(2)) if wire else NeuronLink(2)
     assert max(overlap.run(many_tags, ranks=2, transport=transport, timeout_s=TIMEOUT_S)) < 10
 
 
+@pytest.mark.slow
 def test_messages_of_many_tags_between_processes_leave_nothing_behind() -> None:
     left = run_far(many_tags, 2, 1, wires=by_sockets)
     assert max(each for each in left if isinstance(each, int)) < 10

@@ -63,7 +63,7 @@ def batches() -> list[list[tuple[int, int]]]:
     return [flips[at : at + BATCH] for at in range(0, len(flips), BATCH)]
 
 
-@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", batches(), ids=lambda batch: f"byte {batch[0][0]} and more")
 def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], direction: int) -> None:
     """With one connection the other process is lost, and named."""
