@@ -37,7 +37,9 @@ def kill_one(folder: Path, chance: Random, number: int) -> tuple[float, str]:
         who = rf"overlap: node \d \(rank.* pid {pid}\) was killed by SIGKILL"
         assert re.search(who, one.err), one.err
         if moving:
-            assert re.search(r"\n  rank \d was in gradient #\d+ on group 'world' \(train.py:\d+\)", one.err), one.err
+            between = r"its program in step \d+, after "
+            doing = rf"\n  rank \d was in ({between})?gradient #\d+ on group 'world' \(train.py:\d+\)"
+            assert re.search(doing, one.err), one.err
         one.check_nothing_is_left()
         return named_s - killed_s, "in training" if moving else "starting"
 
