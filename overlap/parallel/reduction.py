@@ -170,7 +170,9 @@ class Reduction:
                 self._fill(name, name in added, step, gradient)
             elif name not in added and self._parameters.real:
                 self.views[name].fill(0)
-        if self._parameters.real:
+        if self._looks_late and self._group.size == 1:
+            self._mine = buffer  # which nobody adds to
+        elif self._parameters.real:
             self._check(buffer, self.views, step)
         return buffer
 

@@ -388,6 +388,24 @@ def test_of_a_gradient_that_travels_alone_all_ranks_learn_the_same(clock):
     assert clock == "virtual" or (first == third == second)
 
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_a_rank_alone_that_writes_its_gradient_into_the_bucket_learns_it_too(clock):
+    async def main(rank):
+        model = parallel.DataParallel(rank, {"w": np.zeros((2, 3))}, optimizer=SGD)
+        gradient = model.gradient("w")
+        gradient[...] = 1.0
+        gradient[1, 2] = np.inf
+        model.reduce("w", gradient)
+        model.step()
+        with pytest.raises(overlap.NonFiniteError) as caught:
+            await model.finish()
+        return str(caught.value)
+
+    [told] = run(main, 1, clock=clock)
+    assert told.startswith("rank 0 was about to send inf by the gradient of 'w' at ")
+    assert " in step 1: element [1, 2] of float64 (2, 3) is inf; " in told
+
+
 def test_gradients_whose_sum_is_too_large_are_nobodys_fault():
     async def main(rank):
         model = parallel.DataParallel(rank, {"w": np.zeros(2, np.float32)}, optimizer=SGD)
