@@ -9,7 +9,8 @@ from pathlib import Path
 
 import topology
 
-from ...collectives.cost.fitting import Fit, Fitted, Sample, fit
+from ...collectives.cost.fitting import Fit, Sample, fit
+from ...collectives.cost.left_out import Fitted
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
 from ..outputs import written
@@ -118,7 +119,7 @@ def _page(found: Fit, told: Sequence[Log], cluster: topology.Cluster) -> list[st
     ]
 
 
-def _line(row: Fitted) -> str:
+def _line(row: Fitted[Sample]) -> str:
     of = row.sample
     times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"
     return f"{of.collective:<15} {format_bytes(of.nbytes):>10} {times}{'  left out' if row.left_out else ''}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectives.cost.own import OwnFit, OwnRow, OwnSample, fit_own
+from ...collectives.cost.left_out import Fitted
+from ...collectives.cost.own import OwnFit, OwnSample, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
 from ...units import format_bytes, format_ns
@@ -117,7 +118,7 @@ def _page(found: OwnFit, between: str) -> list[str]:
     ]
 
 
-def _line(row: OwnRow, between: str) -> str:
+def _line(row: Fitted[OwnSample], between: str) -> str:
     of = row.sample
     joined = "memory" if of.processes == 1 else between
     times = f"{format_ns(of.time_s * 1e9):>9} {format_ns(row.predicted_s * 1e9):>9} {row.error:>+7.1%}"

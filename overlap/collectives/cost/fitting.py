@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from statistics import median
 
 import numpy as np
 
@@ -17,8 +16,9 @@ from topology import Cluster, Figure, Machine, WireOverheads
 
 from ..placement import Floats
 from ..select import plan
+from .left_out import Fitted, FittedRows, left_out_rows
 
-__all__ = ["Fit", "Fitted", "Sample", "fit", "left_out_rows", "with_shares"]
+__all__ = ["Fit", "Sample", "fit", "with_shares"]
 
 _LEAST_SHARE = 0.02
 # Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
@@ -46,44 +46,17 @@ class Sample:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A sample beside what the fitted machine says of it.
-
-    Attributes:
-        sample: what was measured.
-        predicted_s: what is predicted.
-        left_out: whether the figures have not seen it.
-    """
-
-    sample: Sample
-    predicted_s: float
-    left_out: bool
-
-    @property
-    def error(self) -> float:
-        """The prediction's, as a share of what was measured."""
-        return self.predicted_s / self.sample.time_s - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+@dataclass(frozen=True, kw_only=True)
+class Fit(FittedRows[Sample]):
     """What was found.
 
     Attributes:
         launch_s: of an operation.
         shares: of their bandwidth that wires give, by kind.
-        rows: all samples.
     """
 
     launch_s: float
     shares: Mapping[str, float]
-    rows: tuple[Fitted, ...]
-
-    def errors(self, *, left_out: bool) -> tuple[int, float, float]:
-        """Return how many rows were left out, or were not, with the median and the worst error, as shares."""
-        found = [abs(row.error) for row in self.rows if row.left_out is left_out]
-        return len(found), median(found) if found else 0.0, max(found, default=0.0)
 
 
 def with_shares(machine: Machine, launch_s: float, shares: Mapping[str, float], source: str) -> Machine:
@@ -117,16 +90,6 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
         for sample, time_s, out in zip(samples, without_s, left_out, strict=True)
     )
     return Fit(launch_s=launch_s, shares=shares, rows=tuple(rows))
-
-
-def left_out_rows(kinds: Sequence[str]) -> list[bool]:
-    """Choose every third row of a kind, but none of two."""
-    seen, found = dict[str, int](), []
-    for kind in kinds:
-        number = seen.get(kind, 0)
-        seen[kind] = number + 1
-        found.append(number % 3 == 1)
-    return [out and seen[kind] > 2 for out, kind in zip(found, kinds, strict=True)]
 
 
 def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:

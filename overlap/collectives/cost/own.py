@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from statistics import median
 
 import numpy as np
 
@@ -18,9 +17,9 @@ from topology import Cluster, Figure, Machine, WireOverheads, cluster
 from topology.overheads import Overheads
 
 from ..select import DIRECT, plan
-from .fitting import left_out_rows
+from .left_out import Fitted, FittedRows, left_out_rows
 
-__all__ = ["OwnFit", "OwnRow", "OwnSample", "fit_own", "machine_of"]
+__all__ = ["OwnFit", "OwnSample", "fit_own", "machine_of"]
 
 _SPAN = log(30)  # a figure is looked for between a 30th and 30 times of what `local` says
 _GOLDEN = (5**0.5 - 1) / 2
@@ -51,44 +50,17 @@ class OwnSample:
     time_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRow:
-    """A sample beside what the fitted machine says of it.
-
-    Attributes:
-        sample: what was measured.
-        predicted_s: what is predicted.
-        left_out: whether the figures have not seen it.
-    """
-
-    sample: OwnSample
-    predicted_s: float
-    left_out: bool
-
-    @property
-    def error(self) -> float:
-        """The prediction's, as a share of what was measured."""
-        return self.predicted_s / self.sample.time_s - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFit:
+@dataclass(frozen=True, kw_only=True)
+class OwnFit(FittedRows[OwnSample]):
     """What was found.
 
     Attributes:
         inside: figures by name, of ranks of one process.
         between: the same of ranks of several; empty if none were measured.
-        rows: all samples.
     """
 
     inside: Mapping[str, float]
     between: Mapping[str, float]
-    rows: tuple[OwnRow, ...]
-
-    def errors(self, *, left_out: bool) -> tuple[int, float, float]:
-        """Return how many rows were left out, or were not, with the median and the worst error, as shares."""
-        found = [abs(row.error) for row in self.rows if row.left_out is left_out]
-        return len(found), median(found) if found else 0.0, max(found, default=0.0)
 
 
 def fit_own(samples: Sequence[OwnSample], *, cores: int) -> OwnFit:
@@ -111,7 +83,7 @@ def fit_own(samples: Sequence[OwnSample], *, cores: int) -> OwnFit:
         between = _found(starts, lambda told: _loss(across, machine_of(own, inside, told, cores)))
     machine = machine_of(own, inside, between, cores)
     rows = (
-        OwnRow(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
+        Fitted(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
         for sample, out in zip(samples, left_out, strict=True)
     )
     return OwnFit(inside=inside, between=between, rows=tuple(rows))
