@@ -38,6 +38,7 @@ class SocketRail(Rail):
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
         self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
+        self._takes_hints = connection.socket.family != socket.AF_UNIX  # these wake whoever waits for each piece
 
     def put(self, frame: bytes) -> None:
         """Write a small frame at once."""
@@ -113,6 +114,8 @@ class SocketRail(Rail):
             return
         try:
             self._read_there()  # whatever it stops at, the reading task finds that again
+            if self._hint_bytes > 1:  # the reading task may sleep until more comes than is left to come
+                self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
             self._die_of(error)
 
@@ -143,10 +146,14 @@ class SocketRail(Rail):
     async def _readable(self, hint_bytes: int) -> None:
         if self.dead:
             raise trio.ClosedResourceError
-        if hint_bytes != self._hint_bytes:
-            self._hint_bytes = hint_bytes
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, hint_bytes)
+        self._hint(hint_bytes)
         await trio.lowlevel.wait_readable(self.socket)
+
+    def _hint(self, nbytes: int) -> None:
+        """Let the system wait for so many bytes before it says that there are any."""
+        if self._takes_hints and nbytes != self._hint_bytes:
+            self._hint_bytes = nbytes
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
     def cut(self) -> None:
         """Close the socket; whoever waits for it is woken."""

@@ -266,6 +266,34 @@ def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("unix", [True, False])
+def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_of_it(unix: bool) -> None:
+    """The reader sleeps until much has come, which never does once others have taken most of it."""
+    nbytes = EAGER_BYTES + 100
+    message = random.Random(1).randbytes(nbytes)
+
+    async def main() -> None:
+        world = World(unix=unix)
+        async with opened(world.efas):
+            out, ended = bytearray(nbytes), trio.Event()
+            starts = world.ends()[1].starter(0)
+            assert starts is not None
+            starts.begin_recv(0, 6, out, nbytes, done=lambda _: ended.set())
+            theirs, ours = world.efas[0].links[1].rails[0], world.efas[1].links[0].rails[0]
+            announced = pack(FrameKind.PUSH, 0, 0, 1, 6, nbytes) + pack(FrameKind.CHUNK, 0, 0, payload_bytes=nbytes)
+            theirs.socket.send(announced + message[:1000])
+            while not ours.reading.within_chunk:
+                await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
+            theirs.socket.send(message[1000:-10])
+            starts.catch_up(0)
+            theirs.socket.send(message[-10:])
+            await ended.wait()
+            assert bytes(out) == message
+
+    run(main)
+
+
 def test_what_was_sent_is_there_after_the_sender_has_left() -> None:
     async def main() -> None:
         world = World(rails=2)
