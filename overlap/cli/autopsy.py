@@ -65,7 +65,9 @@ def _counted(count: int, noun: str) -> str:
 def _files(named: Sequence[str]) -> list[str]:
     found: list[str] = []
     for name in named or [os.environ.get("OVERLAP_FLIGHT_DIR") or str(default_folder())]:
-        inside = sorted(Path(name).glob(f"*{ENDING}")) if not named or Path(name).is_dir() else [Path(name)]
+        inside = [Path(name)]
+        if not named or Path(name).is_dir():  # links to records elsewhere may lead nowhere
+            inside = sorted(path for path in Path(name).glob(f"*{ENDING}") if path.exists())
         if not inside:
             raise UsageError(f"autopsy: no flight records in {name}: no run has failed here, or they are elsewhere")
         found += map(str, inside)

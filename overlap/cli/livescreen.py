@@ -8,14 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import localtime, monotonic, strftime, time
+from time import localtime, monotonic, strftime
 from typing import TextIO
 
 from rich.text import Text
 
-from ..live.look import Looks
+from ..live.look import Looks, World
 from ..live.screen import Line, brief, lines, title
-from ..live.worlds import RunningWorld
 from .console import Console
 
 __all__ = ["Panel", "Paper", "Show", "full_screen", "is_terminal", "panel_frame"]
@@ -39,7 +38,7 @@ class Show:
         ascii: Without block characters, wherever it is drawn.
     """
 
-    def __init__(self, world: RunningWorld, looks: Looks, *, ascii: bool) -> None:
+    def __init__(self, world: World, looks: Looks, *, ascii: bool) -> None:
         self.looks, self._world, self._ascii = looks, world, ascii
 
     @property
@@ -57,7 +56,8 @@ class Show:
     def frame(self, console: Console, height: int) -> list[str]:
         """Take a look, and return its lines for a console, with its colours."""
         ascii = self._ascii or console.options.ascii_only or console.is_dumb_terminal
-        drawn = lines(self.looks.take(), self._title(), width=console.width, height=max(height, 6), ascii=ascii)
+        taken = self.looks.take()  # before the title, which may say what came of it
+        drawn = lines(taken, self._title(), width=console.width, height=max(height, 6), ascii=ascii)
         return [_styled(console, line) for line in drawn]
 
     def line(self) -> str:
@@ -67,9 +67,8 @@ class Show:
     def _title(self) -> str:
         world = self._world
         return title(
-            job=world.job, script=os.path.basename(world.script), ranks=world.size, processes=world.process_count,
-            here=len(world.processes), age_s=time() - world.started_ns / 1e9,
-        )  # fmt: skip
+            job=world.job, script=os.path.basename(world.script), ranks=world.size, where=world.where, age_s=world.age_s
+        )
 
 
 def _styled(console: Console, line: Line) -> str:

@@ -4,48 +4,75 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import time
 
 from ..live.worlds import RunningWorld, running
+from ..rendezvous.sockets import parse_endpoint
 from ..timeline.columns import columns
 from .console import Console
+from .watching import add_secret_file, watched
 
 _DESCRIPTION = """\
-List the worlds that run on this host: every program whose ranks live now, of this user. `overlap top` shows what one
-does.
+List the worlds that run on this host: every program whose ranks live now, of this user; or the one whose process 0
+listens at HOST:PORT, with all its processes wherever they are. `overlap top` shows what one does.
 """
 
 _EPILOG = """\
 examples:
   overlap ls
   overlap ls --json
-  OVERLAP_FLIGHT_DIR=records overlap ls      those that keep their flight records there
+  overlap ls node0:29500 --secret-file job.secret
 """
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("job", nargs="?", metavar="HOST:PORT", help="a job elsewhere; default: all here")
+    add_secret_file(parser)
     parser.add_argument("--json", action="store_true", help="print them as JSON instead")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    worlds = running()
-    try:
-        told = [_told(world) for world in worlds]
-    finally:
-        for world in worlds:
-            world.close()
+    told = _here() if args.job is None else [_elsewhere(args.job, args.secret_file)]
     if args.json:
         print(json.dumps([asdict(one) for one in told], indent=2, sort_keys=True))
     elif not told:
-        print("no world runs on this host")
+        print("no world of yours runs on this host")
     else:
         rows = [_row(one) for one in told]
         print("\n".join(columns(_HEADS, rows, width=Console().width, words=[0, 1, 6])))
     return 0
+
+
+def _here() -> list[_Told]:
+    worlds = running()
+    try:
+        return [_told(world) for world in worlds]
+    finally:
+        for world in worlds:
+            world.close()
+
+
+def _elsewhere(named: str, secret_file: str | None) -> _Told:
+    world = watched(parse_endpoint(named), secret_file)
+    try:
+        seen = world.processes.values()
+        return _Told(
+            job=world.job,
+            script=world.script,
+            ranks=world.size,
+            processes=int(next(iter(seen)).start["processes"]),
+            here=len(seen),
+            step=min((glance.step for each in seen for glance in each.ranks if glance.step >= 0), default=None),
+            age_s=int(world.age_s),
+            pids=[f"{each.start['host']}:{each.start['pid']}" for each in seen],
+        )
+    finally:
+        world.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +84,7 @@ class _Told:
     here: int
     step: int | None
     age_s: int
-    pids: list[int]
+    pids: Sequence[int | str]
 
 
 def _told(world: RunningWorld) -> _Told:

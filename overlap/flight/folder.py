@@ -2,7 +2,8 @@
 
 A record is a file from the start of a world: memory that is mapped to it outlives the process, however that ends. When
 the world has ended well it is removed; else it stays, until the folder has many newer ones. They lie in
-`OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files.
+`OVERLAP_FLIGHT_DIR`, where nothing is ever cleared away, or in a folder of the user's own among the temporary files. In
+that folder is a link to each record elsewhere as long as its world lives, so that `overlap ls` finds all.
 """
 
 from __future__ import annotations
@@ -39,7 +40,18 @@ class FlightFile:
 
     def __init__(self, path: Path, memory: mmap, writer: Writer) -> None:
         self.path, self.writer, self._memory = path, writer, memory
+        self._link: Path | None = None
         _open[path] = self
+
+    def link(self, folder: Path) -> None:
+        """Let it be found in a folder too, as long as it is open; no run fails where that cannot be, or it is there."""
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _check_own(folder)
+            _clear_away(folder)
+            link = folder / self.path.name
+            link.symlink_to(self.path.absolute())
+            self._link = link
 
     def close(self, *, keep: bool) -> None:
         """End it; it is removed unless it is to be kept. Once: later calls do nothing."""
@@ -47,11 +59,11 @@ class FlightFile:
             return
         self.writer.close()
         self._memory.close()
-        if not keep:
+        for path in [*([self._link] if self._link else []), *([] if keep else [self.path])]:
             with suppress(OSError):
-                self.path.unlink()
+                path.unlink()
             with suppress(OSError):  # there are others in it
-                self.path.parent.rmdir()
+                path.parent.rmdir()
 
 
 def open_records() -> list[Path]:
@@ -81,12 +93,15 @@ def open_flight(
         if folder is None:
             _check_own(where)
             _clear_away(where)
-        return _create(where / f"{name}{ENDING}", ranks, start)
+        file = _create(where / f"{name}{ENDING}", ranks, start)
     except OSError as error:
         if str(where) not in _unwritable:
             _unwritable.add(str(where))
             notify(f"no flight record: {where}: {error.strerror}; OVERLAP_FLIGHT_DIR names another folder")
         return None
+    if folder is not None:
+        file.link(default_folder())
+    return file
 
 
 def _create(path: Path, ranks: Sequence[int], start: Mapping[str, object]) -> FlightFile:
@@ -119,7 +134,7 @@ def _clear_away(folder: Path) -> None:
         return
     files = [entry for entry in os.scandir(folder) if entry.name.endswith(ENDING)]
     with suppress(FileNotFoundError):  # another process clears away as well
-        ages = sorted((entry.stat().st_mtime, entry.path) for entry in files)
+        ages = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in files)
         for _, path in ages[: max(0, len(files) - KEPT_FILES)]:
             if not _lives(path):
                 os.unlink(path)

@@ -69,12 +69,14 @@ class RankGlance:
         step: In which it is or was last, or -1.
         left: Whether its program has finished.
         operations: (6, n): issued, number, call, step (-1: none), ended (0: not yet), started (0: not known).
+        cut: Whether some that were issued before these are not known any more.
     """
 
     rank: int
     step: int
     left: bool
     operations: NDArray[np.int64]
+    cut: bool = False
 
 
 class Watched:
@@ -84,6 +86,7 @@ class Watched:
         path: The file.
         start: What is known of the world since its start.
         calls: What is known of calls, by their numbers.
+        since_ns: What its instants, nanoseconds since 1970, are ahead of its `perf_counter_ns`.
 
     Raises:
         UsageError: It cannot be read, or is none.
@@ -100,7 +103,7 @@ class Watched:
             self._ranks = self._checked()
             self.start: Mapping[str, object] = json.loads(self._text(START_AT, TEXT_LIMIT_BYTES))
             numbers = {name: int(str(self.start[name])) for name in _NUMBERS}
-            self._since_ns = numbers["unix_ns"] - numbers["clock_ns"]
+            self.since_ns = numbers["unix_ns"] - numbers["clock_ns"]
         except (ValueError, KeyError, TypeError) as error:
             self.close()
             raise UsageError(f"{path}: is no flight record of this version: {error}") from None
@@ -126,7 +129,8 @@ class Watched:
             begin = records_at(index, self._ranks)
             table = np.frombuffer(self._memory[begin : begin + RECORDS_BYTES], np.int64).reshape(RECORDS, 6).T
             known = self._known(table[:, table[0] > 0])
-            found.append(RankGlance(rank, max(step, int(known[3].max(initial=-1))), bool(left), known))
+            step = max(step, int(known[3].max(initial=-1)))
+            found.append(RankGlance(rank, step, bool(left), known, cut=len(known[0]) == RECORDS))
         return found
 
     def _known(self, table: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -134,9 +138,9 @@ class Watched:
         issued, number, call, step, ended, started = table
         for each in set(np.unique(call).tolist()) - self.calls.keys():
             self._learn(each)
-        ended = np.where(np.abs(ended) > issued, np.abs(ended) + self._since_ns, 0)
-        started = np.where(started > issued, started + self._since_ns, 0)
-        return np.stack([issued + self._since_ns, number, call, step, ended, started])
+        ended = np.where(np.abs(ended) > issued, np.abs(ended) + self.since_ns, 0)
+        started = np.where(started > issued, started + self.since_ns, 0)
+        return np.stack([issued + self.since_ns, number, call, step, ended, started])
 
     def _learn(self, number: int) -> None:
         at = call_at(number)

@@ -13,14 +13,16 @@ from statistics import median
 from typing import Literal, TypeAlias
 
 from ..flight.glance import CallWords, RankGlance
-from ..flight.layout import RECORDS
 from ..timeline.intervals import Interval, Merged, intersect, length, merge, subtract
 from ..timeline.metrics import Breakdown
 
-__all__ = ["Kind", "RankFigures", "WorldFigures", "figures"]
+__all__ = ["Kind", "Place", "RankFigures", "WorldFigures", "figures"]
 
 Kind: TypeAlias = Literal["in process", "on host", "network"]
 """Over what the bytes of a group travel."""
+
+Place: TypeAlias = tuple[str, int]
+"""A host, and a process there."""
 
 _Meeting: TypeAlias = tuple[str, int]
 _UNKNOWN = CallWords("", "", "", (), "", 0)
@@ -88,14 +90,14 @@ def figures(
     seen: Sequence[tuple[RankGlance, Mapping[int, CallWords]]],
     window: Interval,
     *,
-    processes: Mapping[int, int],
+    places: Mapping[int, Place],
 ) -> WorldFigures:
     """Measure what ranks did.
 
     Args:
         seen: Each rank, and the calls of its process.
         window: From when to now, in nanoseconds since 1970.
-        processes: The process of each rank that is on this host.
+        places: Where each rank is that is known of.
     """
     by_rank = {glance.rank: _operations(glance, calls, window) for glance, calls in seen}
     came = _Came(by_rank)
@@ -107,16 +109,17 @@ def figures(
     for operations in by_rank.values():
         for operation in operations:
             if operation.has_ended and operation.words.nbytes and window[0] <= operation.end_ns:
-                kind = _kind(operation.words.members, processes)
+                kind = _kind(operation.words.members, places)
                 moved[kind] = moved.get(kind, 0.0) + operation.words.nbytes / seconds
     return WorldFigures(ranks=sorted(rows, key=lambda row: row.times.rank), bytes_per_s=moved, late_ns=late_ns)
 
 
-def _kind(members: tuple[int, ...], processes: Mapping[int, int]) -> Kind:
-    among = {processes.get(rank) for rank in members}
-    if None in among:
-        return "network"
-    return "in process" if len(among) <= 1 else "on host"
+def _kind(members: tuple[int, ...], places: Mapping[int, Place]) -> Kind:
+    among = {places.get(rank) for rank in members}
+    if len(among) <= 1 and None not in among:
+        return "in process"
+    hosts = {place and place[0] for place in among}
+    return "network" if None in hosts or len(hosts) > 1 else "on host"
 
 
 def _operations(glance: RankGlance, calls: Mapping[int, CallWords], window: Interval) -> list[_Operation]:
@@ -188,7 +191,7 @@ def _count_lateness(
 
 
 def _measured(glance: RankGlance, operations: Sequence[_Operation], came: _Came, window: Interval) -> RankFigures:
-    if len(glance.operations[0]) == RECORDS and operations:  # what was before has been written over
+    if glance.cut and operations:  # what was before is not known
         window = max(window[0], min(one.end_ns for one in operations)), window[1]
     whole = merge([window])
 

@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
-from time import process_time, time_ns
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import process_time
+from typing import Protocol
 
-from .figures import WorldFigures, figures
-from .worlds import RunningWorld
+from ..flight.glance import CallWords, RankGlance
+from .figures import Place, WorldFigures, figures
 
-__all__ = ["MOST_SHARE", "Looks"]
+__all__ = ["MOST_SHARE", "Look", "Looks", "World"]
 
 MOST_SHARE = 0.01
 """Of one processor: a look that takes longer is followed by a longer pause."""
 
 _NS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at a world.
+
+    Attributes:
+        now_ns: When.
+        processes: Where each is, its ranks and its calls.
+        pause_s: How long to wait before the next look at least.
+    """
+
+    now_ns: int
+    processes: Sequence[tuple[Place, Sequence[RankGlance], Mapping[int, CallWords]]]
+    pause_s: float = 0.0
+
+
+class World(Protocol):
+    """A world that runs, here or elsewhere."""
+
+    @property
+    def job(self) -> str:
+        """Its name."""
+
+    @property
+    def script(self) -> str:
+        """The program."""
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+
+    @property
+    def where(self) -> str:
+        """Its processes, for people to read."""
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has run."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs."""
+
+    def look(self) -> Look:
+        """Look at it once."""
 
 
 class Looks:
@@ -23,21 +72,16 @@ class Looks:
         every_s: How often, if that is cheap enough; each look is at what happened in that time.
     """
 
-    def __init__(self, world: RunningWorld, *, every_s: float) -> None:
+    def __init__(self, world: World, *, every_s: float) -> None:
         self._world, self._every_s = world, every_s
         self.pause_s = every_s
 
     def take(self) -> WorldFigures:
         """Return what its ranks did lately; `pause_s` says how long to wait before the next look."""
         begun_s = process_time()
-        now_ns = time_ns()
-        processes: dict[int, int] = {}
-        seen = []
-        for number, watched in enumerate(self._world.processes):
-            for glance in watched.ranks():
-                processes[glance.rank] = number
-                seen.append((glance, watched.calls))
-        window = now_ns - round(self._every_s * _NS), now_ns
-        found = figures(seen, window, processes=processes)
-        self.pause_s = max(self._every_s, (process_time() - begun_s) / MOST_SHARE)
+        look = self._world.look()
+        places = {glance.rank: place for place, ranks, _ in look.processes for glance in ranks}
+        seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
+        found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
+        self.pause_s = max(self._every_s, look.pause_s, (process_time() - begun_s) / MOST_SHARE)
         return found

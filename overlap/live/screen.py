@@ -23,9 +23,8 @@ _DOING = 14
 _LEAST_BAR = 6
 
 
-def title(*, job: str, script: str, ranks: int, processes: int, here: int, age_s: float) -> str:
+def title(*, job: str, script: str, ranks: int, where: str, age_s: float) -> str:
     """Say which world it is."""
-    where = f"{processes} process{'es' * (processes != 1)}" + (f", {here} of them here" if here < processes else "")
     return f"{script or 'a program'}: {ranks} ranks in {where}, {_age(age_s)}; job {job}"
 
 

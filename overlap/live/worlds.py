@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import time_ns
 
 from ..errors import UsageError
 from ..flight.folder import ENDING, default_folder
 from ..flight.glance import Watched
 from ..flight.start import runs
+from .look import Look
 
 __all__ = ["RunningWorld", "chosen", "of_descendants", "running"]
 
@@ -52,6 +54,17 @@ class RunningWorld:
         return min(int(str(each.start["unix_ns"])) for each in self.processes)
 
     @property
+    def where(self) -> str:
+        """Its processes, for people to read."""
+        count, here = self.process_count, len(self.processes)
+        return f"{count} process{'es' * (count != 1)}" + (f", {here} of them here" if here < count else "")
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has run."""
+        return (time_ns() - self.started_ns) / 1e9
+
+    @property
     def pids(self) -> list[int]:
         """Its processes here."""
         return [int(str(each.start["pid"])) for each in self.processes]
@@ -60,6 +73,14 @@ class RunningWorld:
     def lives(self) -> bool:
         """Whether any of its processes here still runs it: who has ended well has removed the record."""
         return any(os.path.exists(each.path) and not each.has_ended and _runs(each) for each in self.processes)
+
+    def look(self) -> Look:
+        """Look at it once."""
+        now_ns = time_ns()
+        seen = [
+            ((str(each.start["host"]), number), each.ranks(), each.calls) for number, each in enumerate(self.processes)
+        ]
+        return Look(now_ns=now_ns, processes=seen)
 
     def close(self) -> None:
         """Look no longer."""
@@ -71,11 +92,11 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
     """Return the worlds that run here, the newest first; the caller closes them.
 
     Args:
-        folder: Where their records are; None: where they are unless somebody says otherwise.
+        folder: Where their records are; None: where they are unless somebody says otherwise, and in all folders of
+            `--flight-dir` in which this user keeps some of them.
     """
-    where = Path(folder or os.environ.get("OVERLAP_FLIGHT_DIR") or default_folder())
     found: dict[tuple[str, ...], list[Watched]] = {}
-    for path in sorted(where.glob(f"*{ENDING}")):
+    for path in _records(folder):
         with suppress(UsageError):  # it is just being made or removed, or it is of another version
             watched = Watched(path)
             if watched.has_ended or not _runs(watched):
@@ -85,6 +106,13 @@ def running(folder: str | os.PathLike[str] | None = None) -> list[RunningWorld]:
             found.setdefault(tuple(str(watched.start.get(name)) for name in names), []).append(watched)
     worlds = [RunningWorld(sorted(each, key=lambda one: int(str(one.start["process"])))) for each in found.values()]
     return sorted(worlds, key=lambda world: -world.started_ns)
+
+
+def _records(folder: str | os.PathLike[str] | None) -> list[Path]:
+    if folder is not None:
+        return sorted(Path(folder).glob(f"*{ENDING}"))
+    folders = [default_folder(), *([Path(named)] if (named := os.environ.get("OVERLAP_FLIGHT_DIR")) else [])]
+    return sorted({path.resolve() for each in folders for path in each.glob(f"*{ENDING}")})
 
 
 def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> RunningWorld:
@@ -101,7 +129,7 @@ def chosen(name: str | None, folder: str | os.PathLike[str] | None = None) -> Ru
     if fitting:
         return fitting[0]
     if name is None:
-        raise UsageError("no world runs on this host, or its records are elsewhere (OVERLAP_FLIGHT_DIR)")
+        raise UsageError("no world of yours runs on this host; of others, say where process 0 listens: HOST:PORT")
     known = ", ".join(world.job for world in worlds) or "none"
     raise UsageError(f"{name!r} is neither a running job nor a process of one; running on this host: {known}")
 

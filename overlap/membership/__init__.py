@@ -5,6 +5,7 @@
 #   handle              Membership: what a member can ask of the others;  gathering: bytes of any size
 #   inbox               what it hears
 #   coordinator         what member 0 does with what it hears
+#   lookout             lets watchers look on, who are no members
 #   control_link        one connection to it: queues, and silence
 #   control_messages    what is said on it;  control_frames: how that is written
 #   clock_offset        how far this process's clock is from member 0's

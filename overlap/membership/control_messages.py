@@ -17,8 +17,12 @@ __all__ = [
     "Gathered",
     "Give",
     "Given",
+    "Glance",
+    "Glimpse",
     "Goodbye",
     "Join",
+    "Look",
+    "Looked",
     "MemberLeft",
     "MemberLost",
     "Members",
@@ -33,6 +37,7 @@ __all__ = [
     "Pull",
     "Ready",
     "Refused",
+    "Seen",
     "Tell",
     "Told",
     "Waiting",
@@ -228,6 +233,45 @@ class Goodbye:
     """From the coordinator: you have left."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """To the coordinator, from a watcher, which is no member: what do the ranks do?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """From the coordinator: say what your ranks do, in so many bytes at most. `turn` counts such questions."""
+
+    turn: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glimpse:
+    """To the coordinator: what my ranks do, as `overlap.live.glimpse` writes it, and how long that took."""
+
+    turn: int
+    took_ns: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """To a watcher: what a member said of its ranks."""
+
+    member: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """To a watcher: that was all. When it was asked, who did not answer, and how long to wait before the next look."""
+
+    now_ns: int
+    silent: Members
+    pause_ms: int
+
+
 Message: TypeAlias = (
     Join
     | Waiting
@@ -251,4 +295,9 @@ Message: TypeAlias = (
     | MemberLeft
     | Bye
     | Goodbye
+    | Look
+    | Glance
+    | Glimpse
+    | Seen
+    | Looked
 )

@@ -25,6 +25,8 @@ from .control_messages import (
     Gathered,
     Give,
     Given,
+    Glance,
+    Glimpse,
     Goodbye,
     Join,
     MemberLeft,
@@ -80,6 +82,7 @@ class Coordinator:
         gone: Of these, members that left or were lost.
         went: Members that had joined and went away before all had; they may come again.
         changed: Set, and made anew, whenever somebody comes or goes.
+        on_glimpse: Takes what a member says of its ranks.
     """
 
     def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
@@ -88,6 +91,7 @@ class Coordinator:
         self.gone: set[int] = set()
         self.went: set[int] = set()
         self.changed = trio.Event()
+        self.on_glimpse: Callable[[int, Glimpse], None] = _unasked
         self._report = report
         self._senders: dict[int, Callable[[Message], None]] = {}
         self._exchanges: dict[_Key, dict[int, bytes]] = {}
@@ -139,6 +143,10 @@ class Coordinator:
     def _waiting(self) -> Waiting:
         return Waiting(missing=self.missing, went=sorted(self.went))
 
+    def ask_all(self, question: Glance) -> None:
+        """Ask all members that are there what their ranks do; member 0 answers before this returns."""
+        self._send_all(question)
+
     def handle(self, member: int, message: Message) -> None:
         """Do what a message asks for.
 
@@ -166,6 +174,8 @@ class Coordinator:
             case Done() if member == 0:
                 self._gathers.pop((message.name, message.turn), None)
                 self._send_all(Gathered(name=message.name, turn=message.turn))
+            case Glimpse() if self.complete:
+                self.on_glimpse(member, message)
             case Bye() if self.complete:
                 self._leave(member)
             case _:
@@ -249,6 +259,10 @@ class Coordinator:
         for other in list(self._senders):
             if other != member and other not in self.gone:
                 self._send(other, message)
+
+
+def _unasked(member: int, glimpse: Glimpse) -> None:
+    raise MessageError("a Glimpse, which is not its turn")
 
 
 def _begun(table: dict[_Key, T], key: _Key, make: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TypeAlias
 
 import trio
@@ -21,6 +21,8 @@ from .control_messages import (
     Gathered,
     Give,
     Given,
+    Glance,
+    Glimpse,
     Goodbye,
     MemberLeft,
     MemberLost,
@@ -78,6 +80,7 @@ class Membership:
     Attributes:
         member: Index of this process.
         members: How many there are.
+        glimpse: Says what the ranks of this process do, for those who look on, in so many bytes at most.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Membership:
             hang_up: Waits until everything posted has arrived, and ends the connections.
         """
         self.member, self.members = member, members
+        self.glimpse: Callable[[int], bytes] = lambda room_bytes: b""
         self._clock, self._post, self._room = clock, post, room
         self._hang_up = hang_up
         self._turns: Counter[tuple[str, str]] = Counter()
@@ -218,6 +222,8 @@ class Membership:
             case Pong() if self._clock is not None:
                 sent_ns, server_ns = message.sent_ns, message.server_ns
                 self._clock.add(ClockSample(sent_ns=sent_ns, server_ns=server_ns, back_ns=perf_counter_ns()))
+            case Glance():
+                self._post(self._glimpsed(message))
             case Told():
                 self._inbox.put((message.member, message.body))
             case Given():
@@ -237,6 +243,11 @@ class Membership:
                 pass  # to member 0, which is there already
             case _:
                 raise MessageError(f"a {type(message).__name__}, which is not its turn")
+
+    def _glimpsed(self, asked: Glance) -> Glimpse:
+        begun_ns = thread_time_ns()
+        blob = self.glimpse(min(max(asked.room_bytes, 0), BLOB_LIMIT_BYTES))
+        return Glimpse(turn=asked.turn, took_ns=thread_time_ns() - begun_ns, blob=blob)
 
     def lose(self, member: int, reason: str) -> None:
         """Take note that a member is lost: what waits for it fails. Without member 0, nothing more can come."""

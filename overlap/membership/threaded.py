@@ -38,6 +38,10 @@ class ThreadedMembership:
         self._inbox = Inbox()
         self.on_loss: Callable[[Lost], object] | None = None
 
+    def say_when_asked(self, glimpse: Callable[[int], bytes]) -> None:
+        """Let a function say what the ranks of this process do, for those who look on; it is called in that loop."""
+        self._there.glimpse = glimpse
+
     @property
     def clock(self) -> ClockOffset:
         """How far this process's ``time.perf_counter_ns`` is from member 0's, as well as is known now."""

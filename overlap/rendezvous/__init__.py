@@ -11,6 +11,7 @@
 #   joining     join(): the one way in;  hosting (member 0) and client (everybody else) are its two halves
 #   sockets     endpoints, listening, dialling
 #   acceptor    whom member 0 lets in
+#   watching    looking on as one who is no member
 #
 # What comes of it is a `membership.Membership`.
 

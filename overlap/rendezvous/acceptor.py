@@ -15,7 +15,8 @@ from transports.tls import Tls
 from ..membership.control_link import ControlLink, OutboxFullError
 from ..membership.control_messages import Join, Message, Refused
 from ..membership.coordinator import Coordinator, RefusedError
-from .configuration import FRESH, LAUNCHER, name_epoch
+from ..membership.lookout import Lookout
+from .configuration import FRESH, LAUNCHER, WATCHER, name_epoch
 from .sockets import format_endpoint, tune
 
 __all__ = ["Acceptor"]
@@ -60,6 +61,7 @@ class Acceptor:
         )
         self._report = report
         self._reported: set[str] = set()
+        self._lookout = Lookout(coordinator)
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
         self._pending_limit = 2 * mine.members + 8
 
@@ -94,7 +96,9 @@ class Acceptor:
             async with stream:
                 tune(connection)
                 hello = await self._shake_hands(stream)
-                if hello.epoch == self._mine.epoch or self._takes(hello):
+                if hello.role == WATCHER:
+                    await self._lookout.serve(stream)
+                elif hello.epoch == self._mine.epoch or self._takes(hello):
                     await self._serve(stream, address, hello.member)
         except HandshakeError as error:
             self._turn_away(address, error)
@@ -118,6 +122,8 @@ class Acceptor:
     def _judge(self, theirs: Hello) -> Hello | str:
         """Say who is here, or why not to come in; whoever is early for the next epoch hears of this one, and waits."""
         mine = self._mine
+        if theirs.role == WATCHER:
+            return self._lookout.refusal() or mine
         if (theirs.role, theirs.job) == (LAUNCHER, mine.job):
             return f"the world is running; node {theirs.member} can take part from the next attempt on"
         if (theirs.role, theirs.job) != (mine.role, mine.job):

@@ -16,6 +16,7 @@ from .sockets import Endpoint
 __all__ = [
     "FRESH",
     "LAUNCHER",
+    "WATCHER",
     "WORLDS",
     "JoinError",
     "RendezvousConfig",
@@ -28,6 +29,8 @@ __all__ = [
 FRESH = "fresh"
 #: What the hello of a launcher calls its role.
 LAUNCHER = "launcher"
+#: What the hello of one who only looks on calls its role.
+WATCHER = "watcher"
 #: Epochs of one attempt of a job: more worlds than one program runs.
 WORLDS = 1 << 20
 

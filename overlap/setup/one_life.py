@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,7 +84,7 @@ async def live(
         if joined is not None:
             joined.notices.show = world.show
         results: list[T] = []
-        with _streamed(wanted, world, joined, keeper):
+        with _shown(flight, joined), _streamed(wanted, world, joined, keeper):
             try:
                 results = await world.live(main, args, wanted.timeout_s)
             except Exception as error:  # raised outside, where no nursery of a transport wraps it in a group
@@ -106,6 +106,24 @@ async def live(
     if failure is not None:
         raise failure
     return results
+
+
+@contextmanager
+def _shown(flight: FlightFile | None, joined: Joined | None) -> Iterator[None]:
+    """Let those look on for the block who watch from elsewhere."""
+    if flight is None or joined is None:
+        yield
+        return
+    from ..live.glimpse import Glimpses  # of worlds of several processes
+
+    membership = joined.membership
+    glimpses = Glimpses(flight.path, lambda: membership.clock.offset_ns)
+    membership.say_when_asked(glimpses)
+    try:
+        yield
+    finally:
+        membership.say_when_asked(lambda room_bytes: b"")
+        glimpses.close()
 
 
 def _streamed(wanted: RunConfig, world: World, joined: Joined | None, keeper: Keeper) -> AbstractContextManager[None]:

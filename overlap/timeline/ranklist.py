@@ -30,8 +30,8 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def unlisted(text: str) -> tuple[int, ...]:
-    """Read what `listed` wrote; blanks do not matter.
+def unlisted(text: str, limit: int = LIMIT) -> tuple[int, ...]:
+    """Read what `listed` wrote, at most so many ranks; blanks do not matter.
 
     Raises:
         ValueError: If a part is neither a number nor an ascending range, or the list is too long; names the part.
@@ -42,7 +42,7 @@ def unlisted(text: str) -> tuple[int, ...]:
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ValueError(f"{part.strip()!r} is not a rank or a range such as 3-5")
         first, last = int(match[1]), int(match[2] or match[1])
-        if len(ranks) + last - first >= LIMIT:
-            raise ValueError(f"{part.strip()!r} makes more than {LIMIT} ranks")
+        if len(ranks) + last - first >= limit:
+            raise ValueError(f"{part.strip()!r} makes more than {limit} ranks")
         ranks.extend(range(first, last + 1))
     return tuple(ranks)

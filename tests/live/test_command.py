@@ -15,9 +15,11 @@ from overlap.live.worlds import chosen, of_descendants, running
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path))
+    (tmp_path / "records").mkdir()
+    monkeypatch.setenv("OVERLAP_FLIGHT_DIR", str(tmp_path / "records"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
+    return tmp_path / "records"
 
 
 def while_it_runs(look):
@@ -44,13 +46,25 @@ def test_ls_lists_the_worlds_that_run(capsys):
     text = while_it_runs(lambda: said(capsys, "ls"))
     assert text.split("\n")[0].split()[:2] == ["job", "program"]
     assert str(os.getpid()) in text
-    assert said(capsys, "ls") == "no world runs on this host\n"
+    assert said(capsys, "ls") == "no world of yours runs on this host\n"
 
 
 def said(capsys, *words):
     capsys.readouterr()
     assert main(list(words)) == 0
     return capsys.readouterr().out
+
+
+def test_ls_finds_worlds_whose_records_lie_elsewhere(capsys, monkeypatch, tmp_path):
+    def look():
+        with monkeypatch.context() as patched:
+            patched.delenv("OVERLAP_FLIGHT_DIR")
+            return json.loads(said(capsys, "ls", "--json"))
+
+    (told,) = while_it_runs(look)
+    assert told["pids"] == [os.getpid()]
+    assert look() == []
+    assert list(tmp_path.rglob("*.flight")) == []
 
 
 def test_top_shows_what_has_just_been_done(capsys):
@@ -77,8 +91,11 @@ def test_calls_of_a_record_have_their_bytes():
 
 
 def test_who_is_no_job_is_told_in_one_line():
-    with pytest.raises(UsageError, match=r"^no world runs on this host, or its records are elsewhere"):
+    with pytest.raises(UsageError) as caught:
         chosen(None)
+    assert str(caught.value) == (
+        "no world of yours runs on this host; of others, say where process 0 listens: HOST:PORT"
+    )
     with pytest.raises(UsageError) as caught:
         chosen("x")
     assert str(caught.value) == "'x' is neither a running job nor a process of one; running on this host: none"

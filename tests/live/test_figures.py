@@ -21,9 +21,9 @@ def glance(rank, *operations, step=4):
     return RankGlance(rank, step, False, np.array(rows, np.int64).reshape(-1, 6).T)
 
 
-def measured(*glances, processes=None, window=(100, 200)):
+def measured(*glances, places=None, window=(100, 200)):
     seen = [(each, CALLS) for each in glances]
-    return figures(seen, (window[0] * MS, window[1] * MS), processes=processes or {0: 0, 1: 0})
+    return figures(seen, (window[0] * MS, window[1] * MS), places=places or {0: ("a", 0), 1: ("a", 0)})
 
 
 def times(row):
@@ -55,10 +55,16 @@ def test_who_has_not_come_is_late_until_now():
 
 
 @pytest.mark.parametrize(
-    ("processes", "kind"), [({0: 0, 1: 0}, "in process"), ({0: 0, 1: 1}, "on host"), ({0: 0}, "network")]
+    ("places", "kind"),
+    [
+        ({0: ("a", 0), 1: ("a", 0)}, "in process"),
+        ({0: ("a", 0), 1: ("a", 1)}, "on host"),
+        ({0: ("a", 0), 1: ("b", 1)}, "network"),
+        ({0: ("a", 0)}, "network"),
+    ],
 )
-def test_bytes_are_told_apart_by_what_they_travel_over(processes, kind):
-    world = measured(EARLY, processes=processes)
+def test_bytes_are_told_apart_by_what_they_travel_over(places, kind):
+    world = measured(EARLY, places=places)
     assert list(world.bytes_per_s) == [kind]
 
 
@@ -80,7 +86,7 @@ def test_a_step_takes_what_lies_between_first_issues():
 
 
 def text(world, **look):
-    head = title(job="5f2c", script="train.py", ranks=2, processes=1, here=1, age_s=75)
+    head = title(job="5f2c", script="train.py", ranks=2, where="1 process", age_s=75)
     return [
         "".join(piece for piece, _ in line)
         for line in lines(world, head, **{"width": 80, "height": 24, "ascii": False, **look})
