@@ -15,6 +15,7 @@
 #   shared_memory  processes of one host, which read each other's memory
 #   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
+#   patience     how long to look whether others have come before sleeping
 #   bounce       memory for messages that come without a place of their own
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent

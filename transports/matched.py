@@ -27,6 +27,7 @@ from transports.bounce import BounceBuffers
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.patience import Patience
 from transports.starting import Call, Starter
 
 __all__ = ["Link", "MatchedTransport", "take_leave"]
@@ -65,8 +66,9 @@ class Link(ABC):
     def look(self) -> None:  # noqa: B027 - most have nothing to do
         """Take in what has come, where nothing else does that in time; called before a wait."""
 
-    def catch_up(self) -> None:  # noqa: B027 - most have nothing to do
-        """Take in what has come, though a task would do so soon: who is about to sleep calls this."""
+    def catch_up(self) -> bool:
+        """Take in what has come, though a task would do so soon, and say if anything had: who may sleep calls this."""
+        return False
 
     async def end_of(self, end: Send | Receive) -> None:
         """Wait until a call ends, and raise what it ended with."""
@@ -112,8 +114,10 @@ class MatchedTransport(Transport):
         links: The ways to other processes, by index.
         memory: For messages that are lent.
         state: Why nothing can be sent or received; None while it can.
+        patience: How long to look at links before sleeping; None where none of them would have come sooner.
     """
 
+    patience: Patience | None = None
     links: Mapping[int, Link]
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
@@ -312,8 +316,12 @@ class _MatchedEndpoint(Endpoint, Starter):
             link.settle()
         return call
 
-    def catch_up(self, peer: int) -> None:
-        self._transport.link((self.rank, peer, 0), peer).catch_up()
+    @property
+    def patience(self) -> Patience | None:
+        return self._transport.patience
+
+    def catch_up(self, peer: int) -> bool:
+        return self._transport.link((self.rank, peer, 0), peer).catch_up()
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

@@ -10,6 +10,7 @@ from transports.failures import TransportError
 
 if TYPE_CHECKING:
     from transports.buffers import Buffer, Delivery
+    from transports.patience import Patience
 
 
 class Call(ABC):
@@ -71,7 +72,12 @@ class Starter(ABC):
             TransportClosedError: This end is closed.
         """
 
-    def catch_up(self, peer: int) -> None:  # noqa: B027 - most have nothing to do
+    @property
+    def patience(self) -> Patience | None:
+        """Whether, and for how long, to catch up again and again before sleeping; None where that never helps."""
+        return None
+
+    def catch_up(self, peer: int) -> bool:
         """Take in what has come from a peer, though a task would do so soon: who is about to sleep may call this.
 
         Whatever was started may end meanwhile, and is told so. Not to be called while anything is told.
@@ -79,9 +85,13 @@ class Starter(ABC):
         Args:
             peer: The other rank.
 
+        Returns:
+            Whether anything has come.
+
         Raises:
             TransportClosedError: This end is closed.
         """
+        return False
 
     @abstractmethod
     def begin_recv(

@@ -24,6 +24,7 @@ TESTS = {
     "runtime/engine/laid_out": "core/test_wire_driven collectives/test_program",
     "runtime/engine/host_memory": "core/test_remote",
     "runtime/engine/host_run": "core/test_remote",
+    "runtime/engine/lingering": "core/test_lingering core/test_message_run",
     "runtime/engine/looking": "embedded/test_short_way",
     "runtime/engine/meeting": "core/test_remote",
     "runtime/engine/message_run": "core/test_message_run core/test_point_to_point",

@@ -108,16 +108,18 @@ class SocketRail(Rail):
             await self._let_others_run()
         return more is not _Stop.END
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> bool:
         """Act on what has come; never while something that came is acted upon."""
         if self.dead or self.reading.behind:
-            return
+            return False
+        before = self.read_bytes
         try:
             self._read_there()  # whatever it stops at, the reading task finds that again
             if self._hint_bytes > 1:  # the reading task may sleep until more comes than is left to come
                 self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
             self._die_of(error)
+        return self.read_bytes != before
 
     def _read_there(self) -> _Stop:
         """Read what is there, a chunk at most, and act on it."""

@@ -98,6 +98,11 @@ class Joining:
         hosts = {self.identity if i == self.member else self._others[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
 
+    def count_here(self) -> int:
+        """Return how many processes, all of which have joined, live on this host for sure, this one among them."""
+        hosts = [address.host for member, address in self._others.items() if member != self.member]
+        return 1 + (hosts.count(self.identity) if self.identity else 0)
+
     async def join(self, exchange: Exchange) -> dict[tuple[int, int], Connection]:
         """Connect with every other process.
 

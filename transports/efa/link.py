@@ -93,11 +93,13 @@ class EfaLink(Link):
             return holds_up(mine, others)
         return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
-    def catch_up(self) -> None:
-        """Take in what has come, if anybody waits for it."""
+    def catch_up(self) -> bool:
+        """Take in what has come, if anybody waits for it, and say whether anything had."""
+        came = False
         if self.engine.incoming.wanted:
             for rail in tuple(self.rails):
-                rail.catch_up()
+                came = rail.catch_up() or came
+        return came
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""

@@ -240,8 +240,9 @@ class Rail(ABC):
     async def read_on(self) -> bool:
         """Wait for something to come, and act on it; False at the end."""
 
-    def catch_up(self) -> None:  # noqa: B027 - not all can
-        """Act on what has come, before the reading task does: who is about to wait for it calls this."""
+    def catch_up(self) -> bool:
+        """Act on what has come, before the reading task does, and say if anything had: who may sleep calls this."""
+        return False
 
     async def _read(self) -> None:
         while await self.read_on():

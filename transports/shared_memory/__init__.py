@@ -7,7 +7,6 @@
 #   segment      memory that several processes map, and that goes with the last of them
 #   board        where the ranks of a group say how far they have come;  heap: what of a segment is lent
 #   shelf        what is lent to all ranks of a group together, until the last has dropped it
-#   patience     how long to look before sleeping
 #   watchman     wakes those who wait for ranks elsewhere, and looks a moment before it sleeps
 #   peer_memory  reading another process's memory where it lies
 #   link         another process: packets that say what is to be read, and reading it

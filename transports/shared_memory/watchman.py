@@ -10,8 +10,8 @@ from time import perf_counter
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
+from transports.patience import Patience
 from transports.shared_memory.board import Boards, fence
-from transports.shared_memory.patience import Patience
 
 __all__ = ["Watchman", "must_ring"]
 

@@ -10,6 +10,7 @@ import trio
 from transports import Call, Starter
 
 from ...collectives.reduce import Array
+from .lingering import linger
 
 __all__ = ["MessageRun"]
 
@@ -56,7 +57,10 @@ class MessageRun:
     def look(self) -> None:
         """Take in what has come, before whoever waits for it sleeps."""
         if not self._over:
-            self._starter.catch_up(self._peer)
+            linger({self._peer: self._starter}, self._is_over)
+
+    def _is_over(self) -> bool:
+        return self._over
 
     def cancel(self) -> None:
         """Withdraw it; what cannot be withdrawn is waited for."""

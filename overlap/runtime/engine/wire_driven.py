@@ -19,6 +19,7 @@ from transports import Call, Delivery, Starter
 from ...collectives.reduce import Array
 from .cc_core import AHEAD, Buffers, pieces_of, work_of
 from .laid_out import LaidOut, LaidStep, collisions
+from .lingering import linger
 from .workers import Workers
 
 __all__ = ["WireDrivenExecution"]
@@ -93,11 +94,12 @@ class WireDrivenExecution:
 
     def look(self) -> None:
         """Go on with what has come, before whoever waits for the end sleeps: that saves waking up for it."""
-        left = 0
-        while self._running and self._failure is None and self._unfinished != left:
-            left = self._unfinished
-            for peer, starter in self._starters.items():
-                starter.catch_up(peer)
+        if self._starters:
+            linger(self._starters, self._rests)
+
+    def _rests(self) -> bool:
+        """Whether no message can change anything."""
+        return not self._running or self._failure is not None
 
     def cancel(self) -> None:
         """Begin nothing more, and withdraw what is under way; what cannot be withdrawn is waited for."""

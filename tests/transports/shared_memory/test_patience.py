@@ -1,6 +1,6 @@
 """Looking before sleeping is given up where it does not help, and tried again now and then."""
 
-from transports.shared_memory.patience import Patience
+from transports.patience import Patience
 
 
 def waits(patience: Patience, count: int, *, come: bool) -> int:

@@ -1,0 +1,49 @@
+"""Looking whether something has come, again and again, before whoever waits for it sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+
+from transports import Starter
+
+__all__ = ["linger"]
+
+# Other tasks of the loop wait so long at most, however much comes: as long as for a few chunks.
+_LONGEST_S = 2e-3
+
+
+def linger(starters: Mapping[int, Starter], over: Callable[[], bool], *, longest_s: float = _LONGEST_S) -> None:
+    """Take in what comes from peers until all is over, nothing has come for as long as that is worth, or it gets late.
+
+    Args:
+        starters: Of the messages under way, by the world rank of the other end; at least one.
+        over: Whether nothing more is waited for.
+        longest_s: When it gets late.
+    """
+    begun_s = perf_counter()
+    while not over() and _taken_in(starters):
+        if perf_counter() - begun_s >= longest_s:
+            return
+    patience = next(iter(starters.values())).patience
+    if patience is None or over():
+        return
+    patience_s = patience.take()
+    if patience_s:
+        _look_on(starters, over, begun_s + longest_s, patience_s)
+        patience.learn(came=over())
+
+
+def _look_on(starters: Mapping[int, Starter], over: Callable[[], bool], latest_s: float, patience_s: float) -> None:
+    until_s = perf_counter() + patience_s
+    while not over() and perf_counter() < until_s:
+        if _taken_in(starters):
+            until_s = min(perf_counter() + patience_s, latest_s)
+
+
+def _taken_in(starters: Mapping[int, Starter]) -> bool:
+    """Take in what has come, and say whether anything had."""
+    came = False
+    for peer, starter in starters.items():
+        came = starter.catch_up(peer) or came
+    return came

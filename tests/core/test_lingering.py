@@ -1,0 +1,80 @@
+"""Who is about to sleep looks at its wires first, as long as that brings something or has helped lately."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overlap.runtime.engine.lingering import linger
+from transports import Buffer, Call, Starter
+from transports.patience import Patience
+
+FOR_EVER_S = 1e9
+
+
+class Wire(Starter):
+    """Brings something at some looks, counted from 1."""
+
+    def __init__(self, brings_at: set[int], patience: Patience | None) -> None:
+        self.looks, self.brings_at, self.given = 0, brings_at, patience
+
+    @property
+    def patience(self) -> Patience | None:
+        return self.given
+
+    def catch_up(self, peer: int) -> bool:
+        self.looks += 1
+        return self.looks in self.brings_at
+
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+        raise AssertionError("who looks sends nothing")
+
+    def begin_recv(
+        self,
+        src: int,
+        tag: int,
+        out: Buffer | None,
+        nbytes: int,
+        *,
+        done: Callable[[Call], None],
+        consume: Callable[[int, memoryview], None] | None = None,
+    ) -> Call:
+        raise AssertionError("who looks receives nothing")
+
+
+def test_it_looks_on_while_something_comes_and_once_more() -> None:
+    wire = Wire({1, 2, 3}, None)
+    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S)
+    assert wire.looks == 4
+
+
+def test_it_ends_with_what_is_waited_for() -> None:
+    wire = Wire({1, 2, 3}, None)
+    linger({7: wire}, lambda: wire.looks == 2, longest_s=FOR_EVER_S)
+    assert wire.looks == 2
+
+
+def test_where_that_helps_it_waits_for_what_has_not_come_yet() -> None:
+    wire = Wire({50}, Patience(FOR_EVER_S))
+    linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S)
+    assert wire.looks == 60
+
+
+def test_all_wires_are_looked_at() -> None:
+    first, second = Wire(set(), None), Wire({1}, None)
+    linger({7: first, 8: second}, lambda: False, longest_s=FOR_EVER_S)
+    assert (first.looks, second.looks) == (2, 2)
+
+
+def test_where_it_has_not_helped_lately_it_looks_once() -> None:
+    patience = Patience(1e-9)
+    for _ in range(3):
+        linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S)
+    wire = Wire(set(), patience)
+    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S)
+    assert wire.looks == 1
+
+
+def test_however_much_comes_others_have_their_turn() -> None:
+    wire = Wire(set(range(1000)), Patience(FOR_EVER_S))
+    linger({7: wire}, lambda: wire.looks == 1000, longest_s=0.0)
+    assert wire.looks == 1
