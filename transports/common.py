@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["OPERATIONS", "PAYLOAD_BYTES", "PHASES", "Board", "Place"]
+__all__ = ["OPERATIONS", "PAYLOAD_BYTES", "PHASES", "Board", "Place", "Watcher"]
 
 #: So many operations may be under way at once: a rank that posts one knows that all others have ended what came so many
 #: before.
@@ -35,6 +36,17 @@ class Place:
         self.where, self.view = where, view
 
 
+class Watcher(Protocol):
+    """Whoever waits at a board until others have come."""
+
+    @property
+    def others_came(self) -> bool:
+        """Whether it can go on, or never will; any thread may ask."""
+
+    def look(self) -> None:
+        """Go on, if it can."""
+
+
 class Board(ABC):
     """What the ranks of one group have in common. Positions are those of the group.
 
@@ -43,12 +55,14 @@ class Board(ABC):
         usable: Whether there is room for it everywhere; known, and alike everywhere, once it is ready.
         reads: Whether every rank can read every other's private memory; known likewise.
         lost: Why nothing more can be expected of one of the ranks; None: of all of them.
+        processes: How many processes of this host have memory in common, this one among them.
     """
 
     ready: bool
     usable: bool
     reads: bool
     lost: str | None
+    processes: int
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
@@ -108,28 +122,28 @@ class Board(ABC):
         """Let all other processes of the group look, if they sleep."""
 
     @abstractmethod
-    def watch(self, look: Callable[[], None]) -> None:
-        """Call back whenever somebody rings, or a rank is lost."""
+    def watch(self, watcher: Watcher) -> None:
+        """Let somebody look whenever others have come or a rank is lost, before the loop sleeps or by waking it."""
 
     @abstractmethod
-    def unwatch(self, look: Callable[[], None]) -> None:
+    def unwatch(self, watcher: Watcher) -> None:
         """Do so no more."""
 
     @abstractmethod
-    def listen(self) -> None:
-        """Let threads watch and unwatch that take the loop's place while it sleeps; the loop's thread only, once."""
+    def wait(self, watcher: Watcher) -> bool:
+        """Return whether somebody can go on, within a moment if that has helped lately; the loop's thread only."""
 
     @abstractmethod
     def rouse(self) -> float:
         """Be rung no more, for a thread looks instead: so many seconds, 0 if others wait here or it does not help."""
 
     @abstractmethod
-    def doze(self, *, came: bool) -> bool:
-        """Be rung again; whoever waits must look now. False if there are more of them than one.
+    def linger(self, watcher: Watcher, patience_s: float) -> bool:
+        """Return whether somebody can go on within so many seconds. In any thread, after `rouse`."""
 
-        Args:
-            came: Whether what the thread looked for was there.
-        """
+    @abstractmethod
+    def doze(self) -> bool:
+        """Be rung again; whoever waits must look now. False if there are more of them than one."""
 
     @abstractmethod
     def look(self) -> None:

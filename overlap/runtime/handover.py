@@ -39,11 +39,6 @@ class Handover:
             self._turn.acquire()
             trio.lowlevel.add_instrument(_Sleep(self._turn))
 
-    @property
-    def lets_threads_in(self) -> bool:
-        """Whether threads may."""
-        return self._turn is not None
-
     def enter(self) -> bool:
         """Take the loop's place, if it sleeps and nothing that threads have asked for waits; then `leave` follows."""
         turn = self._turn

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place
+from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place, Watcher
 from transports.failures import LinkLostError
 from transports.shared_memory.heap import Heap
 from transports.shared_memory.peer_memory import read
@@ -51,19 +51,22 @@ class Watching(Protocol):
     """What lets those look who wait for others: the watchman of a process, as boards see it."""
 
     def begin(self) -> None:
-        """Watch: somebody waits, and nobody did."""
+        """Take note that somebody waits, and nobody did."""
 
     def rest(self) -> None:
         """Take note that nobody waits any more."""
 
-    def listen(self) -> None:
-        """Never look before sleeping: from now on threads do, who cannot wake this one."""
+    def patience(self) -> float:
+        """Return for how many seconds it is worth to look before sleeping, 0 if it is not; `linger` follows then."""
 
-    def rouse(self) -> float:
-        """Be rung no more, for a thread looks instead; return for how many seconds it is worth it, 0 if it is not."""
+    def linger(self, watcher: Watcher, patience_s: float) -> bool:
+        """Return whether somebody can go on within so many seconds."""
 
-    def dozes(self, *, came: bool) -> None:
-        """Be rung again, after a thread has looked."""
+    def rouse(self) -> None:
+        """Be rung no more, for a thread looks instead of the loop, which sleeps."""
+
+    def doze(self) -> None:
+        """Be rung again."""
 
 
 class Boards:
@@ -83,7 +86,7 @@ class Boards:
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
         self.shelf = Shelf(segment.view, heap)
-        self.watching: dict[Callable[[], None], None] = {}
+        self.watching: dict[Watcher, None] = {}
         self.watchman: Watching
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
@@ -116,8 +119,8 @@ class Boards:
 
     def look(self) -> None:
         """Let everybody look."""
-        for look in tuple(self.watching):
-            look()
+        for watcher in tuple(self.watching):
+            watcher.look()
 
     def lose(self, member: int, reason: str) -> None:
         """Let everybody know who waits for a process that is gone."""
@@ -141,6 +144,7 @@ class _SharedBoard(Board):
     ) -> None:
         self.ready, self.usable, self.reads = False, True, True
         self.lost: str | None = None
+        self.processes = 1 + len(links)
         self._boards, self._key, self._ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
         self._segments = segments
         self._here = boards.segment
@@ -251,26 +255,38 @@ class _SharedBoard(Board):
         for member in self._rung:
             self._boards.ring(member)
 
-    def watch(self, look: Callable[[], None]) -> None:
+    def watch(self, watcher: Watcher) -> None:
         watching = self._boards.watching
-        watching[look] = None
+        watching[watcher] = None
         if len(watching) == 1:
             self._boards.watchman.begin()
 
-    def unwatch(self, look: Callable[[], None]) -> None:
+    def unwatch(self, watcher: Watcher) -> None:
         watching = self._boards.watching
-        watching.pop(look, None)
+        watching.pop(watcher, None)
         if not watching:
             self._boards.watchman.rest()
 
-    def listen(self) -> None:
-        self._boards.watchman.listen()
+    def wait(self, watcher: Watcher) -> bool:
+        if watcher.others_came:
+            return True
+        patience_s = self._boards.watchman.patience()
+        return patience_s > 0 and self._boards.watchman.linger(watcher, patience_s)
 
     def rouse(self) -> float:
-        return self._boards.watchman.rouse() if len(self._boards.watching) == 1 else 0.0
+        if len(self._boards.watching) != 1:
+            return 0.0
+        patience_s = self._boards.watchman.patience()
+        if patience_s:
+            self._boards.watchman.rouse()
+        return patience_s
 
-    def doze(self, *, came: bool) -> bool:
-        self._boards.watchman.dozes(came=came)
+    def linger(self, watcher: Watcher, patience_s: float) -> bool:
+        return self._boards.watchman.linger(watcher, patience_s)
+
+    def doze(self) -> bool:
+        if self._boards.watching:
+            self._boards.watchman.doze()
         return len(self._boards.watching) <= 1
 
     def look(self) -> None:

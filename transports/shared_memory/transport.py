@@ -156,8 +156,8 @@ class SharedMemory(MatchedTransport):
         self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
-        spins = len(self._joining.neighbours) <= len(os.sched_getaffinity(0))
-        self._watchman = Watchman(boards, self._joining.bell, self._asleep[self.member], spins=spins)
+        crowded = len(segments) > len(os.sched_getaffinity(0))
+        self._watchman = Watchman(boards, self._joining.bell, self._asleep[self.member], crowded=crowded)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)

@@ -66,8 +66,7 @@ class HostMemory:
         board = self._transport.board(communicator.key.tag_base(), communicator.members)
         if board is None:
             return None
-        if operation.context.handover.lets_threads_in:
-            board.listen()
+        self._common.workers.share(board.processes)
         return Meeting(self._common, board, communicator)
 
 

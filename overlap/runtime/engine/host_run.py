@@ -72,6 +72,7 @@ class HostRun(Looking):
         operation = self._operation
         operation.running = True
         operation.scope = self
+        operation.look = self.look_before_sleeping
         if self._board.ready:
             self._begin()
         else:
@@ -136,12 +137,19 @@ class HostRun(Looking):
 
     def look(self) -> None:
         """Go on, if the others have come as far."""
-        if not (self._working or self._over):
+        if self.waits:
             self._go_on()
 
     @property
-    def _others_came(self) -> bool:
-        return self._working or self._over or self._board.reached(self._number, self._tag, self._phase)
+    def waits(self) -> bool:
+        """Whether it has said something, and nobody works on what follows."""
+        return self._phase > 0 and not (self._working or self._over)
+
+    @property
+    def others_came(self) -> bool:
+        """Whether it waits for the others, and they have come as far, or one of them never will."""
+        board = self._board
+        return self.waits and (board.reached(self._number, self._tag, self._phase) or board.lost is not None)
 
     def _go_on(self) -> None:
         board = self._board
@@ -151,7 +159,7 @@ class HostRun(Looking):
                     self._end(LinkLostError(board.lost))
                 elif not self._watched:
                     self._watched = True
-                    board.watch(self.look)
+                    board.watch(self)
                 return
             if self._phase == _ARRIVED:
                 self._meet()
@@ -337,7 +345,7 @@ class HostRun(Looking):
     def _close(self) -> None:
         self._over = True
         if self._watched:
-            self._board.unwatch(self.look)
+            self._board.unwatch(self)
         if self._place is not None:
             self._meeting.keep(self._number, self._tag, self._place)
 

@@ -1,13 +1,13 @@
-"""What of an operation a thread may do that waits for it: look for a moment whether the others have come, and go on.
+"""What whoever waits for an operation may do itself: look for a moment whether the others have come, and go on.
 
-A loop that sleeps is not woken for that, and neither is the thread. While it looks, its process need not be rung.
+That saves two wake-ups: a task need not sleep, and neither the loop nor a thread has to be woken. While one looks, its
+process need not be rung.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from time import perf_counter
 
 from ...errors import PeerFailedError
 from ..handover import Handover
@@ -27,8 +27,13 @@ class Looking(ABC):
 
     @property
     @abstractmethod
-    def _others_came(self) -> bool:
-        """Whether it can go on; any thread may ask."""
+    def waits(self) -> bool:
+        """Whether it is for the others that it waits. Any thread may ask."""
+
+    @property
+    @abstractmethod
+    def others_came(self) -> bool:
+        """Whether it waits for the others, and they have come as far, or one never will. Any thread may ask."""
 
     @abstractmethod
     def look(self) -> None:
@@ -38,37 +43,44 @@ class Looking(ABC):
     def cancel(self) -> None:
         """End, once nothing of this rank's is touched any more."""
 
+    def look_before_sleeping(self) -> None:
+        """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation.
+
+        Where other ranks live in this process, they may be those who have not come, and it is their turn.
+        """
+        alone, board = self._meeting.communicator.here == 1, self._meeting.board
+        while self.waits and (board.wait(self) if alone else self.others_came):
+            self.look()
+
     def look_here(self, handover: Handover) -> None:
         """Look for a moment, in a thread that waits for the operation, and go on if all have come meanwhile."""
         patience_s = self._roused(handover)
         if patience_s:
-            until = perf_counter() + patience_s
-            while not (came := self._others_came or self._operation.done) and perf_counter() < until:
-                pass
-            self._dozed(handover, came=bool(came))
+            self._meeting.board.linger(self, patience_s)
+            self._dozed(handover)
 
     def _roused(self, handover: Handover) -> float:
         if not handover.enter():
             return 0.0
         try:
-            return self._meeting.board.rouse() if self._operation.scope is self else 0.0
+            return self._meeting.board.rouse() if self.waits else 0.0
         finally:
             handover.leave()
 
-    def _dozed(self, handover: Handover, *, came: bool) -> None:
+    def _dozed(self, handover: Handover) -> None:
         """Let this process be rung again, and look who has come before that could be known."""
         alone, board, operation = False, self._meeting.board, self._operation
         if handover.enter():
             try:
-                alone = board.doze(came=came)
+                alone = board.doze()
                 if operation.scope is self and not operation.heard and board.lost is None:
                     self.look()
             finally:
                 handover.leave()
         if not alone:
             with suppress(PeerFailedError):  # nobody waits any more
-                operation.context.from_thread(self._doze, came)
+                operation.context.from_thread(self._doze)
 
-    def _doze(self, came: bool) -> None:
-        self._meeting.board.doze(came=came)
+    def _doze(self) -> None:
+        self._meeting.board.doze()
         self._meeting.board.look()

@@ -49,23 +49,31 @@ class SmallAllReduce(Looking):
             self._end()
         else:
             operation.running, operation.scope = True, self
-            board.watch(self.look)
+            operation.look = self.look_before_sleeping
+            board.watch(self)
 
     def look(self) -> None:
         """End, if all have come."""
         board = self._meeting.board
         if board.reached(self._operation.seq, self._tag, _ARRIVED):
-            board.unwatch(self.look)
+            board.unwatch(self)
             self._operation.stopped()
             self._end()
         elif board.lost is not None:
-            board.unwatch(self.look)
+            board.unwatch(self)
             self._operation.stopped()
             settle(self._meeting.communicator, self._match, self._operation, LinkLostError(board.lost))
 
     @property
-    def _others_came(self) -> bool:
-        return self._meeting.board.reached(self._operation.seq, self._tag, _ARRIVED)
+    def waits(self) -> bool:
+        """Whether it is under way."""
+        return self._operation.scope is self
+
+    @property
+    def others_came(self) -> bool:
+        """Whether all have come, or one never will."""
+        board = self._meeting.board
+        return board.reached(self._operation.seq, self._tag, _ARRIVED) or board.lost is not None
 
     def _end(self) -> None:
         error: BaseException | None = None
@@ -94,6 +102,6 @@ class SmallAllReduce(Looking):
 
     def cancel(self) -> None:
         """End: nothing of this rank's is touched."""
-        self._meeting.board.unwatch(self.look)
+        self._meeting.board.unwatch(self)
         self._operation.stopped()
         self._meeting.communicator.ended(self._match, self._operation)

@@ -59,6 +59,13 @@ class Workers:
         for _ in range(min(len(pieces), self._size)):
             self._bell.put(True)
 
+    def share(self, processes: int) -> None:
+        """Leave cores to others: so many processes of this machine work at the same time, this one among them.
+
+        Measured on 64 MiB, 2 and 4 processes on 2 cores: one thread in each is 4 % faster than two.
+        """
+        self._size = max(1, min(self._size, (os.cpu_count() or 1) // processes))
+
     def close(self) -> None:
         """Let the jobs at hand finish and join the threads."""
         for _ in self._threads:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
+from transports.shared_memory import watchman
+from transports.shared_memory.board import fence
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
@@ -106,16 +112,87 @@ def test_memory_is_bounded() -> None:
     run(main)
 
 
-def test_who_waits_is_rung() -> None:
+class Waiting:
+    """Someone who waits at a board until a test lets others come."""
+
+    def __init__(self) -> None:
+        self.others_came = False
+        self.looked = trio.Event()
+
+    def look(self) -> None:
+        if self.others_came:
+            self.looked.set()
+
+
+@contextmanager
+def elsewhere() -> Iterator[SimpleQueue[Callable[[], None] | None]]:
+    """A thread that does what it is told, at any time as seen by the loop: asleep, awake, or about to sleep."""
+    told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def work() -> None:
+        for act in iter(told.get, None):
+            act()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield told
+    finally:
+        told.put(None)
+        thread.join(TIMEOUT_S)
+
+
+def test_nobody_who_waits_is_overlooked_whenever_the_others_come() -> None:
+    async def main() -> int:
+        seen = 0
+        async with boards() as (here, there):
+            with elsewhere() as told:
+                for passes in range(300):
+                    waiting = Waiting()
+
+                    def come(waiting: Waiting = waiting) -> None:
+                        waiting.others_came = True
+                        fence()
+                        there.ring()
+
+                    here.watch(waiting)
+                    told.put(come)
+                    for _ in range(passes % 5):
+                        await trio.lowlevel.checkpoint()
+                    await waiting.looked.wait()
+                    here.unwatch(waiting)
+                    seen += 1
+        return seen
+
+    assert run(main) == 300
+
+
+def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = Mock()
+    monkeypatch.setattr(watchman, "FENCED", True)
+
     async def main() -> None:
         async with boards() as (here, there):
-            looked = [trio.Event()]
-            here.watch(lambda: looked[-1].set())
-            await wait_all_tasks_blocked(0.01)  # it has looked before it sleeps
-            looked.append(trio.Event())
-            there.ring()
-            with trio.move_on_after(TIMEOUT_S / 2):
-                await looked[-1].wait()
-            assert [each.is_set() for each in looked] == [True, True]
+            waiting = Waiting()
+            here.watch(waiting)
+            await wait_all_tasks_blocked(0.01)  # it has slept, and said so
+            waiting.others_came = True
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "eventfd_write", rung)
+                there.ring()
+            await waiting.looked.wait()
+
+    run(main)
+    assert not rung.called
+
+
+def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
+    async def main() -> None:
+        async with boards() as (here, _):
+            came, waiting = Waiting(), Waiting()
+            came.others_came = True
+            assert here.wait(came)
+            assert [here.wait(waiting) for _ in range(5)] == [False] * 5
+            assert here.wait(came)
 
     run(main)

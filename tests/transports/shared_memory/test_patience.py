@@ -28,3 +28,12 @@ def test_once_it_helps_again_it_looks_always() -> None:
     waits(patience, 3, come=False)
     assert waits(patience, 15, come=True) == 0
     assert waits(patience, 100, come=True) == 100
+
+
+def test_where_somebody_else_needs_the_cores_it_is_given_up_for_longer() -> None:
+    patience = Patience()
+    assert patience.take()
+    patience.give_up()
+    assert [patience.take() > 0 for _ in range(64)] == [False] * 63 + [True]
+    patience.learn(came=True)
+    assert waits(patience, 100, come=True) == 100
