@@ -21,6 +21,7 @@ from .setup.keeper import Keeper
 from .setup.one_life import Told, live
 from .setup.world_setup import alone, among, cluster_of
 from .signals import living, obeying
+from .timeline.spans import KeptSteps
 
 if TYPE_CHECKING:
     import topology
@@ -59,7 +60,7 @@ def run(
             assumptions.
         trace: Where to write the timeline as a Chrome trace-event file when the run ends, well or badly.
         trace_steps: Which steps of a run of days it keeps: "last:100", "every:10", or "last:100,every:10"; by default
-            what fits into 20,000 spans a rank. In virtual time, always that.
+            what fits into 20,000 spans a rank.
         timeout_s: Give up after that many seconds and say who waits for whom.
         transport: What carries the bytes; by default `NeuronLink`, which joins the ranks inside this process, and
             sockets between processes. A function is given that default and returns what to put around it, such as
@@ -178,7 +179,9 @@ def _simulate(
     clock = SimulatedBackend(wanted.virtual, placed)
 
     async def live() -> list[T]:
-        world = clock.world(size, placed, algorithm=wanted.algorithm, check=wanted.check)
+        world = clock.world(
+            size, placed, algorithm=wanted.algorithm, check=wanted.check, steps=KeptSteps.given(wanted.trace_steps)
+        )
         clock.kernel.on_stall = world.deadlock
         try:
             return await world.live(main, args, wanted.timeout_s)

@@ -77,7 +77,7 @@ async def live(
             flight=flight.writer if flight else None,
             restart=restart,
             state_dir=wanted.state_dir,
-            steps=None if wanted.trace_steps is None else KeptSteps.parse(wanted.trace_steps),
+            steps=KeptSteps.given(wanted.trace_steps),
             limits=StallLimits(tell_s=wanted.stall_s or STALL_S, give_up_s=wanted.give_up_s),
         )
         told.begun(world)

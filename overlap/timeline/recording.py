@@ -68,6 +68,11 @@ class KeptSteps:
     every: int = 1
 
     @classmethod
+    def given(cls, text: str | None) -> KeptSteps | None:
+        """Read what somebody has asked for, if anybody has."""
+        return None if text is None else cls.parse(text)
+
+    @classmethod
     def parse(cls, text: str) -> KeptSteps:
         """Read "last:100", "every:10" or "last:100,every:10".
 

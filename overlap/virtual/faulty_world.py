@@ -18,6 +18,7 @@ from ..runtime.operation import Operation
 from ..runtime.outstanding import Issued
 from ..runtime.rank import Rank
 from ..runtime.world import World
+from ..timeline.spans import KeptSteps
 from .faults import Fates
 from .kernel import Kernel, Order
 
@@ -83,6 +84,7 @@ class FaultyWorld(World):
 
     Args:
         doom: Who kills them.
+        steps: Which are recorded; None: all that fit.
     """
 
     def __init__(
@@ -95,10 +97,11 @@ class FaultyWorld(World):
         check: str | None,
         backend: Backend,
         doom: Doom,
+        steps: KeptSteps | None = None,
     ) -> None:
         self._doom = doom
         doom.world = self
-        super().__init__(size, cluster, transport, algorithm=algorithm, check=check, backend=backend)
+        super().__init__(size, cluster, transport, algorithm=algorithm, check=check, backend=backend, steps=steps)
 
     async def live(
         self, main: Callable[..., Awaitable[T]], args: tuple[object, ...], timeout_s: float | None

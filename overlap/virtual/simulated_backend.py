@@ -29,6 +29,7 @@ from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.shapes import shape_only
 from ..runtime.world import World
+from ..timeline.spans import KeptSteps
 from . import (
     CALM,
     NO_INTERFERENCE,
@@ -173,8 +174,16 @@ class SimulatedBackend(Backend):
         """Return the present instant, from 0."""
         return self.kernel.clock.now_ns
 
-    def world(self, size: int, cluster: Cluster, *, algorithm: str | None, check: str | None = None) -> World:
-        """Return a world that lives in this time.
+    def world(
+        self,
+        size: int,
+        cluster: Cluster,
+        *,
+        algorithm: str | None,
+        check: str | None = None,
+        steps: KeptSteps | None = None,
+    ) -> World:
+        """Return a world that lives in this time, and records such steps.
 
         Raises:
             UsageError: If some ranks are to stand for others that cannot be like them.
@@ -183,11 +192,13 @@ class SimulatedBackend(Backend):
         transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
         if self._doom is not None:
             return FaultyWorld(
-                size, cluster, transport, algorithm=algorithm, check=check, backend=self, doom=self._doom
+                size, cluster, transport, algorithm=algorithm, check=check, backend=self, doom=self._doom, steps=steps
             )
         if self._alike is None:
-            return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self)
-        return SymmetricWorld(size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike)
+            return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self, steps=steps)
+        return SymmetricWorld(
+            size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike, steps=steps
+        )
 
     def communicators(self, engine: BaseEngine) -> Communicators:
         """Return where the ranks of a world meet, or those who stand for them."""

@@ -21,6 +21,7 @@ from ..runtime.communicators import Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation
 from ..runtime.world import World
+from ..timeline.spans import KeptSteps
 from ..units import format_ns
 from . import Alike, Demand, Same, Transfer, repeated, together
 from .simulated_engine import SimulatedEngine
@@ -46,6 +47,7 @@ class SymmetricWorld(World):
         algorithm: The only one to use.
         backend: Virtual time.
         alike: Who stands for whom.
+        steps: Which are recorded; None: all that fit.
     """
 
     def __init__(
@@ -57,9 +59,12 @@ class SymmetricWorld(World):
         algorithm: str | None,
         backend: Backend,
         alike: Alike,
+        steps: KeptSteps | None = None,
     ) -> None:
         self._alike = alike
-        super().__init__(size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated)
+        super().__init__(
+            size, cluster, transport, algorithm=algorithm, backend=backend, ranks=alike.simulated, steps=steps
+        )
         named = ", ".join(map(str, alike.simulated))
         self.reports.caveat = f"only ranks {named} run, for all: they may not behave as alike as was said"
 

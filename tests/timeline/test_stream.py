@@ -1,8 +1,10 @@
 """What a killed run leaves of its timeline, and what is recorded of a run of days."""
 
+import numpy as np
 import pytest
 
-from overlap import UsageError
+import overlap
+from overlap import Faults, UsageError, Virtual
 from overlap.setup.trace_stream import TraceStream
 from overlap.timeline import Recorder, Timeline, read_trace
 from overlap.timeline.recording import KeptSteps
@@ -89,6 +91,22 @@ def test_every_nth_step_is_recorded_and_what_is_in_none():
     assert timeline.steps() == [30, 40]
     assert {span.step for span in timeline.spans if span.kind == "compute"} == {30, 40}
     assert sum(span.kind == "program" for span in timeline.spans) == 30
+
+
+@pytest.mark.parametrize(
+    "clock", [Virtual(), Virtual(shapes_only=True, alike=1), Virtual(faults=Faults(loss=0, death=0))]
+)
+def test_virtual_time_keeps_the_steps_that_are_asked_for(clock, tmp_path):
+    async def program(rank):
+        for index in range(9):
+            with rank.step(index):
+                await rank.all_reduce(rank.compute(np.zeros, 4, "f4", seconds=1e-6))
+
+    path = tmp_path / "t.json"
+    overlap.run(program, ranks=2, cluster="trn1.32xlarge", clock=clock, trace=path, trace_steps="last:2,every:3")
+    timeline = read_trace(path)
+    assert timeline.steps() == [3, 6]
+    assert {span.step for span in timeline.spans} == {3, 6}
 
 
 @pytest.mark.parametrize("text", ["", "last", "last:0", "every:-1", "every:2,every:3", "first:3", "last:3,"])
