@@ -75,6 +75,7 @@ class Looks:
     def __init__(self, world: World, *, every_s: float) -> None:
         self._world, self._every_s = world, every_s
         self.pause_s = every_s
+        self._is_first = True
 
     def take(self) -> WorldFigures:
         """Return what its ranks did lately; `pause_s` says how long to wait before the next look."""
@@ -83,5 +84,6 @@ class Looks:
         places = {glance.rank: place for place, ranks, _ in look.processes for glance in ranks}
         seen = [(glance, calls) for _, ranks, calls in look.processes for glance in ranks]
         found = figures(seen, (look.now_ns - round(self._every_s * _NS), look.now_ns), places=places)
-        self.pause_s = max(self._every_s, look.pause_s, (process_time() - begun_s) / MOST_SHARE)
+        spent_s = 0.0 if self._is_first else process_time() - begun_s  # the first one loads what the others have
+        self.pause_s, self._is_first = max(self._every_s, look.pause_s, spent_s / MOST_SHARE), False
         return found
