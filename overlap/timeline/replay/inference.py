@@ -15,10 +15,12 @@ from ..meetings import Key, key_of
 from ..spans import Span, Timeline
 from .graph import Graph, Node
 
-__all__ = ["graph_of"]
+__all__ = ["graph_of", "issued_ns"]
 
 _LOOKED_AT = 64
 """Computes after an operation among which the first is looked for that may need its result."""
+
+_FETCHES = frozenset({"all_gather", "all_to_all", "broadcast", "scatter"})
 
 _Ends: TypeAlias = "tuple[list[int], list[Node]]"
 
@@ -29,7 +31,7 @@ def graph_of(timeline: Timeline) -> Graph:
     transfers = _transfers(timeline.spans)
     nodes: list[Node] = list(dict.fromkeys(transfers.values()))
     steps: list[tuple[Node, Node, Span]] = []
-    start_ns = min((_issued_ns(span) for span in timeline.spans), default=0)
+    start_ns = min((issued_ns(span) for span in timeline.spans), default=0)
     for rank, spans in ranks.items():
         _Rank(rank, spans, transfers, start_ns).infer(nodes, steps)
     return Graph(nodes=nodes, steps=steps, start_ns=start_ns, world_size=timeline.world_size, meta=timeline.meta)
@@ -93,13 +95,24 @@ class _Rank:
         self._likely(steps)
         nodes += [*self.computes.values(), *self.arrivals.values(), *self.ends.values()]
 
-    def _last_over(self, after_ns: int, until_ns: int, *, but: Node | None = None) -> tuple[Node, int] | None:
-        """Return what ended last between two instants, the first one excluded, and when."""
+    def _last_over(
+        self, after_ns: int, until_ns: int, *, issued_by_ns: int, but: Node | None = None
+    ) -> tuple[Node, int] | None:
+        """Return what ended last between two instants, the first one excluded, and when.
+
+        Of several at that instant, one that was issued in time to be waited for, if there is any.
+        """
         times, nodes = self.over
+        found: tuple[Node, int] | None = None
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
-            if nodes[index] is not but and not (but and nodes[index].spans == but.spans):
+            if found is not None and times[index] < found[1]:
+                break
+            if nodes[index] is but or (but and nodes[index].spans == but.spans):
+                continue
+            if issued_ns(nodes[index].spans[0]) <= issued_by_ns:
                 return nodes[index], times[index]
-        return None
+            found = found or (nodes[index], times[index])
+        return found
 
     def _program(self, nodes: list[Node], steps: list[tuple[Node, Node, Span]]) -> dict[int, Node]:
         """Chain the instants of the program: it goes on after its own work, or when what it awaits is over."""
@@ -108,7 +121,7 @@ class _Rank:
             if span.kind == "step":
                 events += [(span.start_ns, 0, span), (span.end_ns, 2, span)]
             elif id(span) in self.computes or id(span) in self.arrivals:
-                events.append((_issued_ns(span), 1, span))
+                events.append((issued_ns(span), 1, span))
         events.sort(key=lambda event: (event[0], -1 if event[2].step is None else event[2].step, event[1]))
         issued: dict[int, Node] = {}
         begun: dict[int, Node] = {}
@@ -116,7 +129,7 @@ class _Rank:
         before_ns = self.start_ns
         for at_ns, kind, span in events:
             node = Node("program", 0, (self.rank,))
-            woken = self._last_over(before_ns, at_ns)
+            woken = self._last_over(before_ns, at_ns, issued_by_ns=before_ns)
             if before is not None:
                 node.after.append((before, 0 if woken else at_ns - before_ns))
             elif not woken:
@@ -136,23 +149,25 @@ class _Rank:
     def _compute(self, issued: dict[int, Node]) -> None:
         lanes: dict[str, tuple[Node, int]] = {}
         for span in sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (s.start_ns, s.end_ns)):
-            node, issued_ns = self.computes[id(span)], _issued_ns(span)
+            node, at_ns = self.computes[id(span)], issued_ns(span)
             before = lanes.get(span.lane)
-            ready_ns = issued_ns if before is None else max(issued_ns, before[1])
+            ready_ns = at_ns if before is None else max(at_ns, before[1])
             self._begin(node, issued[id(span)], before, ready_ns, span.start_ns)
             lanes[span.lane] = node, span.end_ns
 
     def _communicate(self, issued: dict[int, Node]) -> None:
         for span in self.comm:
             arrival, end, transfer = self.arrivals[id(span)], self.ends[id(span)], self.transfers[id(span)]
-            self._begin(arrival, issued[id(span)], None, _issued_ns(span), span.start_ns)
+            self._begin(arrival, issued[id(span)], None, issued_ns(span), span.start_ns)
             last_ns = max(other.end_ns for other in transfer.spans)
             transfer.after.append((arrival, 0))
             end.after.append((transfer, span.end_ns - last_ns))
 
     def _begin(self, node: Node, issue: Node, before: tuple[Node, int] | None, ready_ns: int, start_ns: int) -> None:
         """Let a node begin when it was issued, what is before it is over, and what it seems to have waited for."""
-        woken = self._last_over(ready_ns, start_ns, but=node) if start_ns > ready_ns else None
+        woken = None
+        if start_ns > ready_ns:
+            woken = self._last_over(ready_ns, start_ns, issued_by_ns=issued_ns(node.spans[0]), but=node)
         node.after.append((issue, 0))
         if before is not None:
             node.after.append((before[0], 0))
@@ -171,21 +186,22 @@ class _Rank:
         in_time = all(s.end_ns <= step.end_ns for _, step in mine for s in by_step.get(step.step, ()))
         for end, step in mine if in_time else ():
             end.likely += [self.ends[id(span)] for span in by_step.get(step.step, ())]
-        if in_time:
-            return
-        for span, later in self._first_users():
+        # What is gathered is needed by what computes next; sums of gradients, where they are awaited.
+        some = [span for span in self.comm if not in_time or (span.info and span.info.op in _FETCHES)]
+        for span, later in self._first_users(some):
             self.computes[id(later)].likely.append(self.ends[id(span)])
 
-    def _first_users(self) -> list[tuple[Span, Span]]:
-        """Return, for each operation, the first compute issued after it that in no step began before its end."""
-        computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (_issued_ns(s), s.start_ns))
-        times = [_issued_ns(span) for span in computes]
+    def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
+        """Return, for each of some operations, the first compute issued after it that in no step began before its end.
+        """
+        computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (issued_ns(s), s.start_ns))
+        times = [issued_ns(span) for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}
         numbers: dict[tuple[str, str, int | None], int] = {}
-        for span in self.comm:
+        for span in some:
             site = span.info.call_site if span.info else ""
             number = numbers[span.name, site, span.step] = numbers.get((span.name, site, span.step), -1) + 1
-            first = bisect_left(times, _issued_ns(span))
+            first = bisect_left(times, issued_ns(span))
             follow.setdefault((span.name, site, number), []).append((span, computes[first : first + _LOOKED_AT]))
         found = []
         for same in follow.values():
@@ -196,7 +212,8 @@ class _Rank:
         return found
 
 
-def _issued_ns(span: Span) -> int:
+def issued_ns(span: Span) -> int:
+    """Return when the program issued what a span shows; its start, if nobody knows."""
     if span.info is not None:
         return min(span.info.issued_ns, span.start_ns)
     return span.start_ns if span.issued_ns is None else min(span.issued_ns, span.start_ns)

@@ -1,0 +1,206 @@
+"""Which rank of a cluster does what which recorded rank did, and with whom. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError
+from ...timeline.meetings import PAIRED
+from .tape import Tape
+
+__all__ = ["WORLD", "Growth", "growth_of"]
+
+WORLD = "world"
+_PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[^a-z]|x)")
+"""In the name of a group, whose ranks have samples of their own: the axes of a mesh are joined by an x."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How recorded ranks lie among those of a cluster: a grid of outer x grown x inner, whose middle axis grows.
+
+    Attributes:
+        recorded: Ranks of the trace.
+        ranks: Of the cluster.
+        degree: Of the axis that grows, in the trace.
+        stride: Between its ranks.
+        names: Of the groups that grow; that of all ranks always does.
+        stand_ins: Of each rank of the trace that was not recorded, the one that was and does what it did.
+    """
+
+    recorded: int
+    ranks: int
+    degree: int
+    stride: int
+    names: frozenset[str]
+    stand_ins: Mapping[int, int]
+
+    @property
+    def grown(self) -> int:
+        """The same axis, on the cluster."""
+        return self.degree * self.ranks // self.recorded
+
+    def like(self, rank: int) -> int:
+        """Return the recorded rank that does what a rank of the cluster does."""
+        outer, place, inner = self._coordinates(rank, self.grown)
+        known = (outer * self.degree + place % self.degree) * self.stride + inner
+        return self.stand_ins.get(known, known)
+
+    def group(self, rank: int, name: str, members: Sequence[int]) -> tuple[int, ...]:
+        """Return the group in which a rank of the cluster does what its like did in a group of recorded ranks."""
+        members = self._shifted(rank, members)
+        if self.grows(name, members):
+            copies = range(-(-self.grown // self.degree))
+            return tuple(sorted({at for copy in copies for each in members if (at := self._at(each, copy)) is not None}))
+        found = [self._at(each, self._copy(rank)) for each in members]
+        assert None not in found  # `growth_of` has seen to it
+        return tuple(each for each in found if each is not None)
+
+    def peer(self, rank: int, recorded: int) -> int:
+        """Return the rank of the cluster that is to a rank what a recorded one was to its like."""
+        found = self._at(recorded, self._copy(rank))
+        assert found is not None
+        return found
+
+    def grows(self, name: str, members: Sequence[int]) -> bool:
+        """Return whether a group has more ranks on a larger cluster."""
+        return name in self.names or (name == WORLD and len(members) == self.recorded)
+
+    def _copy(self, rank: int) -> int:
+        return self._coordinates(rank, self.grown)[1] // self.degree
+
+    def _coordinates(self, rank: int, size: int) -> tuple[int, int, int]:
+        return rank // (self.stride * size), rank // self.stride % size, rank % self.stride
+
+    def _at(self, recorded: int, copy: int) -> int | None:
+        """Return the rank of the cluster that a recorded rank is in a copy of the axis; None beyond its end."""
+        outer, place, inner = self._coordinates(recorded, self.degree)
+        place += copy * self.degree
+        return None if place >= self.grown else (outer * self.grown + place) * self.stride + inner
+
+    def _shifted(self, rank: int, members: Sequence[int]) -> Sequence[int]:
+        """Return the group of the recorded rank, from that of the one that stands in for it: the same row elsewhere."""
+        outer, place, inner = self._coordinates(rank, self.grown)
+        own = (outer * self.degree + place % self.degree) * self.stride + inner
+        if own not in self.stand_ins:
+            return members
+        step = members[1] - members[0] if len(members) > 1 else 1
+        begin = own - own // step % len(members) * step
+        return tuple(begin + number * step for number in range(len(members)))
+
+
+def growth_of(tape: Tape, ranks: int, names: Sequence[str] = ()) -> Growth:
+    """Lay a recorded run on the ranks of a cluster.
+
+    Groups of data parallel ranks grow or shrink with it; all others keep their sizes. What grows are the groups with
+    such names, or if none are given those whose name says `dp`, `fsdp` or `data`; or that of all ranks.
+
+    Args:
+        tape: What was recorded.
+        ranks: Of the cluster.
+        names: Of groups.
+
+    Raises:
+        UsageError: If nobody knows what grows, or it cannot grow to so many ranks.
+    """
+    groups = _groups(tape)
+    stand_ins = _stand_ins(tape, groups)
+    growing = _growing(tape, ranks, groups, names)
+    rows = [members for name, members in groups if name in growing]
+    degree, stride = _axis(rows, tape.world_size)
+    if ranks * degree % tape.world_size or not ranks:
+        unit = tape.world_size // degree
+        raise UsageError(f"ranks: expected a multiple of {unit}, which is what is there once, got {ranks}")
+    found = Growth(
+        recorded=tape.world_size, ranks=ranks, degree=degree, stride=stride, names=growing, stand_ins=stand_ins
+    )
+    _check_whole(found, groups)
+    return found
+
+
+def _groups(tape: Tape) -> list[tuple[str, tuple[int, ...]]]:
+    """Return name and ranks of all groups that have collectives."""
+    collective = (move for moves in tape.moves.values() for move in moves if move.kind == "collective")
+    return sorted({(move.info.group, move.info.ranks) for move in collective})
+
+
+def _growing(
+    tape: Tape, ranks: int, groups: Iterable[tuple[str, tuple[int, ...]]], names: Sequence[str]
+) -> frozenset[str]:
+    sizes: dict[str, set[int]] = {}
+    for name, members in groups:
+        sizes.setdefault(name, set()).add(len(members))
+    if unknown := [name for name in names if name not in sizes]:
+        raise UsageError(f"--grow: {unknown[0]!r} is no group of the trace; there are {_told(sizes) or 'none'}")
+    found = frozenset(names or (name for name in sizes if _PARALLEL.search(name.lower())))
+    if not found and ranks != tape.world_size and sizes.keys() - {WORLD} and not _moves_much(tape):
+        raise UsageError(
+            f"--grow: say which groups have more ranks on a larger cluster; there are {_told(sizes)}, and the trace "
+            f"is of {tape.world_size} ranks"
+        )
+    return found
+
+
+def _told(sizes: Mapping[str, set[int]]) -> str:
+    return ", ".join(f"{name!r} (of {'/'.join(map(str, sorted(each)))})" for name, each in sorted(sizes.items()))
+
+
+def _moves_much(tape: Tape) -> bool:
+    """Whether all ranks together reduce or gather at least half of the bytes: then all of them share the samples."""
+    total = of_world = 0
+    for moves in tape.moves.values():
+        for move in moves:
+            if move.kind == "collective":
+                total += move.info.nbytes
+                of_world += move.info.nbytes if len(move.info.ranks) == tape.world_size else 0
+    return 2 * of_world >= total
+
+
+def _axis(rows: Sequence[tuple[int, ...]], world_size: int) -> tuple[int, int]:
+    """Return degree and stride of the axis that grows: that of the largest groups, or a copy of everything."""
+    if rows:
+        degree = max(map(len, rows))
+        largest = [tuple(sorted(row)) for row in rows if len(row) == degree]
+        stride = largest[0][1] - largest[0][0] if degree > 1 else 1
+        if world_size % (degree * stride) == 0 and all(
+            row == tuple(row[0] + place * stride for place in range(degree)) and row[0] // stride % degree == 0
+            for row in largest
+        ):
+            return degree, stride
+        return 1, world_size
+    return 1, world_size
+
+
+def _stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -> dict[int, int]:
+    """Return who stands in for ranks without a trace, if the groups are rows of which others can be told."""
+    missing = sorted(set(range(tape.world_size)) - tape.moves.keys())
+    if not missing:
+        return {}
+    whole = f"only {len(tape.moves)} of {tape.world_size} ranks are recorded"
+    paired = [span for moves in tape.moves.values() for span in (m.span for m in moves if m.kind != "compute")]
+    if any(span.info is not None and span.info.op in PAIRED for span in paired):
+        raise UsageError(f"{whole}, and they send messages to each other: give the files of all ranks")
+    for name, members in groups:
+        steps = {after - before for before, after in _pairs(members)}
+        if len(steps) > 1 or min(steps, default=1) < 1:
+            raise UsageError(f"{whole}, and nobody knows the groups like {name!r} of the others: give all files")
+    known = sorted(tape.moves)
+    return {rank: max((each for each in known if each < rank), default=known[0]) for rank in missing}
+
+
+def _pairs(members: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return zip(members, members[1:], strict=False)
+
+
+def _check_whole(growth: Growth, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Refuse an axis that is cut within groups that keep their size."""
+    rest = growth.grown % growth.degree
+    for name, members in groups if rest else ():
+        beyond = [each for each in members if growth._coordinates(each, growth.degree)[1] >= rest]
+        if beyond and not growth.grows(name, members) and len(beyond) < len(members):
+            raise UsageError(
+                f"ranks: groups {name!r} of {len(members)} ranks keep their size; expected a multiple of "
+                f"{growth.recorded} ranks, got {growth.ranks}"
+            )
