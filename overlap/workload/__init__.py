@@ -12,6 +12,7 @@ layout = workload.Layout(tp=8, pp=4, dp=32, global_batch=1024)
 #   program   the step as a program on ranks, issued as any other, on any clock;  weights: where those travel in it
 #   parts     where the time of a simulated step went;  wires: how busy they were
 #   estimates a step predicted, all of it;  trust: how far off that may be;  sensitivity: if a figure were another
+#   recorded/ a recorded run as a program, for its own cluster or a larger one
 #   bound     what a step takes at least;  search: the best of many layouts
 
 from .configurations import known, load

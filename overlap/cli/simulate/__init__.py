@@ -2,7 +2,8 @@
 
 `setting` is what can be set, by options and by sweeps; `simulation` runs the program once, `step_summary` reads what
 came of it, `page` prints that. `points` are the settings of a sweep, `sweep` goes through them, `sweep_table` prints
-and stores the rows. `training` predicts the step of a model instead, `training_page` and `training_json` tell it.
+and stores the rows. `recorded` makes a program of traces. `training` predicts the step of a model instead,
+`training_page` and `training_json` tell it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from ...errors import UsageError
 from ...notice import notify
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
 from ..outputs import written
-from ..program import add_program, named, output_path, told_traces
+from ..program import Program, add_program, named, output_path, told_traces
 from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
+from .recorded import add_recorded, is_recorded, recorded
 from .setting import PARAMETERS, Setting, add_options, given
 from .simulation import SAMPLES, Simulation, simulate
 from .sweep import SweepRow, best, sweep
@@ -46,6 +48,7 @@ examples:
   overlap simulate --cluster trn2.48xlarge --sweep seed=1,2,3 --jitter 0.05 --csv jitter.csv train.py
   overlap simulate --model llama-70b --tp 8 --pp 4 --on "trn2.48xlarge x16"
   overlap simulate --model llama-8b --best tp,pp,dp,bucket_bytes,order --on "trn2.48xlarge x2"
+  overlap simulate --on "trn2.48xlarge x16" --compute 0.5x run.json     what was recorded, on another cluster
 
 A sweep runs the program for every combination of values. NAME is one of
   {", ".join(list(PARAMETERS)[:9])},
@@ -72,6 +75,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, metavar="N", help="columns, at least 40; default: the terminal's")
     parser.add_argument("--ascii", action="store_true", help="draw with plain characters only")
     add_options(parser)
+    add_recorded(parser)
     add_training(parser)
     add_program(parser)
 
@@ -97,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 def _once(args: argparse.Namespace) -> int:
     if args.csv is not None:
         raise UsageError("--csv: only a --sweep has rows")
-    setting, program, trace = Setting.of(given(args)), named(args, command="simulate"), output_path(args.trace)
+    setting, program, trace = Setting.of(given(args)), _program(args), output_path(args.trace)
     aside = redirect_stdout(sys.stderr) if args.json == _STDOUT else nullcontext()
     with aside, told_traces(args.trace, trace, verdict=False):
         simulation = simulate(program, setting, trace=trace)
@@ -105,6 +109,10 @@ def _once(args: argparse.Namespace) -> int:
         _show(args, simulation)
     told = args.json is None or _write(args.json, _as_json(_found(simulation)), "--json")
     return 0 if told else EXIT_FAILED
+
+
+def _program(args: argparse.Namespace) -> Program:
+    return recorded(args) if is_recorded(args) else named(args, command="simulate")
 
 
 def _found(simulation: Simulation) -> dict[str, object]:
@@ -135,11 +143,12 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.csv == args.json == _STDOUT:
         raise UsageError("--csv, --json: only one of them can be stdout")
     swept, fixed = axes(args.sweep), given(args)
-    named(args, command="simulate")  # or refuse, before anything runs
+    program = _program(args)  # or refuse, before anything runs
     grid = list(points(swept, fixed))
 
     def run(point: Point) -> Simulation:
-        return simulate(named(args, *point.arguments, command="simulate"), Setting.of(point.values))
+        again = named(args, *point.arguments, command="simulate") if point.arguments else program
+        return simulate(again, Setting.of(point.values))
 
     rows, interrupted = sweep(grid, run)
     winner = best(rows)

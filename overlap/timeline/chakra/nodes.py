@@ -42,6 +42,7 @@ class Node:
         on_cpu: Whether a processor of the host does it.
         lane: The stream or thread on which it is, one after the other.
         nbytes: Of communication, what goes in on this rank.
+        peer: Of a message, the other rank, if it tells.
         group: Of communication, the name of its group.
         groups: Ranks of groups, if it tells of them; an empty list means all.
     """
@@ -56,6 +57,7 @@ class Node:
     on_cpu: bool = False
     lane: str = ""
     nbytes: int = 0
+    peer: int | None = None
     group: str = "world"
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -114,6 +116,7 @@ def _made(
         on_cpu=on_cpu,
         lane=f"thread {attributes.get('tid', 0)}" if on_cpu else f"stream {attributes.get('stream', op and 'comm')}",
         nbytes=_whole(attributes, "comm_size"),
+        peer=_peer(attributes, op),
         group=str(attributes.get("pg_name") or "world"),
         groups=groups,
     )
@@ -148,6 +151,11 @@ def _text(value: Value) -> str:
 def _whole(attributes: Mapping[str, object], name: str) -> int:
     value = attributes.get(name, 0)
     return int(value) if isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal()) else 0
+
+
+def _peer(attributes: Mapping[str, object], op: str) -> int | None:
+    name = {"send": "comm_dst", "recv": "comm_src"}.get(op, "")
+    return _whole(attributes, name) if name in attributes else None
 
 
 def _groups(said: list[str]) -> dict[str, tuple[int, ...]]:

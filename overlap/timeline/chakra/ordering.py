@@ -88,6 +88,8 @@ def _span(
     if kind == "comm":
         number = numbers[node.op, node.group] = numbers.get((node.op, node.group), -1) + 1
         ranks = groups.get(node.group, ()) or tuple(range(world_size))
+        if node.peer is not None:
+            ranks = (rank, node.peer) if node.op == "send" else (node.peer, rank)
         info = CollectiveInfo(
             op=node.op, algorithm="", group=node.group, seq=number,
             nbytes=node.nbytes * (len(ranks) if node.op == "all_gather" else 1), dtype="", issued_ns=start_ns,

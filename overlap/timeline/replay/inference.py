@@ -192,8 +192,7 @@ class _Rank:
             self.computes[id(later)].likely.append(self.ends[id(span)])
 
     def _first_users(self, some: Sequence[Span]) -> list[tuple[Span, Span]]:
-        """Return, for each of some operations, the first compute issued after it that in no step began before its end.
-        """
+        """Return, for each operation, the first compute issued after it that in no step began before its end."""
         computes = sorted((s for s in self.spans if s.kind == "compute"), key=lambda s: (issued_ns(s), s.start_ns))
         times = [issued_ns(span) for span in computes]
         follow: dict[tuple[str, str, int], list[tuple[Span, list[Span]]]] = {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...errors import UsageError
 from ...timeline.meetings import PAIRED
@@ -53,7 +54,9 @@ class Growth:
         members = self._shifted(rank, members)
         if self.grows(name, members):
             copies = range(-(-self.grown // self.degree))
-            return tuple(sorted({at for copy in copies for each in members if (at := self._at(each, copy)) is not None}))
+            return tuple(
+                sorted({at for copy in copies for each in members if (at := self._at(each, copy)) is not None})
+            )
         found = [self._at(each, self._copy(rank)) for each in members]
         assert None not in found  # `growth_of` has seen to it
         return tuple(each for each in found if each is not None)
@@ -67,6 +70,10 @@ class Growth:
     def grows(self, name: str, members: Sequence[int]) -> bool:
         """Return whether a group has more ranks on a larger cluster."""
         return name in self.names or (name == WORLD and len(members) == self.recorded)
+
+    def place(self, recorded: int) -> int:
+        """Return where a recorded rank is on the axis that grows."""
+        return self._coordinates(recorded, self.degree)[1]
 
     def _copy(self, rank: int) -> int:
         return self._coordinates(rank, self.grown)[1] // self.degree
@@ -183,22 +190,18 @@ def _stand_ins(tape: Tape, groups: Iterable[tuple[str, tuple[int, ...]]]) -> dic
     if any(span.info is not None and span.info.op in PAIRED for span in paired):
         raise UsageError(f"{whole}, and they send messages to each other: give the files of all ranks")
     for name, members in groups:
-        steps = {after - before for before, after in _pairs(members)}
+        steps = {after - before for before, after in pairwise(members)}
         if len(steps) > 1 or min(steps, default=1) < 1:
             raise UsageError(f"{whole}, and nobody knows the groups like {name!r} of the others: give all files")
     known = sorted(tape.moves)
     return {rank: max((each for each in known if each < rank), default=known[0]) for rank in missing}
 
 
-def _pairs(members: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return zip(members, members[1:], strict=False)
-
-
 def _check_whole(growth: Growth, groups: Iterable[tuple[str, tuple[int, ...]]]) -> None:
     """Refuse an axis that is cut within groups that keep their size."""
     rest = growth.grown % growth.degree
     for name, members in groups if rest else ():
-        beyond = [each for each in members if growth._coordinates(each, growth.degree)[1] >= rest]
+        beyond = [each for each in members if growth.place(each) >= rest]
         if beyond and not growth.grows(name, members) and len(beyond) < len(members):
             raise UsageError(
                 f"ranks: groups {name!r} of {len(members)} ranks keep their size; expected a multiple of "

@@ -57,6 +57,7 @@ class Move:
         kind: A compute; a collective; an end of a message; communication whose size or partners nobody knows, which
             keeps its time; the begin or end of a step.
         span: As recorded.
+        lane: The stream on which it is issued.
         dtype: Of what communicates.
         tag: Of a message, which number it has among those from its sender to its receiver.
         pause_ns: What the program does before it issues this, that no span explains.
@@ -66,6 +67,7 @@ class Move:
 
     kind: MoveKind
     span: Span
+    lane: str = ""
     dtype: str = ""
     tag: int = 0
     pause_ns: int = 0
@@ -109,7 +111,7 @@ def tape_of(timeline: Timeline) -> Tape:
         UsageError: If it is empty.
     """
     if not any(span.kind in ("compute", "comm") for span in timeline.spans):
-        raise UsageError("there is neither compute nor communication in it")
+        raise UsageError("a trace with neither compute nor communication is no program")
     notes: Counter[str] = Counter()
     told = _Told(timeline, notes)
     moves = _moves(timeline, told)
@@ -137,6 +139,7 @@ class _Told:
     def __init__(self, timeline: Timeline, notes: Counter[str]) -> None:
         self._notes = notes
         comm = [span for span in timeline.spans if span.kind == "comm"]
+        self._ours = "origin" not in timeline.meta
         self._tags = _tags(comm)
         self._complete = _complete(comm, timeline.ranks())
 
@@ -150,7 +153,8 @@ class _Told:
         if not info.nbytes and info.op != Collective.BARRIER.text:
             return self._kept(span, "operations of unknown size keep their recorded time")
         if id(span) in self._tags:
-            return Move(kind="message", span=span, dtype=self._dtype(info), tag=self._tags[id(span)])
+            lane = self._lane(span, info)
+            return Move(kind="message", span=span, lane=lane, dtype=self._dtype(info), tag=self._tags[id(span)])
         if not self._complete[_meeting(info)]:
             self._notes["operations are left out: not all ranks of their groups recorded them"] += 1
             return None
@@ -158,7 +162,11 @@ class _Told:
             self._notes["rooted operations: the first rank of the group is taken for the root"] += 1
         if info.op == Collective.PERMUTE.text:
             self._notes["permutations: each rank is taken to send to the next one"] += 1
-        return Move(kind="collective", span=span, dtype=self._dtype(info))
+        return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._dtype(info))
+
+    def _lane(self, span: Span, info: CollectiveInfo) -> str:
+        """Others' traces number the operations of each kind, and do not tell in which order all of them were issued."""
+        return span.lane if self._ours else info.op
 
     def tag(self, span: Span) -> int | None:
         """Return that of a message; None of anything else."""
@@ -171,7 +179,7 @@ class _Told:
     def _dtype(self, info: CollectiveInfo) -> str:
         name = _DTYPES.get(info.dtype.lower(), info.dtype.lower())
         try:
-            itemsize_of(name or "?")
+            itemsize_of(name or "unknown")
         except UsageError:
             if info.op != Collective.BARRIER.text:
                 self._notes[f"operations of unknown type are taken to be {UNTYPED}"] += 1

@@ -97,7 +97,7 @@ class _Player:
     def _communicate(self, move: Move, needs: list[object]) -> Future[Any]:
         info, rank = move.info, self._rank
         told: dict[str, Any] = {
-            "priority": info.priority, "stream": rank.stream(move.span.lane), "name": move.span.name,
+            "priority": info.priority, "stream": rank.stream(move.lane), "name": move.span.name,
             "call_site": info.call_site or None,
         }  # fmt: skip
         if move.kind == "message":
@@ -109,8 +109,8 @@ class _Player:
             return found
         if info.op == Collective.PERMUTE.text:
             told["pairs"] = [(each, (each + 1) % group.size) for each in range(group.size)]
-        found = issue(self._input(move, group.size, needs), **told)
-        return found
+        summed: Future[Any] = issue(self._input(move, group.size, needs), **told)
+        return summed
 
     def _message(self, move: Move, needs: list[object], told: dict[str, Any]) -> Future[Any]:
         own, recorded = self._rank, move.info.ranks
