@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from overlap.cli import main
+from tests.interpreters import Python
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -31,10 +32,13 @@ def process(tmp_path):
 
     def start(*argv, stdout=subprocess.PIPE, **variables):
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
+        environ = plain | {"PYTHONPATH": ROOT} | variables
+        if not any(name.startswith(("PYTHON", "LC_")) for name in variables):
+            return Python("-m", "overlap", *argv, cwd=tmp_path, env=environ, stdout=stdout)
         return subprocess.Popen(
             [sys.executable, "-m", "overlap", *argv],
             cwd=tmp_path,
-            env=plain | {"PYTHONPATH": ROOT} | variables,
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreters
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 HELLO = """\
@@ -61,7 +63,7 @@ DIGITS = re.compile(
 
 
 def printed_by(*argv):
-    done = subprocess.run([sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=100)
+    done = interpreters.run(*argv, cwd=EXAMPLES.parent, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -2,11 +2,10 @@
 
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import overlap
+from tests.interpreters import Python
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -35,5 +34,5 @@ def test_the_program_that_connects_prints_what_is_said(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         script.write_text(program.replace("29470", str(probe.getsockname()[1])))
-    ranks = [subprocess.Popen([sys.executable, script, str(me)], stdout=subprocess.PIPE, text=True) for me in range(2)]
+    ranks = [Python(script, me, cwd=tmp_path) for me in range(2)]
     assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [printed] * 2

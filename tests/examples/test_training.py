@@ -2,12 +2,12 @@
 
 import ast
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests import interpreters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GUESSING = 4.56  # log(96): the loss of who knows nothing
@@ -52,9 +52,7 @@ PATTERNS = {
 def losses_of(name, steps):
     """Run a program; return the losses that it tells, when all else is as it should be."""
     script = EXAMPLES / f"{name}.py"
-    done = subprocess.run(
-        [sys.executable, script, str(steps)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = interpreters.run(script, steps, cwd=EXAMPLES.parent, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     shown = re.sub(r"^step \d+: loss \d\.\d\d\n", "", done.stdout, flags=re.M)
     expected = re.escape(BESIDE[name]).replace("\\ ", " ").replace("\\\n", "\n")
@@ -88,8 +86,8 @@ def test_the_loss_falls(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["11_data_parallel", "12_zero"])
 def test_in_two_processes(name):
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, EXAMPLES / f"{name}.py", "20"], capture_output=True, text=True, timeout=100)
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", EXAMPLES / f"{name}.py", 20)
+    done = interpreters.run(*command, cwd=EXAMPLES.parent, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     losses = [float(loss) for loss in re.findall(r"^\[node 0\] .*loss (\d\.\d+)$", done.stdout, flags=re.M)]
     assert len(losses) == 2

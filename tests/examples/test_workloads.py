@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import interpreters
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,9 +57,7 @@ overlapped    109.508         1.715         98.4%
 
 
 def printed_by(*argv):
-    done = subprocess.run(
-        [sys.executable, *map(str, argv)], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
-    )
+    done = interpreters.run(*argv, cwd=ROOT, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.interpreters import Python
 
 ROOT = Path(__file__).parents[2]
 # Of one step of a test; reached only by what hangs, or on a machine with much else to do, which may have more. The
@@ -49,13 +49,10 @@ class Job:
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
         self.before = shared_memory()
         self.began_s = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "overlap", "run", *options, program],
+        self.process = Python(
+            *("-m", "overlap", "run", *options, program),
             cwd=folder,
             env=plain | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             start_new_session=True,
         )
         self.out = self.err = ""

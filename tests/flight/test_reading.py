@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import overlap
 from overlap import UsageError
 from overlap.cli import main as command
 from overlap.flight.reading import read_flight
+from tests import interpreters
 
 from . import KILLED
 
@@ -94,10 +93,8 @@ def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
 def test_the_files_of_two_nodes_tell_which_was_killed(tmp_path, capsys):
     (tmp_path / "train.py").write_text(KILLED)
     command_line = ["run", "--nnodes", "2", "--flight-dir", "records", "--job-id", "j", "train.py"]
-    subprocess.run(
-        [sys.executable, "-m", "overlap", *command_line], cwd=tmp_path, capture_output=True, check=False, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    interpreters.run("-m", "overlap", *command_line, cwd=tmp_path, env=environ, timeout=120)
     assert command(["autopsy", str(tmp_path / "records")]) == 0
     head, who, where, waited, _, _, first, second = capsys.readouterr().out.splitlines()
     assert head == "job j: 2 ranks, 2 nodes"

@@ -4,8 +4,6 @@ import errno
 import gc
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from overlap.flight.layout import CALLS, RECORDS
 from overlap.flight.reading import Flight, read_flight
 from overlap.flight.recorder import Known
 from overlap.runtime.operation import CollectiveFuture
+from tests import interpreters
 
 from . import KILLED
 
@@ -201,7 +200,7 @@ def test_names_of_any_kind_and_length_are_kept_as_far_as_they_fit(folder, name):
 def test_it_is_readable_after_sigkill(folder, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    ended = subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=60)
+    ended = interpreters.run(program, cwd=tmp_path, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     flight = only(folder)
     assert flight.ending is None

@@ -31,6 +31,7 @@ from overlap.membership.process_state import ProcessState, identity, state_of
 from overlap.membership.threaded import ThreadedMembership
 from overlap.rendezvous import JoinError
 from overlap.rendezvous.apart import join_apart
+from tests.interpreters import Python
 
 from .company import Company, Puppet, listening, run, with_company
 
@@ -497,14 +498,12 @@ def test_a_world_waits_for_a_rank_that_is_busy(tmp_path: Path, rank: int, how: s
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, *arguments: str) -> Iterator[Python]:
     """Launch nodes of a world of two."""
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *arguments]
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *arguments)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
     ours = {"PYTHONPATH": str(Path(__file__).parents[2]), "OVERLAP_SECRET": "of this test"}
-    with subprocess.Popen(
-        command, cwd=folder, env=plain | ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
+    with Python(*command, cwd=folder, env=plain | ours) as job:
         try:
             yield job
         finally:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interpreters import Python
+
 ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 60  # of one step of a test; reached only by a launcher that hangs
 HEAD = "import os, signal, sys, time\nnode = int(os.environ['GROUP_RANK'])\n"
@@ -23,13 +25,12 @@ class Job:
     def __init__(self, folder, program, options, variables):
         (folder / "train.py").write_text(HEAD + program)
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "overlap", "run", *options, "train.py", "a", "--nnodes"],
+        self.process = Python(
+            *("-m", "overlap", "run", *options, "train.py", "a", "--nnodes"),
             cwd=folder,
             env=plain | {"PYTHONPATH": ROOT, "NO_COLOR": "1"} | variables,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            text=False,
         )
 
     def lines(self, count):

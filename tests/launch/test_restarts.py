@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from overlap.launch.restarts import Restarts, launch_again
 from overlap.launch.spec import LaunchSpec
 from overlap.launch.status import Status
 from overlap.launch.verdict import Ending
+from tests import interpreters
+from tests.interpreters import Python
 
 ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 240  # of a job; reached only by one that hangs
@@ -187,13 +187,10 @@ class Job:
     def __init__(self, folder, *options, kills, **variables):
         (folder / "train.py").write_text(TRAIN)
         plain = {name: value for name, value in os.environ.items() if not name.startswith("OVERLAP_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "overlap", "run", "--state-dir", "state", *options, "train.py", str(kills)],
+        self.process = Python(
+            *("-m", "overlap", "run", "--state-dir", "state", *options, "train.py", kills),
             cwd=folder,
             env=plain | {"PYTHONPATH": ROOT, "OVERLAP_FLIGHT_DIR": str(folder / "records")} | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
 
     def end(self):
@@ -248,11 +245,12 @@ def test_a_program_that_always_fails_ends_with_its_error_last(job, tmp_path):
     (tmp_path / "fails").mkdir()
     failing = tmp_path / "fails" / "fail.py"
     failing.write_text("raise ValueError('no')")
-    ended = subprocess.run(
-        [sys.executable, "-m", "overlap", "run", "--max-restarts", "1", "fail.py"],
-        cwd=failing.parent, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+    ended = interpreters.run(
+        *("-m", "overlap", "run", "--max-restarts", "1", "fail.py"),
+        cwd=failing.parent,
+        env=os.environ | {"PYTHONPATH": ROOT},
         timeout=LIMIT_S,
-    )  # fmt: skip
+    )
     lines = ended.stderr.splitlines()
     assert ended.returncode == 1
     assert lines[0].startswith("overlap: restart 1 of 1 in 1 s, from the beginning (no --state-dir): ")
@@ -291,11 +289,12 @@ overlap.run(main)
 @pytest.mark.slow
 def test_without_a_state_the_step_that_was_reached_is_the_progress(tmp_path):
     (tmp_path / "further.py").write_text(FURTHER)
-    ended = subprocess.run(
-        [sys.executable, "-m", "overlap", "run", "--max-restarts", "4", "--flight-dir", "records", "further.py"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+    ended = interpreters.run(
+        *("-m", "overlap", "run", "--max-restarts", "4", "--flight-dir", "records", "further.py"),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ROOT},
         timeout=LIMIT_S,
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(": the process (pid ")[0] for line in ended.stderr.splitlines()]
     assert told == [f"overlap: restart {n} of 4, from the beginning (no --state-dir)" for n in range(1, 5)]
@@ -325,12 +324,24 @@ overlap.run(main)
 @pytest.mark.slow
 def test_a_world_whose_third_node_always_dies_goes_on_with_two(tmp_path):
     (tmp_path / "elastic.py").write_text(ELASTIC)
-    ended = subprocess.run(
-        [sys.executable, "-m", "overlap", "run", "--nnodes", "2:3", "--max-restarts", "5", "--state-dir", "state",
-         "--no-prefix", "elastic.py"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True, check=False,
+    ended = interpreters.run(
+        *(
+            "-m",
+            "overlap",
+            "run",
+            "--nnodes",
+            "2:3",
+            "--max-restarts",
+            "5",
+            "--state-dir",
+            "state",
+            "--no-prefix",
+            "elastic.py",
+        ),
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ROOT},
         timeout=LIMIT_S,
-    )  # fmt: skip
+    )
     assert (ended.returncode, ended.stdout) == (0, "2 13.0\n"), ended.stderr  # three steps of three ranks, two of two
     assert "overlap: restart 2 of 5 in 1 s with 2 nodes, from step 3: node 2 (rank 2, pid " in ended.stderr
 
@@ -401,14 +412,9 @@ overlap.run(main)
 def test_launchers_of_several_machines_go_on_without_one_that_is_lost(tmp_path):
     (tmp_path / "elastic.py").write_text(UNTIL_ONE_IS_LOST)
     where = ("--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--max-restarts", "3")
-    command = [sys.executable, "-m", "overlap", "run", *where, "--state-dir", "state", "--join-timeout", "20"]
+    command = ("-m", "overlap", "run", *where, "--state-dir", "state", "--join-timeout", "20", "--no-prefix")
     environ = os.environ | {"PYTHONPATH": ROOT, "OVERLAP_SECRET": "00" * 32}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    launchers = [
-        subprocess.Popen([*command, "--node-rank", str(node), "--no-prefix", "elastic.py"], cwd=tmp_path, env=environ,
-                         **pipes)
-        for node in range(3)
-    ]  # fmt: skip
+    launchers = [Python(*command, "--node-rank", node, "elastic.py", cwd=tmp_path, env=environ) for node in range(3)]
     try:
         assert launchers[0].stdout.readline() == "going\n"
         launchers[1].kill()

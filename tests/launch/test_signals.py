@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from overlap.timeline import read_trace
+from tests.interpreters import Python
 
 from .test_worlds import LIMIT_S, ROOT, clean, free_port
 
@@ -56,14 +55,7 @@ class Job:
     """A program that runs, alone or under our launcher."""
 
     def __init__(self, folder: Path, command: list[str], **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            env=clean(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = Python(*command, cwd=folder, env=clean(**variables))
 
     def pid_of_one_that_is_up(self) -> int:
         assert self.process.stdout is not None
@@ -181,8 +173,10 @@ finally:
 
 
 CHILD = """
-import multiprocessing, os, signal, time
+import multiprocessing, os, signal, time, warnings
 import overlap
+
+warnings.simplefilter("ignore")  # some Pythons warn of any fork beside threads
 
 async def main(rank):
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
@@ -197,7 +191,7 @@ print(overlap.run(main, ranks=1))
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_fork_of_a_process_that_obeys_ends_as_it_always_did(start: Start) -> None:
-    assert start("-W", "ignore", "train.py", program=CHILD).ends() == (0, ["[-15]"], "")
+    assert start("train.py", program=CHILD).ends() == (0, ["[-15]"], "")
 
 
 HANDLED = """

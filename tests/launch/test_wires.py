@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from overlap.timeline import read_trace
+from tests import interpreters
 
-from .test_worlds import clean, launched
+from .test_worlds import LIMIT_S, clean, launched
 
 # Breaks one of three connections, and goes on until what has taken its place was used.
 RAILS = """
@@ -92,8 +91,9 @@ def test_the_timeline_shows_that_a_rail_was_lost_and_is_back(tmp_path: Path) -> 
 
 
 def timeline(folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "overlap", "timeline", *options]
-    return subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, check=True).stdout
+    done = interpreters.run("-m", "overlap", "timeline", *options, cwd=folder, env=clean(), timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from overlap.timeline import read_trace
+from tests import interpreters
+from tests.interpreters import Python
 
 ROOT = str(Path(__file__).parents[2])
 LIMIT_S = 90  # of one run; reached only by one that hangs
@@ -51,8 +52,8 @@ def clean(**more: str) -> dict[str, str]:
 
 
 def launched(folder: Path, script: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "overlap", "run", *options, str(script)]
-    return subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True, timeout=LIMIT_S)
+    command = ("-m", "overlap", "run", *options, script)
+    return interpreters.run(*command, cwd=folder, env=clean(), timeout=LIMIT_S)
 
 
 def results(size: int, each: int) -> list[str]:
@@ -90,14 +91,9 @@ def test_a_process_that_dies_before_its_wires_are_open_is_not_waited_for(
     tmp_path: Path, transport: str, method: str
 ) -> None:
     (tmp_path / "train.py").write_text(DIES_WHILE_WIRING.format(transport, method))
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--transport", transport]
+    command = ["-m", "overlap", "run", "--nnodes", "2", "--transport", transport]
     command += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    launchers = [
-        subprocess.Popen(
-            [*command, "--node-rank", node, "train.py"], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True
-        )
-        for node in "01"
-    ]
+    launchers = [Python(*command, "--node-rank", node, "train.py", cwd=tmp_path, env=clean()) for node in "01"]
     told = [launcher.communicate(timeout=LIMIT_S / 2)[1] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [137, 1]
     assert told[1] == "overlap: process 0 is lost: its connection ended without a goodbye\n"
@@ -165,11 +161,8 @@ def test_a_failure_ends_all_and_names_its_culprit(tmp_path: Path, how: str) -> N
 def test_a_process_that_vanishes_fails_its_own_launcher_too(tmp_path: Path) -> None:
     """Each machine has a launcher, which knows nothing of what the other one sees."""
     script, endpoint = program(tmp_path, failure="os._exit(0)"), f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--node-rank"]
-    launchers = [
-        subprocess.Popen([*command, node, str(script)], cwd=tmp_path, env=clean(), stderr=subprocess.PIPE, text=True)
-        for node in "01"
-    ]
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--node-rank")
+    launchers = [Python(*command, node, script, cwd=tmp_path, env=clean()) for node in "01"]
     told = [launcher.communicate(timeout=LIMIT_S)[1] for launcher in launchers]
     assert [launcher.returncode for launcher in launchers] == [1, 1]
     assert "process 1 (rank 1) is lost" in told[0]
@@ -286,11 +279,8 @@ def test_the_secret_is_not_left_in_the_environment_of_ranks_nor_of_what_they_sta
 ) -> None:
     (tmp_path / "telling.py").write_text(TELLING)
     if launcher == "ours":
-        command = [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "telling.py"]
-        run = subprocess.run(
-            command, cwd=tmp_path, env=clean(OVERLAP_SECRET="correct horse"), capture_output=True, text=True,
-            timeout=LIMIT_S,
-        )  # fmt: skip
+        command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", "telling.py")
+        run = interpreters.run(*command, cwd=tmp_path, env=clean(OVERLAP_SECRET="correct horse"), timeout=LIMIT_S)
         assert (run.returncode, run.stdout, run.stderr) == (0, "False\nFalse\n", "")
         return
     there = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
@@ -304,15 +294,8 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
-def started(folder: Path, script: Path, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env=clean(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def started(folder: Path, script: Path, **variables: str) -> Python:
+    return Python(script, cwd=folder, env=clean(**variables))
 
 
 def test_a_script_under_another_launcher_needs_no_change(tmp_path: Path) -> None:
@@ -342,14 +325,8 @@ def test_a_node_that_stops_is_noticed_by_its_timeout(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_all_with_130(tmp_path: Path) -> None:
     script = program(tmp_path, failure="print('waiting', flush=True); import trio; await trio.sleep_forever()")
-    with subprocess.Popen(
-        [sys.executable, "-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", str(script)],
-        cwd=tmp_path,
-        env=clean(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--nproc-per-node", "2", script)
+    with Python(*command, cwd=tmp_path, env=clean()) as job:
         assert job.stdout is not None
         assert "waiting" in job.stdout.readline()
         job.send_signal(signal.SIGINT)
