@@ -205,7 +205,11 @@ def test_a_welcome_cannot_be_made_a_refusal_nor_the_reverse(judge: Callable[[Hel
         (b"\x16\x03\x01" + bytes(600), "protocol", "which no member says$"),
         (b"", "protocol", "hung up during the handshake$"),
         (b"ovlp\x00", "protocol", "hung up during the handshake$"),
-        (b"ovlp" + struct.pack("!H", 7) + bytes(32), "version", "version 7, this side version 6; install the same"),
+        (
+            b"ovlp" + struct.pack("!H", 9) + bytes(32),
+            "version",
+            f"version 9, this side version {VERSION}; install the same",
+        ),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32), "left", "hung up during the handshake$"),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + b"\xff\xff", "protocol", "claims 65535 bytes, the limit"),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + b"\x00\x01x" + bytes(32), "secret", "cannot prove"),
@@ -256,7 +260,9 @@ def test_a_dialler_names_the_version_of_the_listener() -> None:
     async def main() -> None:
         wire = Wire.make()
         wire.dialler.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", 9) + bytes(32))
-        with pytest.raises(HandshakeError, match="version 9, this side version 6; install the same overlap on every"):
+        with pytest.raises(
+            HandshakeError, match=f"version 9, this side version {VERSION}; install the same overlap on every"
+        ):
             await greet(wire.dialler, DIALLER, SECRET)
 
     trio.run(main)
@@ -266,7 +272,7 @@ def test_a_listener_of_another_version_still_says_its_own() -> None:
     async def main() -> None:
         wire = Wire.make()
         wire.listener.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", 9) + bytes(32))
-        with pytest.raises(HandshakeError, match="version 9, this side version 6"):
+        with pytest.raises(HandshakeError, match=f"version 9, this side version {VERSION}"):
             await welcome(wire.listener, SECRET, lambda _: LISTENER)
         assert wire.said[1][:6] == b"ovlp" + struct.pack("!H", VERSION)
 

@@ -12,14 +12,16 @@ from transports.matching import Chunk, Limits, MessageKind
 from transports.matching.ends import Stage
 from transports.matching.outgoing import Outgoing
 
-__all__ = ["LIMITS", "SINGLE_RAIL_LIMITS", "Departures", "Entry"]
+__all__ = ["LIMITS", "ONLY_RAIL_LIMITS", "SINGLE_RAIL_LIMITS", "Departures", "Entry"]
 
 #: What both sides of a connection have agreed on, by the version of the handshake.
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
 
-#: The same where there is one connection only: nothing overtakes on the way, and nothing can be repeated. So nobody
-#: need ask, or confirm.
-SINGLE_RAIL_LIMITS = replace(LIMITS, push_bytes=PUSH_BYTES, confirmed=False)
+#: The same where there is one connection only: nothing overtakes on the way, so nobody need ask.
+SINGLE_RAIL_LIMITS = replace(LIMITS, push_bytes=PUSH_BYTES)
+
+#: The same where the process is lost with its connection: nothing can be repeated, so nobody need confirm.
+ONLY_RAIL_LIMITS = replace(SINGLE_RAIL_LIMITS, confirmed=False)
 
 #: What a rail keeps until it has arrived: a small frame, a chunk by reference, None for what need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
@@ -88,16 +90,13 @@ class Departures:
         self._frames.append(frame)
 
     def repeat(self, entries: Iterable[Entry]) -> int:
-        """Queue again what a dead rail has lost; return how many bytes that is."""
-        nbytes = 0
-        for entry in entries:
-            if isinstance(entry, Chunk) and entry.send.stage is not Stage.ENDED:
-                self._chunks.append(entry)
-                nbytes += entry.nbytes
-            elif isinstance(entry, bytes):
-                self._frames.append(entry)
-                nbytes += len(entry)
-        return nbytes
+        """Queue again, before all else, what a dead rail has lost; return how many bytes that is."""
+        lost = list(entries)
+        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.stage is not Stage.ENDED]
+        frames = [each for each in lost if isinstance(each, bytes)]
+        self._chunks.extendleft(reversed(chunks))
+        self._frames.extendleft(reversed(frames))
+        return sum(chunk.nbytes for chunk in chunks) + sum(map(len, frames))
 
     def clear(self) -> None:
         """Forget it all."""

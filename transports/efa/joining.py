@@ -27,10 +27,17 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_PROBES = 1, 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A socket on which both sides have proved the secret, and the encryption above it, if any."""
+    """A socket on which both sides have proved the secret.
+
+    Attributes:
+        socket: As bare as the system gave it.
+        encrypted: The encryption above it, if any.
+        detail: What the other side has said of it, where this one has dialled.
+    """
 
     socket: socket.socket
     encrypted: trio.SSLStream[trio.abc.Stream] | None
+    detail: str = ""
 
 
 @dataclass(kw_only=True)
@@ -49,6 +56,7 @@ class Joining:
         tls: Encrypts the connections.
         silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
+        watched: Whether somebody else knows which processes live.
         spared: Which processes need not be joined, once the addresses are exchanged.
         report: Takes a line about strangers.
         door: Where the others knock.
@@ -68,6 +76,7 @@ class Joining:
     silence_s: float | None
     join_s: float
     report: Callable[[str], None]
+    watched: bool = False
     spared: Callable[[], Collection[int]] = tuple
 
     def __post_init__(self) -> None:
@@ -93,6 +102,11 @@ class Joining:
         """How many connections there are to each other process."""
         return len(self._names)
 
+    @property
+    def returns(self) -> bool:
+        """Whether a connection that has died is made again: somebody must know that its process lives."""
+        return self.rail_count > 1 or self.watched
+
     def spans_hosts(self, members: Iterable[int]) -> bool:
         """Whether some processes, all of which have joined, live on different hosts, or do not know."""
         hosts = {self.identity if i == self.member else self._others[i].host for i in members}
@@ -116,7 +130,7 @@ class Joining:
         self._addresses = await rail_addresses(self._names)
         pending = 2 * self.members * len(self._addresses)
         unix = self.unix and bool(self.identity)
-        self.door = Door(self._addresses, unix=unix, pending=pending, stays=self.rail_count > 1)
+        self.door = Door(self._addresses, unix=unix, pending=pending, stays=self.returns)
         listeners = self.door.open()
         try:
             return await self._meet(exchange, listeners)
@@ -224,8 +238,8 @@ class Joining:
             where = "\0" + address.unix if near else address.tcp[index]
             await trio.socket.from_stdlib_socket(connection).connect(where)
             stream = self._stream(connection, serving=False)
-            await greet(stream, self.hello(detail), self.secret, deadline_s=deadline_s)
-            return self._made(connection, stream)
+            answer = await greet(stream, self.hello(detail), self.secret, deadline_s=deadline_s)
+            return self._made(connection, stream, answer.detail)
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
@@ -308,9 +322,10 @@ class Joining:
             if hasattr(socket, name):  # not every system has every one
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def _made(self, connection: socket.socket, stream: trio.abc.Stream) -> Connection:
+    def _made(self, connection: socket.socket, stream: trio.abc.Stream, detail: str = "") -> Connection:
         shorten(connection, self._say_once)
-        return Connection(socket=connection, encrypted=stream if isinstance(stream, trio.SSLStream) else None)
+        encrypted = stream if isinstance(stream, trio.SSLStream) else None
+        return Connection(socket=connection, encrypted=encrypted, detail=detail)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -44,8 +44,10 @@ class EfaLink(Link):
         rails: The living connections to it.
         departures: What leaves for it.
         silent_ticks: How often the keeper has looked since it was last heard.
-        on_loss: Called with the place of a rail that has died, if others live.
+        on_loss: Called with the place of a rail that has died, if it is to come back.
         note: Takes what the timeline shall show of rails.
+        watched: Whether somebody else knows if the process lives; otherwise it is lost with its last connection.
+        last_loss: Why the last rail that died did.
     """
 
     def __init__(
@@ -64,9 +66,12 @@ class EfaLink(Link):
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
         self.note: Callable[[str], None] = _nothing
+        self.watched = False
+        self.last_loss = ""
         self._dead: dict[int, tuple[Rail, str]] = {}  # until the other side has said what it got, and why
         self._tried: dict[int, int] = {}  # by place: the last number that a connection was to have
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
+        self._last: dict[int, tuple[int, int]] = {}  # by place: the last dead rail that brought any, and how many
         self._changed: trio.Event | None = None
 
     @property
@@ -173,11 +178,14 @@ class EfaLink(Link):
             self._changed.set()
         if self.engine.gone is not None or rail.farewell:
             return
-        if not self.rails:
+        if not self.rails and (evident or not self.watched):
             self.lose(f"the last connection to it was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
         self._arrived[rail.index] = rail.arrived
+        if rail.arrived:
+            self._last[rail.index % RAILS_LIMIT] = rail.index, rail.arrived
+        self.last_loss = reason
         # The rail may have carried the news of another's death, and this news may be lost in the same way on both
         # sides: then each would wait for the other's. So every death brings all of them up again.
         for index, count in self._arrived.items():
@@ -193,12 +201,15 @@ class EfaLink(Link):
                 rail.die("the other side has lost it")
         if index not in self._arrived:
             self._never_was(index)
-        if index not in self._dead:
-            return  # it has been said before
+        if index in self._dead:  # or it has been said before
+            self._repeat(index, count)
+
+    def _repeat(self, index: int, count: int) -> None:
+        """Send what is missing after so many frames of a dead rail."""
         dead, reason = self._dead.pop(index)
         nbytes = self.departures.repeat(dead.unarrived(count))
-        again = f"{nbytes} bytes are sent again over the other {len(self.rails)}"
-        self._report(f"{self.name_of(index)} was lost: {reason}; {again}")
+        others = f" over the other {len(self.rails)}" if self.rails else ""
+        self._report(f"{self.name_of(index)} was lost: {reason}; {nbytes} bytes are sent again{others}")
 
     def _never_was(self, index: int) -> None:
         """Answer the news of a rail's death that has come too late, or of one that this side has never had."""
@@ -236,8 +247,26 @@ class EfaLink(Link):
             self.settle()
 
     def lacks(self, place: int) -> bool:
-        """Whether the rail at a place is dead, and both sides know all about that."""
-        return not any(index % RAILS_LIMIT == place for index in (*self._dead, *(rail.index for rail in self.rails)))
+        """Whether the rail at a place is dead."""
+        return all(rail.index % RAILS_LIMIT != place for rail in self.rails)
+
+    def got(self, place: int) -> tuple[int, int]:
+        """Return the last rail at a place, all of which are dead, on which anything has come, and how many frames."""
+        return self._last.get(place, (place, 0))
+
+    def got_there(self, place: int, last: int, count: int) -> None:
+        """Hear the same of the other side: repeat what it has not got of dead rails at this place.
+
+        There can be rails after its last one, which the other side has never had, or where nothing came. Of those
+        before it everything is known: both sides have said it when they came together to make that one.
+
+        Raises:
+            FrameError: That cannot be.
+        """
+        for index in sorted((one for one in self._dead if one % RAILS_LIMIT == place), reverse=True):
+            if index < last:
+                raise FrameError(f"rail {last} is said to have come after rail {index}, which is not settled")
+            self._repeat(index, count if index == last else 0)
 
     def next_number(self, place: int) -> int:
         """Return the number of the next connection that is tried at a place."""

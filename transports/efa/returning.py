@@ -6,6 +6,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -14,7 +15,8 @@ from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.failures import TransportError
-from transports.handshake import Hello
+from transports.frame import FrameError
+from transports.handshake import HandshakeError, Hello
 
 __all__ = ["Returning"]
 
@@ -23,24 +25,66 @@ __all__ = ["Returning"]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 # A rail that dies sooner after its return goes on with the pauses where it was: it may do so over and over.
 _STEADY_S = 60.0
+# Where no rail is left, ranks wait for it.
+_LONGEST_WAITED_S = 1.0
 # For a whole attempt: where packets vanish, the system would go on for two minutes.
 _ATTEMPT_S = HANDSHAKE_S + 1.0
-# How often a process that listens asks itself whether it still has anybody to expect.
+# How often to look whether anybody is still to be expected, or has been waited for long enough.
 _LOOK_S = 1.0
-_NUMBERS = 2**32  # of connections, as frames can name them
+# A connection that was reset is back by then; one that is not is told, long before anybody wonders.
+_TOLD_S = 2.0
+# A process whose host answers may be in a call that lets nothing else run; as long as a deadlock may last.
+_ANSWERING_S = 300.0
+_NUMBERS = 2**32  # of connections, and of what is counted in a detail: as frames can name them
+
+
+class Detail(NamedTuple):
+    """What the two sides of a connection that takes a place tell each other of it, in their hellos.
+
+    Attributes:
+        number: Of the connection; a higher one than any before at its place.
+        last: The last rail at this place on which anything has come to who says so.
+        count: How many frames have.
+    """
+
+    number: int
+    last: int
+    count: int
+
+    def __str__(self) -> str:
+        """Write it as a hello carries it."""
+        return " ".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Detail | None:
+        """Read it; None if it is none."""
+        words = text.split(" ")
+        if len(words) != len(cls._fields) or not all(word.isascii() and word.isdecimal() for word in words):
+            return None
+        told = cls(*map(int, words)) if len(text) <= _DETAIL_LIMIT else None
+        return told if told is not None and told.number < _NUMBERS else None
+
+
+_DETAIL_LIMIT = 2 * 10 + 20 + 2  # two numbers of 32 bits, one of 64
 
 
 class Returning:
-    """Brings back the rails of a process that die while others to the same process live.
+    """Brings back the rails of a process that have died.
 
-    A connection that takes a place has a number of its own. It is dialled, and let in, by a side that knows what of the
-    one before has arrived on both sides; so nothing that either of them says can be taken for the other's.
+    A connection that takes a place has a number of its own, so nothing that one of them says can be taken for the
+    other's. In its handshake both sides say what they have got on the one before, and send again what is missing, where
+    other rails have not settled that already.
+
+    Where no rail is left, the process is waited for as long as it is known to live, within two bounds, which are those
+    of a process that says nothing: one that cannot be reached is lost after `unreachable_s`, one whose host answers,
+    if only to refuse, after 300 s. Who listens waits for who dials, who knows more.
 
     Args:
         joining: How connections are made.
         links: To the other processes.
         make: Makes a rail of a link, a number and a connection.
-        report: Takes a line about rails that are back.
+        report: Takes a line about rails that are back, or stay away.
+        unreachable_s: How long a process may be out of reach.
     """
 
     def __init__(
@@ -49,8 +93,14 @@ class Returning:
         links: Mapping[int, EfaLink],
         make: Callable[[EfaLink, int, Connection], Rail],
         report: Callable[[str], None],
+        *,
+        unreachable_s: float,
     ) -> None:
         self._joining, self._links, self._make, self._report = joining, links, make, report
+        self._unreachable_s = unreachable_s
+        self._unanswered_s: dict[
+            int, float
+        ] = {}  # by member: how long it has been dialled in vain, while there is no rail
         self._lost_s: dict[tuple[int, int], float] = {}  # when, by member and place
         self._returned_s: dict[tuple[int, int], float] = {}
         self._pauses_s: dict[tuple[int, int], float] = {}
@@ -77,6 +127,8 @@ class Returning:
         steady = now_s - self._returned_s.get(key, -math.inf) > _STEADY_S
         self._pauses_s[key] = _FIRST_PAUSE_S if steady else self._longer(self._pauses_s[key])
         self._lost_s[key] = now_s
+        if not link.rails and link.member not in self._unanswered_s:
+            self._nursery.start_soon(self._wait_for, link)
         if link.member > self._joining.member:
             self._nursery.start_soon(self._dial, link, place)
         else:
@@ -85,6 +137,30 @@ class Returning:
 
     def _longer(self, pause_s: float) -> float:
         return min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _wait_for(self, link: EfaLink) -> None:
+        """Wait until a process that no rail leads to has one again; say so if that takes long, and give it up in time.
+
+        Looks are counted, not seconds: an event loop that stood still has not dialled, so it proves nothing.
+        """
+        waited_s, dials = 0.0, link.member > self._joining.member
+        self._unanswered_s[link.member] = 0.0
+        while not link.rails and link.engine.gone is None:
+            await trio.sleep(_LOOK_S)
+            waited_s += _LOOK_S
+            self._unanswered_s[link.member] += _LOOK_S
+            if waited_s == _TOLD_S and not link.rails:
+                doing = "is dialled again" if dials else "is expected to dial again"
+                self._report(f"no connection to {link.name} is left ({link.last_loss}); it {doing}")
+            if dials and not link.rails:
+                self._judge_absence(link, waited_s)
+        del self._unanswered_s[link.member]
+
+    def _judge_absence(self, link: EfaLink, waited_s: float) -> None:
+        if self._unanswered_s[link.member] >= self._unreachable_s:
+            link.lose(f"{link.last_loss}, and since then it could not be reached for {self._unreachable_s:g} s")
+        elif waited_s >= _ANSWERING_S:
+            link.lose(f"{link.last_loss}, and no connection came about in {waited_s:g} s, though its host answers")
 
     def _use(self, link: EfaLink, number: int, connection: Connection) -> None:
         key = link.member, number % RAILS_LIMIT
@@ -102,28 +178,41 @@ class Returning:
     async def _dial(self, link: EfaLink, place: int) -> None:
         key = link.member, place
         while True:
-            await trio.sleep(self._pauses_s[key])
+            await trio.sleep(self._pauses_s[key] if link.rails else min(self._pauses_s[key], _LONGEST_WAITED_S))
             if link.engine.gone is not None:
                 return
-            if not link.lacks(place):
-                continue  # the other side has not said yet what it got
-            number = link.next_number(place)
-            connection = await self._attempt(link, place, number)
+            mine = Detail(link.next_number(place), *link.got(place))
+            connection = await self._attempt(link, place, mine)
             if connection is not None:
-                if link.engine.gone is None:
-                    self._use(link, number, connection)
+                if link.engine.gone is None and self._hears(link, Detail.parse(connection.detail)):
+                    self._use(link, mine.number, connection)
                 else:
                     await discard(connection)
                 return
             self._pauses_s[key] = self._longer(self._pauses_s[key])
 
-    async def _attempt(self, link: EfaLink, place: int, number: int) -> Connection | None:
+    async def _attempt(self, link: EfaLink, place: int, mine: Detail) -> Connection | None:
+        answered = False
         with trio.move_on_after(_ATTEMPT_S):
             try:
-                return await self._joining.dial(link.member, place, str(number), deadline_s=HANDSHAKE_S)
-            except TransportError:
-                pass  # it is still away, or not ready for it
+                return await self._joining.dial(link.member, place, str(mine), deadline_s=HANDSHAKE_S)
+            except HandshakeError:
+                answered = True  # it is not ready for it
+            except TransportError as error:
+                answered = isinstance(error.__cause__, ConnectionRefusedError)  # so says its host: it has not heard yet
+        if answered and link.member in self._unanswered_s:
+            self._unanswered_s[link.member] = 0.0
         return None
+
+    def _hears(self, link: EfaLink, theirs: Detail | None) -> bool:
+        """Send again what the other side has not got of the rails before; whether that makes sense."""
+        try:
+            if theirs is None:
+                raise FrameError("the answer to a connection that takes a place says nothing of the one before")
+            link.got_there(theirs.number % RAILS_LIMIT, theirs.last, theirs.count)
+        except FrameError as error:
+            link.lose(str(error), evident=True)
+        return link.engine.gone is None
 
     # -- the side that listens ----------------------------------------------------------------------------------------
 
@@ -169,17 +258,18 @@ class Returning:
             self._door.cancel()
 
     def _judge(self, wanted: list[tuple[EfaLink, int]], hello: Hello) -> Hello | str:
-        link = self._links.get(hello.member)
-        number = int(hello.detail) if hello.detail.isdecimal() and len(hello.detail) < 11 else _NUMBERS
+        link, theirs = self._links.get(hello.member), Detail.parse(hello.detail)
         reason = self._joining.stranger(hello)
-        if not reason and (link is None or hello.member > self._joining.member or number >= _NUMBERS):
-            reason = (
-                f"process {hello.member}, rail {hello.detail!r} is not expected to call process {self._joining.member}"
-            )
-        if reason or link is None:
-            return reason
-        reason = link.why_not(number)
         if reason:
             return reason
-        wanted.append((link, number))
-        return self._joining.hello(hello.detail)
+        if link is None or theirs is None or hello.member > self._joining.member:
+            return (
+                f"process {hello.member}, rail {hello.detail!r} is not expected to call process {self._joining.member}"
+            )
+        reason = link.why_not(theirs.number)
+        if not reason and not self._hears(link, theirs):
+            reason = link.engine.gone or ""
+        if reason:
+            return reason
+        wanted.append((link, theirs.number))
+        return self._joining.hello(str(Detail(theirs.number, *link.got(theirs.number % RAILS_LIMIT))))

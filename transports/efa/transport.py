@@ -13,7 +13,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.efa.connection import SocketRail, StreamRail
-from transports.efa.departures import LIMITS, SINGLE_RAIL_LIMITS
+from transports.efa.departures import LIMITS, ONLY_RAIL_LIMITS, SINGLE_RAIL_LIMITS
 from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
@@ -42,9 +42,10 @@ class Efa(MatchedTransport):
     `Limits.budget_bytes` for each pair of processes). Longer ones travel in chunks, from the sender's memory into the
     receiver's: over a single rail those of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
     budget, and others wait for their receive. Over several rails all wait, and then take all rails; a send of these
-    returns when all has arrived, over a single rail when the system has taken it. One that is cancelled asks the
-    receiver whether that is in time, so it ends a round trip later. A rail that dies is survived as long as another one
-    lives; it is dialled again until it is back.
+    returns when all has arrived, over a single rail when the system has taken it, unless it may have to be repeated.
+    One that is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail that dies is
+    dialled again until it is back, and what has not arrived is sent again, once, over those that live; the last one is
+    waited for where somebody else knows that the process at its other end lives, see `watched`.
 
     Ranks of one process do not reach each other over it; see `NeuronLink` and `Router`.
 
@@ -65,7 +66,9 @@ class Efa(MatchedTransport):
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
-            nothing here, and a connection is lost when its kernel no longer hears of the other one.
+            nothing here, and a connection is lost when its kernel no longer hears of the other one. Nor is a process
+            lost with its last connection: it is waited for, until it is told to be lost (`lose`), could not be reached
+            for `silence_s`, or has not come back for 300 s though its host answers.
         spared: Which processes need not be joined, asked when it is opened; both sides of a pair say the same.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
@@ -122,17 +125,20 @@ class Efa(MatchedTransport):
             tls=tls,
             silence_s=None if watched else silence_s,
             join_s=join_s,
+            watched=watched,
             spared=spared,
             report=say,
         )
         self._spared = spared
-        limits = LIMITS if self._joining.rail_count > 1 else SINGLE_RAIL_LIMITS
+        single = SINGLE_RAIL_LIMITS if watched else ONLY_RAIL_LIMITS
+        limits = LIMITS if self._joining.rail_count > 1 else single
         self.links: dict[int, EfaLink] = self.make_links(
             lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, limits)
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
-        self._returning = Returning(self._joining, self.links, self._rail, say)
+            link.watched = watched
+        self._returning = Returning(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
         self._opened = False
 
     def open(self) -> AbstractAsyncContextManager[Self]:
@@ -179,7 +185,7 @@ class Efa(MatchedTransport):
     async def _run(self, scope: trio.CancelScope) -> None:
         with scope:
             async with trio.open_nursery() as nursery:
-                if self._joining.rail_count > 1:
+                if self._joining.returns:
                     nursery.start_soon(self._returning.run)
                 for link in self.links.values():
                     for rail in tuple(link.rails):
@@ -187,7 +193,7 @@ class Efa(MatchedTransport):
                 nursery.start_soon(self._keep_watch)
 
     def _rail(self, link: EfaLink, index: int, connection: Connection) -> Rail:
-        keep, staged = self._joining.rail_count > 1, not self._peer_direct
+        keep, staged = self._joining.returns, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 

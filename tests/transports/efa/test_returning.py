@@ -106,28 +106,28 @@ def test_a_link_that_was_down_is_used_again(monkeypatch: pytest.MonkeyPatch) -> 
     run(main)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_messages_are_exact_while_rails_come_and_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seed", "rails"), [(0, 3), (1, 3), (2, 1), (3, 1), (4, 1), (5, 2)])
+def test_messages_are_exact_while_rails_come_and_go(seed: int, rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(returning, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(returning, "_LONGEST_PAUSE_S", 0.01)
     chance = random.Random(seed)
     sizes = [chance.choice((0, 8, 1000, 40_000, 700_000, 3_000_000)) for _ in range(60)]
 
     async def main() -> None:
-        world = ProxiedWorld(rails=3)
+        world = ProxiedWorld(rails=rails, watched=True)
         async with world.open():
 
             async def come_and_go() -> None:
                 while True:
-                    for _ in range(chance.randrange(40)):
+                    for _ in range(chance.randrange(40 if rails > 1 else 1000)):  # enough for a chunk to get through
                         await trio.lowlevel.checkpoint()
-                    chance.choice(world.ways[1:]).cut()  # the first one stays: the last is not waited for
+                    chance.choice(world.ways).cut()
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(come_and_go)
                 for tag, nbytes in enumerate(sizes):
                     await send_and_receive(world.ends(), tag, nbytes)
-                while min(way.entered for way in world.ways[1:]) < 5:
+                while min(way.entered for way in world.ways) < 5:
                     await send_and_receive(world.ends(), tag, 8)
                 nursery.cancel_scope.cancel()
             await send_and_receive(world.ends(), 7777, LONG_BYTES)
@@ -136,8 +136,8 @@ def test_messages_are_exact_while_rails_come_and_go(seed: int, monkeypatch: pyte
     run(main)
 
 
-def test_the_last_rail_is_not_waited_for() -> None:
-    """Nobody could say what had arrived; a process whose connections have all ended is gone."""
+def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process() -> None:
+    """A process whose connections have all ended may be gone."""
 
     async def main(rails: int) -> None:
         world = ProxiedWorld(rails=rails)
@@ -150,6 +150,116 @@ def test_the_last_rail_is_not_waited_for() -> None:
 
     run(main, 1)
     run(main, 2)
+
+
+@pytest.mark.parametrize("rails", [1, 4])
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: str, rails: int) -> None:
+    """All connections end in the middle of long and short messages both ways, again and again."""
+    message = random.Random(7).randbytes(3 * LONG_BYTES)
+
+    async def main() -> None:
+        noted: list[str] = []
+        world = World(rails=rails, unix=kind == "unix", watched=True, note=noted.append)
+        async with opened(world.efas):
+            for turn in range(1, 4):
+                out, short = bytearray(len(message)), bytearray(8)
+                ends, cut_by = world.ends(), links(world)[turn % 2]
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ends[0].send, 1, turn, message)
+                    nursery.start_soon(ends[1].recv_into, 0, turn, out)
+                    nursery.start_soon(ends[1].send, 0, turn, message[:8])
+                    rails_there = tuple(links(world)[1].rails)
+                    before = sum(rail.read_bytes for rail in rails_there)
+                    while sum(rail.read_bytes for rail in rails_there) < before + turn * CHUNK_BYTES + 100:
+                        await trio.lowlevel.checkpoint()
+                    for rail in tuple(cut_by.rails):
+                        rail.die("pulled by the test")
+                    await ends[0].recv_into(1, turn, short)
+                assert out == message
+                assert short == message[:8]
+                await both_back(world, count=turn * rails)
+        assert [index // RAILS_LIMIT > 0 for index in numbers_seen(world)] == [True] * 2 * rails
+        assert len([line for line in noted if "was lost" in line]) == len([line for line in noted if "is back" in line])
+        assert not [line for lines in world.reports for line in lines if "is lost" in line]
+
+    def numbers_seen(world: World) -> list[int]:
+        return [index for link in links(world) for index in link._tried.values()]
+
+    run(main)
+
+
+@pytest.mark.parametrize("rails", [1, 2])
+def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections have ended; nothing that could answer is there any more."""
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=rails, watched=True, silence_s=15.0)
+
+        async def in_vain(*args: object, **settings: object) -> object:
+            raise LinkLostError("process 1 cannot be reached: No route to host") from OSError("No route to host")
+
+        monkeypatch.setattr(returning, "_LOOK_S", 0.05)
+        monkeypatch.setattr(returning, "_TOLD_S", 0.1)
+        async with world.open():
+            monkeypatch.setattr(world.efas[0]._joining, "dial", in_vain)
+            world.efas[0]._returning._unreachable_s = 0.2
+            for way in world.ways:
+                way.cut()
+            with pytest.raises(LinkLostError) as lost:
+                await world.ends()[0].recv_into(1, 5, bytearray(8))
+        assert lost.value.reason == (
+            "process 1 (rank 1) is lost: the connection ended, and since then it could not be reached for 0.2 s"
+        )
+        assert world.reports[0][0] == (
+            "no connection to process 1 (rank 1) is left (the connection ended); it is dialled again"
+        )
+
+    run(main)
+
+
+def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may keep the loop of its process from opening the door; not for ever."""
+
+    async def main() -> None:
+        world = ProxiedWorld(rails=1, watched=True)
+        monkeypatch.setattr(returning, "_LOOK_S", 0.05)
+        monkeypatch.setattr(returning, "_ANSWERING_S", 1.0)
+        monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
+        async with world.open():
+            world.efas[0]._returning._unreachable_s = 0.5
+            way = world.ways[0]
+            way.down = True
+            way.cut()
+            with pytest.raises(LinkLostError) as lost:
+                await world.ends()[0].recv_into(1, 5, bytearray(8))
+        assert lost.value.reason == (
+            "process 1 (rank 1) is lost: the connection ended, and no connection came about in 1 s, "
+            "though its host answers"
+        )
+
+    run(main)
+
+
+def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
+    async def main() -> None:
+        world = ProxiedWorld(rails=1, watched=True)
+        card: list[PeerAddress] = []
+        spy(world, card)
+        async with world.open():
+            way = world.ways[0]
+            way.down = True
+            way.cut()
+            await way.turning_away(1)
+            await listening(card[0])
+            stream = await dial(card[0])
+            with pytest.raises(HandshakeError, match="99 frames are said to have arrived, of "):
+                await greet(stream, hello(detail=f"{RAILS_LIMIT} 0 99"), SECRET)
+            await stream.aclose()
+            with pytest.raises(LinkLostError, match="99 frames are said to have arrived, of "):
+                await world.ends()[1].recv_into(0, 5, bytearray(8))
+
+    run(main)
 
 
 def test_nobody_is_dialled_and_nobody_let_in_once_all_are_back_or_have_left() -> None:
@@ -188,17 +298,19 @@ async def assert_nobody_listens(card: PeerAddress) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"detail": str(RAILS_LIMIT)}, "rail 0 to process 0 (rank 0) is not lost, or was a moment ago"),
-        ({"detail": "1"}, "rail 1 to process 0 (rank 0) is not lost, or was a moment ago"),
-        ({"detail": "2"}, "rail 2 to process 0 (rank 0) is not lost, or was a moment ago"),
-        ({"detail": str(2**32)}, "process 0, rail '4294967296' is not expected to call process 1"),
+        ({"detail": f"{RAILS_LIMIT} 0 0"}, "rail 0 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": "1 1 0"}, "rail 1 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": "2 2 0"}, "rail 2 to process 0 (rank 0) is not lost, or was a moment ago"),
+        ({"detail": f"{2**32} 1 0"}, "process 0, rail '4294967296 1 0' is not expected to call process 1"),
         ({"detail": "9" * 200}, f"process 0, rail '{'9' * 200}' is not expected to call process 1"),
-        ({"detail": "-1"}, "process 0, rail '-1' is not expected to call process 1"),
-        ({"detail": "²"}, "process 0, rail '²' is not expected to call process 1"),
-        ({"member": 1, "detail": "65"}, "process 1, rail '65' is not expected to call process 1"),
-        ({"epoch": 1, "detail": "65"}, "epoch 1 refused; here it is 0"),
-        ({"job": "other", "detail": "65"}, "job 'other' refused; here it is ''"),
-        ({"role": "member", "detail": "65"}, "role 'member' refused; here it is 'rail'"),
+        ({"detail": f"65 1 {'9' * 100}"}, f"process 0, rail '65 1 {'9' * 100}' is not expected to call process 1"),
+        ({"detail": "65"}, "process 0, rail '65' is not expected to call process 1"),
+        ({"detail": "-1 1 0"}, "process 0, rail '-1 1 0' is not expected to call process 1"),
+        ({"detail": "² 1 0"}, "process 0, rail '² 1 0' is not expected to call process 1"),
+        ({"member": 1, "detail": "65 1 0"}, "process 1, rail '65 1 0' is not expected to call process 1"),
+        ({"epoch": 1, "detail": "65 1 0"}, "epoch 1 refused; here it is 0"),
+        ({"job": "other", "detail": "65 1 0"}, "job 'other' refused; here it is ''"),
+        ({"role": "member", "detail": "65 1 0"}, "role 'member' refused; here it is 'rail'"),
     ],
 )
 def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason: str) -> None:
@@ -221,7 +333,7 @@ def test_who_is_not_the_one_expected_is_refused(said: dict[str, object], reason:
             await stream.aclose()
             stream = await dial(card[0])
             with pytest.raises(HandshakeError, match="the secrets differ"):
-                await greet(stream, hello(detail="65"), b"of another world")
+                await greet(stream, hello(detail="65 1 0"), b"of another world")
             await stream.aclose()
             way.down = False
             await both_back(world)
