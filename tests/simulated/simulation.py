@@ -213,7 +213,7 @@ async def _live(found: Simulation, process: Process, member: int, main: Main, sc
 
 
 async def _cut_rails(found: Simulation, process: Process, blow: Blow) -> None:
-    """Break some connections, those to the coordinator not, and never all of two processes; again once all are back."""
+    """Break some connections, or all, but not those to the coordinator; again once all are back."""
     chance = Random(f"{found.seed}, rails")
     await found.opened.wait()
     while True:
@@ -224,7 +224,7 @@ async def _cut_rails(found: Simulation, process: Process, blow: Blow) -> None:
                 if not each.closed and each.out is not None and each.is_rail:
                     links.setdefault(each.out.receiver.name, []).append(each)
             for _, link in sorted(links.items()):
-                for each in chance.sample(link, chance.randrange(len(link))):
+                for each in chance.sample(link, chance.randint(0, len(link))):
                     found.broken += 1
                     each.reset()
         await trio.sleep(chance.uniform(0, blow.for_s))
