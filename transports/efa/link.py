@@ -15,7 +15,7 @@ from transports.efa.reading import message_of
 from transports.efa.sharing import holds_back, holds_up
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import Link
-from transports.matching import Lane, Limits
+from transports.matching import Engine, Lane, Limits
 
 __all__ = ["EfaLink"]
 
@@ -46,7 +46,7 @@ class EfaLink(Link):
         silent_ticks: How often the keeper has looked since it was last heard.
         on_loss: Called with the place of a rail that has died, if it is to come back.
         note: Takes what the timeline shall show of rails.
-        watched: Whether somebody else knows if the process lives; otherwise it is lost with its last connection.
+        watched: Whether it may live without any connection; otherwise it is lost with the last one.
         last_loss: Why the last rail that died did.
     """
 
@@ -60,6 +60,7 @@ class EfaLink(Link):
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(member, ranks, local, limits, memory)
+        self._new_engine = lambda agreed: Engine(self.name, ranks, local, agreed, memory)
         self.rails: list[Rail] = []
         self.departures = Departures(self.engine.outgoing, limits)
         self.silent_ticks = 0
@@ -73,6 +74,11 @@ class EfaLink(Link):
         self._arrived: dict[int, int] = {}  # frames that this side got on each rail that is dead
         self._last: dict[int, tuple[int, int]] = {}  # by place: the last dead rail that brought any, and how many
         self._changed: trio.Event | None = None
+
+    def agree(self, limits: Limits) -> None:
+        """Agree on something else with the other side, before either has said anything."""
+        self.engine = self._new_engine(limits)
+        self.departures = Departures(self.engine.outgoing, limits)
 
     @property
     def unsettled_rails(self) -> int:

@@ -68,7 +68,8 @@ class Efa(MatchedTransport):
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
             nothing here, and a connection is lost when its kernel no longer hears of the other one. Nor is a process
             lost with its last connection: it is waited for, until it is told to be lost (`lose`), could not be reached
-            for `silence_s`, or has not come back for 300 s though its host answers.
+            for `silence_s`, or has not come back for 300 s though its host answers. A single Unix socket is not: it
+            ends with the process at its other end, and with nothing else.
         spared: Which processes need not be joined, asked when it is opened; both sides of a pair say the same.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
@@ -130,14 +131,12 @@ class Efa(MatchedTransport):
             report=say,
         )
         self._spared = spared
-        single = SINGLE_RAIL_LIMITS if watched else ONLY_RAIL_LIMITS
-        limits = LIMITS if self._joining.rail_count > 1 else single
+        limits = LIMITS if self._joining.rail_count > 1 else SINGLE_RAIL_LIMITS
         self.links: dict[int, EfaLink] = self.make_links(
             lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, limits)
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
-            link.watched = watched
         self._returning = Returning(self._joining, self.links, self._rail, say, unreachable_s=silence_s)
         self._opened = False
 
@@ -160,6 +159,8 @@ class Efa(MatchedTransport):
         self.reach(self.links)
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
+            if index == 0:
+                self._agree(link, connection)
             link.departures.checksums = self._checks(connection)
             link.add(self._rail(link, index, connection))
         self.state = None
@@ -192,8 +193,16 @@ class Efa(MatchedTransport):
                         nursery.start_soon(rail.run)
                 nursery.start_soon(self._keep_watch)
 
+    def _agree(self, link: EfaLink, connection: Connection) -> None:
+        """Settle what becomes of a process without connections, now that it is known what joins it."""
+        alone = self._joining.rail_count == 1
+        # a Unix socket lives in the memory of this host: nothing ends it but the process at its other end
+        link.watched = self._watched and not (alone and connection.socket.family == socket.AF_UNIX)
+        if alone and not link.watched:
+            link.agree(ONLY_RAIL_LIMITS)
+
     def _rail(self, link: EfaLink, index: int, connection: Connection) -> Rail:
-        keep, staged = self._joining.returns, not self._peer_direct
+        keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 

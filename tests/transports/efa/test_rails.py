@@ -198,11 +198,13 @@ def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.Monke
                 assert not errors
                 monkeypatch.setattr(rail, "monotonic", lambda: 104.0)
                 link.check_acknowledged()
-            assert str(errors[0]).endswith(
-                "process 0 (rank 0) is lost: the last connection to it was lost: "
-                "nothing sent over it was acknowledged for 4 s"
-            )
-            assert await impostor.is_hung_up_on()
+                assert link.rails == []
+                assert link.last_loss == "nothing sent over it was acknowledged for 4 s"
+                assert await impostor.is_hung_up_on()
+                await wait_all_tasks_blocked()
+                assert not errors  # it is waited for, until somebody knows that it is gone
+                victim.efa.lose([0], "its connection broke")
+            assert str(errors[0]).endswith("process 0 (rank 0) is lost: its connection broke")
 
     run(main)
 

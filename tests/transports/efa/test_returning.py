@@ -152,8 +152,22 @@ def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process()
     run(main, 2)
 
 
-@pytest.mark.parametrize("rails", [1, 4])
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_process_at_the_other_end_of_a_single_unix_socket_ends_with_it() -> None:
+    """Nothing else ends one. So nothing is kept to be repeated, and nobody waits to hear that it has arrived."""
+
+    async def main() -> None:
+        world = World(rails=1, watched=True)
+        async with opened(world.efas):
+            links(world)[0].rails[0].die("pulled by the test")
+            with pytest.raises(
+                LinkLostError, match=r"process 1 .* is lost: the last connection to it was lost: pulled"
+            ):
+                await world.ends()[0].recv_into(1, 5, bytearray(8))
+
+    run(main)
+
+
+@pytest.mark.parametrize(("kind", "rails"), [("tcp", 1), ("tcp", 4), ("unix", 4)])
 def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: str, rails: int) -> None:
     """All connections end in the middle of long and short messages both ways, again and again."""
     message = random.Random(7).randbytes(3 * LONG_BYTES)
