@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -60,7 +61,7 @@ class EfaLink(Link):
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(member, ranks, local, limits, memory)
-        self._new_engine = lambda agreed: Engine(self.name, ranks, local, agreed, memory)
+        self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
         self.departures = Departures(self.engine.outgoing, limits)
         self.silent_ticks = 0

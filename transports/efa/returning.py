@@ -44,12 +44,12 @@ class Detail(NamedTuple):
     Attributes:
         number: Of the connection; a higher one than any before at its place.
         last: The last rail at this place on which anything has come to who says so.
-        count: How many frames have.
+        frames: How many have come on it.
     """
 
     number: int
     last: int
-    count: int
+    frames: int
 
     def __str__(self) -> str:
         """Write it as a hello carries it."""
@@ -209,7 +209,7 @@ class Returning:
         try:
             if theirs is None:
                 raise FrameError("the answer to a connection that takes a place says nothing of the one before")
-            link.got_there(theirs.number % RAILS_LIMIT, theirs.last, theirs.count)
+            link.got_there(theirs.number % RAILS_LIMIT, theirs.last, theirs.frames)
         except FrameError as error:
             link.lose(str(error), evident=True)
         return link.engine.gone is None
