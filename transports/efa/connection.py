@@ -114,7 +114,9 @@ class SocketRail(Rail):
             return False
         before = self.read_bytes
         try:
-            self._read_there()  # whatever it stops at, the reading task finds that again
+            self._read_there()  # whatever it stops at, the reading task finds that again in the socket
+            while self.reading.behind:  # but frames that have been read only here: nothing may follow them
+                self._act()
             if self._hint_bytes > 1:  # the reading task may sleep until more comes than is left to come
                 self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:

@@ -267,11 +267,15 @@ class Rail(ABC):
         """Act on the frames that are left, and let others run in between."""
         while True:
             await trio.lowlevel.checkpoint()
-            self._go_on()
-            unfinished = self.reading.act()
-            self.owner.settle()
-            if not unfinished:
+            if not self._act():
                 return
+
+    def _act(self) -> bool:
+        """Act on frames that are left; True if others should run before the rest is acted on."""
+        self._go_on()
+        unfinished = self.reading.act()
+        self.owner.settle()
+        return unfinished
 
     def _go_on(self) -> None:
         """Read no more of a dead rail: how many frames have arrived has been told; the others bring the rest."""

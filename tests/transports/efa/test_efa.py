@@ -266,6 +266,29 @@ def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
     run(main)
 
 
+def test_a_burst_is_acted_upon_to_its_end_though_nothing_follows_it() -> None:
+    """The reading task sleeps until more comes, and what another task has read is no longer in the socket."""
+    count = 300  # more than are acted upon at once
+    ended: list[Call] = []
+
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, b = world.ends()
+            starts = b.starter(0)
+            assert starts is not None
+            for _ in range(count):
+                starts.begin_recv(0, 5, bytearray(1), 1, done=ended.append)
+            for _ in range(count):
+                assert a.try_send(1, 5, b"x")
+            while len(ended) < count and starts.catch_up(0):
+                pass
+            await wait_all_tasks_blocked()
+            assert len(ended) == count
+
+    run(main)
+
+
 @pytest.mark.parametrize("unix", [True, False])
 def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_of_it(unix: bool) -> None:
     """The reader sleeps until much has come, which never does once others have taken most of it."""
