@@ -117,7 +117,7 @@ async def _sampled(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]
         instant = await rank.broadcast(np.array([perf_counter_ns() + _PAUSE_NS]) if rank.rank == 0 else None)
         begun_ns = int(instant[0])  # the clocks of processes of one computer are one
         sleep(max(0, begun_ns - perf_counter_ns()) / 1e9)  # noqa: ASYNC251 (nothing else is to run)
-        for future in case.operation.issue(rank, x, out, case.op, case.root):
+        for future in case.issue(rank, x, out):
             await future
         samples.append(perf_counter_ns() - begun_ns)
     told = await rank.gather(np.array(samples[sampling.warmup :], np.int64))

@@ -240,3 +240,28 @@ def test_bandwidth_is_size_over_time():
 
 def test_times_are_compared_by_their_medians():
     assert Times.of([30]).over(Times.of([20])) == 1.5
+
+
+def test_results_that_ranks_share():
+    [[case]] = cases(parsed("all_gather", "--shared", "-b", "96", "--ranks", "3"))
+    x, out = case.buffers(1)
+    assert (x.size, out, case.shared) == (8, None, True)
+    assert case.memory_bytes == 4 * (3 * 8 + 24)
+    assert Assignment.from_json(Assignment(cases=[case], sampling=Sampling()).to_json()).cases == [case]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("reduce",),
+            "--shared: reduce has no result that ranks share; such have all_reduce, all_gather, broadcast",
+        ),
+        (("allr", "--in-place"), "--shared: what ranks share is not the memory of an input; leave out --in-place"),
+        (("allr", "--vs", "gloo"), "--shared: other libraries have no results that ranks share; leave out --vs"),
+    ],
+)
+def test_what_cannot_be_shared(argv, message):
+    with pytest.raises(UsageError) as caught:
+        cases(parsed(*argv, "--shared"))
+    assert str(caught.value) == message

@@ -202,6 +202,7 @@ def test_json_on_stdout_is_all_there_is(overlap):
         "root": None,
         "ranks": 2,
         "in_place": False,
+        "shared": False,
         "wrong": 0,
     }
 

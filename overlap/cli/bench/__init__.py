@@ -33,6 +33,7 @@ examples:
   overlap bench all_reduce -b 8 -e 64M --ranks 2,4
   overlap bench allr -b 64M --vs gloo,mpi          the same through torch.distributed and MPI, with ratios
   overlap bench allr -b 64M --nnodes 2 --ranks 4   two processes with two ranks each, which share memory
+  overlap bench allr -b 64M --nnodes 2 --shared    results that lie there once, for all processes
   overlap bench --peer-direct both --tcp
   overlap bench allr --checksums both -b 8 -f 64   what checking all that arrives costs
   overlap bench all_gather --json result.json
@@ -60,6 +61,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="check results, outside the timed loop; default 1")
     add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")
     add("--in-place", action="store_true", help="put results into the memory of the inputs")
+    add("--shared", action="store_true", help="put results where all ranks of the machine have them together")
     add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
     add("--vs", metavar="PEERS", help="also measure gloo, mpi: if both can, in place, one after the other")
     add("--nnodes", type=count, metavar="N", help="spread the ranks over N processes of this machine")

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from ... import Rank
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
+from ...runtime.future import Future
 from . import data
 from .operations import Operation, dtype_named, find
 from .sampling import Sampling
@@ -30,6 +32,7 @@ class Case:
         op: Reduction operator.
         root: Rank, where there is one.
         in_place: Whether the result goes into the memory of the input.
+        shared: Whether the result is one that ranks share.
     """
 
     operation: Operation
@@ -39,6 +42,7 @@ class Case:
     op: str = "sum"
     root: int = 0
     in_place: bool = False
+    shared: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -48,24 +52,34 @@ class Case:
     @property
     def memory_bytes(self) -> int:
         """What the inputs and results of all ranks take."""
-        return self.dtype.itemsize * sum(map(self._elements, range(self.ranks)))
+        common = self._result if self.shared else 0
+        return self.dtype.itemsize * (common + sum(map(self._elements, range(self.ranks))))
+
+    @property
+    def _result(self) -> int:
+        return self.count * (self.ranks if self.operation.kind.traits.gathers else 1)
 
     def _elements(self, rank: int) -> int:
-        traits = self.operation.kind.traits
-        source = self.count * (self.ranks if traits.scatters else 1)
-        result = self.count * (self.ranks if traits.gathers else 1) if self.receives(rank) else 0
+        """Return how many elements a rank has of its own."""
+        source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
+        result = self._result if self.receives(rank) and not self.shared else 0
         return max(source, result) if self.in_place else source + result
 
+    def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
+        """Start it on one rank, with what `buffers` has made; return what to await."""
+        issue = self.operation.issue_shared if self.shared else self.operation.issue
+        assert issue is not None, "it has such results"
+        return issue(rank, x, out, self.op, self.root)
+
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
-        """Make the filled input of `rank` and, if it gets a result, the array for it."""
+        """Make the filled input of `rank` and, if it gets a result of its own, the array for it."""
         kind = self.operation.kind
         source = data.tiled(data.pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
-        if not self.receives(rank):
+        if self.shared or not self.receives(rank):
             return source, None
         if self.in_place and not kind.traits.gathers:
             return source, source
-        gathered = self.count * (self.ranks if kind.traits.gathers else 1)
-        result: Array = np.zeros(gathered, self.dtype)
+        result: Array = np.zeros(self._result, self.dtype)
         if not self.in_place:
             return source, result
         own = result[rank * self.count : (rank + 1) * self.count]

@@ -57,6 +57,7 @@ def measured_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
             "root": one.case.root if one.case.operation.kind.traits.rooted else None,
             "ranks": one.case.ranks,
             "in_place": one.case.in_place,
+            "shared": one.case.shared,
             **asdict(one.times),
             "algbw_bytes_per_s": one.algbw_bytes_per_s,
             "busbw_bytes_per_s": one.busbw_bytes_per_s,

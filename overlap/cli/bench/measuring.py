@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from ... import Rank, run
+from ...collectives.reduce import Array
 from ...config import RunConfig, imposed
 from ..children import hear, start
 from . import data
@@ -94,14 +95,14 @@ async def on_rank(
     rank: Rank, case: Case, sampling: Sampling, check: bool = True, clock_ns: Callable[[], int] = perf_counter_ns
 ) -> Told | None:
     """Measure a case on one rank of a world, which may span processes; tell rank 0."""
-    issue, batch = case.operation.issue, sampling.batch(case.size_bytes)
+    batch = sampling.batch(case.size_bytes)
     x, out = case.buffers(rank.rank)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
         begun_ns = clock_ns()
         for _ in range(batch):
-            for future in issue(rank, x, out, case.op, case.root):
+            for future in case.issue(rank, x, out):
                 await future
         samples.append(clock_ns() - begun_ns)
     wrong = await _count_wrong(rank, case) if check else 0
@@ -112,9 +113,9 @@ async def on_rank(
 async def _count_wrong(rank: Rank, case: Case) -> int:
     """Run the case once more on fresh data and count the wrong elements of this rank."""
     x, out = case.buffers(rank.rank)
-    for future in case.operation.issue(rank, x, out, case.op, case.root):
-        await future
-    if out is None:
+    results = [await future for future in case.issue(rank, x, out)]
+    got = cast("Array | None", results[-1] if case.shared else out)
+    if got is None:
         return 0
     with np.errstate(invalid="ignore"):
-        return data.wrong_elements(out, case.expected(rank.rank))
+        return data.wrong_elements(got, case.expected(rank.rank))

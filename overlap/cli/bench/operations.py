@@ -28,6 +28,7 @@ class Operation:
         names: Its name, then its short names.
         issue: Starts it on one rank, given the input, where to put the result, the operator and the root; returns what
             to await.
+        issue_shared: Starts it with a result that ranks share; None: it has none.
         in_place: Whether input and result may share memory.
         fewest_ranks: It needs so many.
     """
@@ -35,6 +36,7 @@ class Operation:
     kind: Collective
     names: tuple[str, ...]
     issue: Issue
+    issue_shared: Issue | None = None
     in_place: bool = False
     fewest_ranks: int = 1
 
@@ -63,6 +65,7 @@ OPERATIONS = (
         kind=Collective.ALL_REDUCE,
         names=("all_reduce", "allr"),
         issue=lambda rank, x, out, op, root: (rank.all_reduce(x, op, out),),
+        issue_shared=lambda rank, x, out, op, root: (rank.all_reduce(x, op, shared=True),),
         in_place=True,
     ),
     Operation(
@@ -74,6 +77,7 @@ OPERATIONS = (
         kind=Collective.ALL_GATHER,
         names=("all_gather", "allg"),
         issue=lambda rank, x, out, op, root: (rank.all_gather(x, out),),
+        issue_shared=lambda rank, x, out, op, root: (rank.all_gather(x, shared=True),),
         in_place=True,
     ),
     Operation(
@@ -85,6 +89,7 @@ OPERATIONS = (
         kind=Collective.BROADCAST,
         names=("broadcast", "bcast"),
         issue=lambda rank, x, out, op, root: (rank.broadcast(x, root, out),),
+        issue_shared=lambda rank, x, out, op, root: (rank.broadcast(x, root, shared=True),),
         in_place=True,
     ),
     Operation(

@@ -11,7 +11,7 @@ from ...options import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
 from .layout import NodeLayout
-from .operations import Operation, dtype_named, find, redop_named
+from .operations import OPERATIONS, Operation, dtype_named, find, redop_named
 from .sampling import Sampling
 
 __all__ = ["cases", "check_memory", "layouts", "sampling", "world_sizes"]
@@ -40,6 +40,8 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     dtype = dtype_named(args.datatype)
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
     in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
+    if args.shared:
+        _check_shared(operation, in_place=args.in_place, compared=args.vs is not None)
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -51,6 +53,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 op=op,
                 root=_root(args.root, ranks),
                 in_place=in_place,
+                shared=args.shared,
             )
             for size in sizes
         ]
@@ -193,6 +196,16 @@ def _root(root: int, ranks: int) -> int:
     if not 0 <= root < ranks:
         raise UsageError(f"--root: expected a rank from 0 to {ranks - 1}, got {root}")
     return root
+
+
+def _check_shared(operation: Operation, *, in_place: bool, compared: bool) -> None:
+    if operation.issue_shared is None:
+        known = ", ".join(one.name for one in OPERATIONS if one.issue_shared is not None)
+        raise UsageError(f"--shared: {operation.name} has no result that ranks share; such have {known}")
+    if in_place:
+        raise UsageError("--shared: what ranks share is not the memory of an input; leave out --in-place")
+    if compared:
+        raise UsageError("--shared: other libraries have no results that ranks share; leave out --vs")
 
 
 def _in_place(operation: Operation, *, wanted: bool, compared: bool) -> bool:

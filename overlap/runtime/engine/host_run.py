@@ -283,7 +283,7 @@ class HostRun(Looking):
             ]
         )
         if self._in_place and mine > 1:  # `fold` would write to it before it is read
-            total = np.empty_like(part)
+            total = _typed(_room(2, part.nbytes), part.dtype)
             reducer.fold(sources, total)
             part[...] = total
         else:
