@@ -134,7 +134,7 @@ def _comparison(schedule: PipelineSchedule, durations: Durations, chunks: int | 
     per_rank = schedule.stages // schedule.ranks
     lines = ["schedule              time  idle  share  held at once (of a rank's whole part)"]
     for name in FAMILIES:
-        pieces = (chunks or 2) if name == "interleaved-1f1b" else 1
+        pieces = FAMILIES[name].chunks or chunks or 2
         try:
             each = make(name, ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=pieces)
         except UsageError:

@@ -14,12 +14,15 @@ from topology import Cluster
 
 from .. import Virtual
 from ..collectives.select import plan
+from ..parallel.schedules import FAMILIES
 from ..virtual.compute_cost import ComputeCosts, Profile, Roofline
 from .amounts import UPDATE_BYTES, Amounts, Work
 from .layout import Layout
 from .model import Model
 
 __all__ = ["bound_s"]
+
+_SPLIT = frozenset(name for name, of in FAMILIES.items() if of.make(1, 2, of.chunks or 2).splits_backward)
 
 
 def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool = True) -> float:
@@ -70,7 +73,7 @@ class _Bound:
 
     def _of_rank(self, stages: list[_Stage], rank: int) -> float:
         layout, m = self._layout, self._layout.microbatches
-        mine = stages[rank :: layout.pp]
+        mine = [stages[stage] for stage in layout.stages_of(rank)]
         before_s = sum(each.forward for each in stages[:rank])
         after_s = sum(each.backward for each in stages[:rank])
         once_s = sum(each.forward + each.backward + each.weights for each in mine)
@@ -78,13 +81,14 @@ class _Bound:
         reduced_s, gathered_s = self._replicas_s(rank)
         waiting_s = max(0.0, reduced_s - last_s) if layout.zero < 2 else 0.0
         own_s = before_s + m * once_s + waiting_s + max(self._update_s(rank), gathered_s)
-        return max(own_s, before_s + m * once_s + after_s + self._update_s(0))
+        later_s = sum(each.weights for each in mine)  # may be computed while the stages before end
+        return max(own_s, before_s + m * (once_s - later_s) + after_s + self._update_s(0))
 
     # -- one microbatch --------------------------------------------------------------------------------------------
 
     def _stage(self, stage: int) -> _Stage:
         layers = self._layout.layers_of(self._model, stage)
-        kinds, split = self._model.kinds(layers), self._layout.schedule == "zb-h1"
+        kinds, split = self._model.kinds(layers), self._layout.schedule in _SPLIT
         forward = sum(self._layer_s(one, "forward", 1.0) * like for one, like in kinds)
         backward = sum(self._layer_s(one, "backward", 1.0 if split else 2.0) * like for one, like in kinds)
         again = forward - (self._half_s if layers else 0.0) * len(layers) if self._again else 0.0
@@ -167,8 +171,7 @@ class _Bound:
         return reduced_s, busy_s("all_gather") if layout.zero in (1, 2) else 0.0
 
     def _dense(self, rank: int) -> int:
-        stages = range(rank, self._layout.pp * self._layout.chunks, self._layout.pp)
-        return sum(self._amounts.held(stage)[0] for stage in stages)
+        return sum(self._amounts.held(stage)[0] for stage in self._layout.stages_of(rank))
 
     def _update_s(self, rank: int) -> float:
         share = self._layout.replicas if self._layout.zero else 1

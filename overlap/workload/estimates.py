@@ -85,7 +85,7 @@ def estimate(
     All ranks of a stage run the same program on alike places, so two of them run for all. From p microbatches on, of p
     stages, each further one costs what the one before did, as in the closed forms of `schedules`: where there are more
     than twice as many, two short steps are simulated, and their difference is added for each of the others. Those of
-    interleaved-1f1b, which come in rounds, are all simulated.
+    schedules with several stages on a rank, which come in rounds, are all simulated.
 
     Args:
         model: What is trained.
@@ -105,7 +105,7 @@ def estimate(
         )
     virtual = replace(virtual, dtype=layout.dtype, shapes_only=True, alike=layout.stage_of)
     few = layout.pp
-    if layout.schedule == "interleaved-1f1b":
+    if layout.chunks > 1:
         few = layout.microbatches
     many = layout.microbatches > 2 * few + 1
     counts = (few, few + 1) if many else (layout.microbatches,)

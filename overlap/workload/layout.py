@@ -35,7 +35,7 @@ class Layout:
         global_batch: Samples of a step.
         micro_batch: Samples that pass the pipeline together.
         schedule: Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`.
-        chunks: Stages on each rank, for "interleaved-1f1b".
+        chunks: Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has.
         zero: 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP).
         checkpointing: One of `CHECKPOINTING`.
         sequence_parallel: Whether what the ranks of `tp` would all hold is cut along the sequence.
@@ -84,8 +84,9 @@ class Layout:
                 f"global_batch: expected a multiple of dp x micro_batch ({self.dp} x {self.micro_batch}), "
                 f"got {self.global_batch}"
             )
-        if (self.chunks > 1) != (self.schedule == "interleaved-1f1b"):
-            raise UsageError(f"chunks: interleaved-1f1b has 2 or more, all others 1; got {self.chunks}")
+        stages = FAMILIES[self.schedule].chunks
+        if self.chunks != stages and (stages is not None or self.chunks < 2):
+            raise UsageError(f"chunks: expected {stages or '2 or more'} for {self.schedule}, got {self.chunks}")
 
     @property
     def world_size(self) -> int:
@@ -121,6 +122,12 @@ class Layout:
     def pipeline(self) -> PipelineSchedule:
         """Return what each rank of a pipeline does in which order."""
         return _pipeline(self.schedule, self.pp, self.microbatches, self.chunks)
+
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        """Return the stages of a place in the pipeline, the lowest first."""
+        if FAMILIES[self.schedule].folded:
+            return place, 2 * self.pp - 1 - place
+        return tuple(range(place, self.pp * self.chunks, self.pp))
 
     def with_microbatches(self, count: int) -> Layout:
         """Return the same with a batch of that many microbatches."""

@@ -61,7 +61,7 @@ def memory_of(model: Model, layout: Layout) -> Memory:
 
 def _on(amounts: Amounts, rank: int) -> Memory:
     layout, width = amounts.layout, amounts.itemsize
-    stages = [rank + chunk * layout.pp for chunk in range(layout.chunks)]
+    stages = list(layout.stages_of(rank))
     held = [amounts.held(stage) for stage in stages]
     dense = sum(each for each, _ in held) + sum(map(amounts.tables, stages))
     experts = sum(each for _, each in held)

@@ -29,7 +29,7 @@ FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
     "micro_batch": lambda ranks: (1, 2, 4, 8),
     "bucket_bytes": lambda ranks: _SIZES,
     "order": lambda ranks: ORDERS,
-    "schedule": lambda ranks: [name for name in FAMILIES if name not in ("gpipe", "interleaved-1f1b")],
+    "schedule": lambda ranks: [name for name, of in FAMILIES.items() if of.chunks == 1 and name != "gpipe"],
     "zero": lambda ranks: (0, 1, 2, 3),
     "checkpointing": lambda ranks: CHECKPOINTING,
 }

@@ -17,6 +17,8 @@ schedule              time  idle  share  held at once (of a rank's whole part)
   1f1b                   12     3    25%  2
   interleaved-1f1b     10.5   1.5    14%  3
 * zb-h1                  10     1    10%  2
+  zb-h2                  10     1    10%  3
+  zb-v                  9.5   0.5     5%  2
 """
 
 
@@ -61,7 +63,10 @@ def test_what_cannot_be_meant_is_told(overlap, tmp_path):
     (tmp_path / "bad.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     (tmp_path / "odd.csv").write_text("0F0,forward\n")
     told = {
-        ("2f2b",): (2, "name: '2f2b' is no schedule; known are gpipe, 1f1b, interleaved-1f1b, zb-h1"),
+        ("2f2b",): (
+            2,
+            "name: '2f2b' is no schedule; known are gpipe, 1f1b, interleaved-1f1b, zb-h1, zb-h2, zb-v, dualpipe-v",
+        ),
         ("1f1b", "--ranks", "0"): (2, "ranks: expected a whole number from 1, got 0"),
         ("none.csv",): (2, "NAME: none.csv cannot be read: [Errno 2] No such file or directory: 'none.csv'"),
         ("odd.csv",): (

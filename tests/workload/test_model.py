@@ -79,7 +79,7 @@ def test_a_bad_file_is_refused_with_its_name_and_figure(text, expected, tmp_path
         ({"dp": 4, "ep": 3}, "ep: expected a divisor of dp (4), got 3"),
         ({"dp": 4, "global_batch": 6}, "global_batch: expected a multiple of dp x micro_batch (4 x 1), got 6"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3, got 4"),
-        ({"chunks": 2}, "chunks: interleaved-1f1b has 2 or more, all others 1; got 2"),
+        ({"chunks": 2}, "chunks: expected 1 for 1f1b, got 2"),
         ({"imbalance": 0.5}, "imbalance: expected 1 or more, got 0.5"),
         ({"order": "tp"}, "order: expected pp.dp.tp, dp.pp.tp, pp.tp.dp, dp.tp.pp, tp.pp.dp, tp.dp.pp, got 'tp'"),
     ],

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import overlap
+from overlap.parallel.schedules import FAMILIES
 from overlap.timeline import Timeline
 from overlap.workload import Layout, Model, estimate, load, train
 from overlap.workload.bound import bound_s
@@ -19,6 +20,7 @@ from topology import cluster
 MACHINE = cluster("trn2.48xlarge")
 SMALL = cluster("trn2.3xlarge")
 DENSE = replace(load("llama-8b"), name="small", layers=3, sequence=1024)
+FOUR = replace(DENSE, layers=4)
 SPARSE = replace(load("mixtral-8x7b"), name="sparse", layers=2, sequence=1024)
 CLOCK = overlap.Virtual(efficiency=0.5)
 
@@ -132,6 +134,9 @@ def test_further_microbatches_cost_what_they_would_have_cost(figures):
     [
         {"tp": 8, "pp": 2},
         {"tp": 4, "pp": 2, "schedule": "zb-h1"},
+        pytest.param({"tp": 4, "pp": 2, "schedule": "zb-h2"}, marks=pytest.mark.slow),
+        pytest.param({"model": FOUR, "tp": 4, "pp": 2, "schedule": "zb-v", "chunks": 2}, marks=pytest.mark.slow),
+        pytest.param({"model": FOUR, "tp": 4, "pp": 2, "schedule": "dualpipe-v", "chunks": 2}, marks=pytest.mark.slow),
         pytest.param({"tp": 4, "cp": 4}, marks=pytest.mark.slow),
         {"tp": 4, "sequence_parallel": False, "checkpointing": "none"},
         {"zero": 0, "checkpointing": "selective"},
@@ -148,12 +153,12 @@ def test_no_step_is_below_its_bound_which_is_near(figures):
 
 @pytest.mark.slow
 def test_a_zero_bubble_schedule_and_an_interleaved_one_wait_less_than_1f1b():
-    plain = predicted(tp=4, pp=2, microbatches=8)
-    zero = predicted(tp=4, pp=2, microbatches=8, schedule="zb-h1")
     more = replace(DENSE, layers=4)
-    interleaved = predicted(more, tp=4, pp=2, microbatches=8, schedule="interleaved-1f1b", chunks=2)
-    assert zero.step_s < plain.step_s
-    assert interleaved.step_s < predicted(more, tp=4, pp=2, microbatches=8).step_s
+    steps = {
+        name: predicted(more, tp=4, pp=2, microbatches=8, schedule=name, chunks=FAMILIES[name].chunks or 2).step_s
+        for name in FAMILIES
+    }
+    assert max(steps[each] for each in ("zb-h1", "interleaved-1f1b", "zb-v", "dualpipe-v")) < steps["1f1b"]
 
 
 def test_ranks_that_stand_for_others_take_what_all_of_them_take():

@@ -43,7 +43,7 @@ _DEGREES = {
     "ep": "ranks of dp that share the experts",
     "global_batch": "samples of a step; default: 8 microbatches for each stage",
     "micro_batch": "samples that pass the pipeline together",
-    "chunks": "stages on each rank, with --schedule interleaved-1f1b",
+    "chunks": "stages on each rank, with --schedule interleaved-1f1b; default: 2",
 }
 # What a layout says by itself, or what ranks that behave alike do not have.
 _ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "straggler_share", "straggler_factor",
@@ -170,8 +170,8 @@ def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[
     given = {name: value for name in _layout_names() if (value := getattr(args, f"layout_{name}")) is not None}
     if twice := [name for name in names if name in given]:
         raise UsageError(f"--best: {twice[0]} is given, and cannot be searched for too")
-    if given.get("schedule") == "interleaved-1f1b":
-        given.setdefault("chunks", 2)
+    if (schedule := given.get("schedule")) in FAMILIES:
+        given.setdefault("chunks", FAMILIES[schedule].chunks or 2)
     shared = given.get("tp", 1) * given.get("pp", 1) * given.get("cp", 1)
     if names:
         given.setdefault("global_batch", _BATCH)

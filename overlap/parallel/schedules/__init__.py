@@ -1,13 +1,15 @@
 """Pipeline schedules as data: made, proved, timed on paper, drawn. Pure.
 
 From the bottom up: `action` is one thing a rank does. `proof` says whether rows of them make a schedule, `timing` when
-each of them runs, and `grid` draws that. `schedule` holds the rows, `families` makes the published ones.
+each of them runs, and `grid` draws that. `schedule` holds the rows, `families` makes the published ones, `folded` those
+whose stages lie like a V.
 """
 
 from __future__ import annotations
 
 from .action import Action, Kind
-from .families import FAMILIES, Family, gpipe, interleaved_1f1b, make, one_f_one_b, zb_h1
+from .families import FAMILIES, Family, gpipe, interleaved_1f1b, make, one_f_one_b, zb_h1, zb_h2
+from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
 from .timing import Durations, Timing
 
@@ -19,9 +21,12 @@ __all__ = [
     "Kind",
     "PipelineSchedule",
     "Timing",
+    "dualpipe_v",
     "gpipe",
     "interleaved_1f1b",
     "make",
     "one_f_one_b",
     "zb_h1",
+    "zb_h2",
+    "zb_v",
 ]

@@ -1,4 +1,4 @@
-"""The published schedules: GPipe, 1F1B, interleaved 1F1B and ZB-H1, with what is known of each.
+"""The published schedules, from GPipe to DualPipe-V, with what is known of each.
 
 The formulas are of time that a rank is idle in a step, of p ranks; F, I and W are what one microbatch takes at one
 stage, B is I + W.
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from ...errors import UsageError
 from .action import Action, Kind
+from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
 from .timing import Durations
 
-__all__ = ["FAMILIES", "Family", "gpipe", "interleaved_1f1b", "make", "one_f_one_b", "zb_h1"]
+__all__ = ["FAMILIES", "Family", "gpipe", "interleaved_1f1b", "make", "one_f_one_b", "zb_h1", "zb_h2"]
 
 F, B, I, W = Kind  # noqa: E741
 
@@ -46,7 +47,19 @@ def zb_h1(ranks: int, microbatches: int) -> PipelineSchedule:
     Every rank holds up to p microbatches, until their W.
     """
     _check(ranks=ranks, microbatches=microbatches)
-    return PipelineSchedule("zb-h1", [list(_zb_h1_row(r, ranks, microbatches)) for r in range(ranks)])
+    rows = [list(_zero_bubble_row(r, ranks - 1 - r, r, microbatches)) for r in range(ranks)]
+    return PipelineSchedule("zb-h1", rows)
+
+
+def zb_h2(ranks: int, microbatches: int) -> PipelineSchedule:
+    """ZB-H1 with twice as many forwards ahead and twice the lag (arXiv 2401.10241).
+
+    A rank is idle for (p-1)(F+I-2W) between its first action and its last, at least 0, for m >= 2p-1; from the first
+    start anywhere to the last end, by replay, (p-1) max(F+I-2W, F, I). Every rank holds up to 2p-1 microbatches.
+    """
+    _check(ranks=ranks, microbatches=microbatches)
+    rows = [list(_zero_bubble_row(r, 2 * (ranks - 1 - r), 2 * r, microbatches)) for r in range(ranks)]
+    return PipelineSchedule("zb-h2", rows)
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int = 2) -> PipelineSchedule:
@@ -79,12 +92,12 @@ def _one_one(warm_up: int, microbatches: int, backward: Kind) -> Iterator[tuple[
         yield backward, i
 
 
-def _zb_h1_row(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    for kind, i in _one_one(ranks - 1 - rank, microbatches, I):
+def _zero_bubble_row(rank: int, ahead: int, lag: int, microbatches: int) -> Iterator[Action]:
+    for kind, i in _one_one(ahead, microbatches, I):
         yield Action(rank, kind, i)
-        if kind is I and i >= rank:
-            yield Action(rank, W, i - rank)
-    yield from (Action(rank, W, i) for i in range(max(0, microbatches - rank), microbatches))
+        if kind is I and i >= lag:
+            yield Action(rank, W, i - lag)
+    yield from (Action(rank, W, i) for i in range(max(0, microbatches - lag), microbatches))
 
 
 def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Action]:
@@ -112,10 +125,18 @@ class Family:
         make: From ranks, microbatches and chunks, the schedule.
         bubble: From ranks, microbatches and durations, what a rank is idle for by the formula; None where that is not
             said to hold. Messages are taken to take no time.
+        chunks: Stages on each rank; None: as many as are asked for, from 1.
+        folded: Whether they go down the ranks and up again.
     """
 
     make: Callable[[int, int, int], PipelineSchedule]
     bubble: Callable[[int, int, Durations], int | None]
+    chunks: int | None = 1
+    folded: bool = False
+
+
+def _alike(t: Durations) -> bool:
+    return t.forward == t.input_gradient == t.weight_gradient
 
 
 def _fill_and_drain(p: int, m: int, t: Durations) -> int:
@@ -126,11 +147,29 @@ FAMILIES = {
     "gpipe": Family(make=lambda p, m, v: gpipe(p, m), bubble=_fill_and_drain),
     "1f1b": Family(make=lambda p, m, v: one_f_one_b(p, m), bubble=_fill_and_drain),
     "interleaved-1f1b": Family(
-        make=interleaved_1f1b, bubble=lambda p, m, t: _fill_and_drain(p, m, t) if m >= p else None
+        make=interleaved_1f1b, chunks=None, bubble=lambda p, m, t: _fill_and_drain(p, m, t) if m >= p else None
     ),
     "zb-h1": Family(
         make=lambda p, m, v: zb_h1(p, m),
         bubble=lambda p, m, t: (p - 1) * max(t.of(F) + t.of(I) - t.of(W), t.of(F), t.of(I)) if m >= p else None,
+    ),
+    "zb-h2": Family(
+        make=lambda p, m, v: zb_h2(p, m),
+        bubble=lambda p, m, t: (
+            (p - 1) * max(t.of(F) + t.of(I) - 2 * t.of(W), t.of(F), t.of(I)) if m >= 2 * p - 1 else None
+        ),
+    ),
+    "zb-v": Family(
+        make=lambda p, m, v: zb_v(p, m),
+        chunks=2,
+        folded=True,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if m >= 2 * p - 1 and _alike(t) else None,
+    ),
+    "dualpipe-v": Family(
+        make=lambda p, m, v: dualpipe_v(p, m),
+        chunks=2,
+        folded=True,
+        bubble=lambda p, m, t: (p - 1) * t.of(F) if _alike(t) else None,
     ),
 }
 """Every published schedule that there is, by name."""
@@ -140,10 +179,10 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
     """Make a published schedule by its name, in any case.
 
     Args:
-        name: "gpipe", "1f1b", "interleaved-1f1b" or "zb-h1".
+        name: One of `FAMILIES`.
         ranks: Of the pipeline.
         microbatches: Into how many each batch is cut.
-        chunks: Stages on each rank, for "interleaved-1f1b"; 2 by default.
+        chunks: Stages on each rank, for "interleaved-1f1b"; by default 2, or what the schedule has.
 
     Raises:
         UsageError: If the name is unknown, or a number cannot be meant.
@@ -151,8 +190,10 @@ def make(name: str, *, ranks: int, microbatches: int, chunks: int | None = None)
     family = FAMILIES.get(name.lower()) if isinstance(name, str) else None
     if family is None:
         raise UsageError(f"name: {name!r} is no schedule; known are {', '.join(FAMILIES)}")
-    if chunks is not None and chunks != 1 and family is not FAMILIES["interleaved-1f1b"]:
-        raise UsageError(f"chunks: {name} has one stage on each rank, got {chunks}; interleaved-1f1b has several")
+    if chunks not in (None, family.chunks) and family.chunks is not None:
+        stages = "one stage" if family.chunks == 1 else f"{family.chunks} stages"
+        raise UsageError(f"chunks: {name} has {stages} on each rank, got {chunks}; interleaved-1f1b has several")
+    _check(ranks=ranks, microbatches=microbatches)
     return family.make(ranks, microbatches, 2 if chunks is None else chunks)
 
 

@@ -1,0 +1,135 @@
+"""Schedules of stages that go down the ranks and up again: rank r of p has the stages r and 2p-1-r, like a V.
+
+So the first rank has the loss too, and no message leaves the rank at the turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ...errors import UsageError
+from .action import Action, Kind
+from .schedule import PipelineSchedule
+
+__all__ = ["dualpipe_v", "zb_v"]
+
+F, B, I, W = Kind  # noqa: E741
+
+
+def zb_v(ranks: int, microbatches: int) -> PipelineSchedule:
+    """1F1B over the V, with weight gradients where a rank would be idle (ZB-V, arXiv 2401.10241).
+
+    Of F, I and W that take as long as each other, and m >= 2p-1, no rank is idle between its first action and its last;
+    from the first start anywhere to the last end, each is for p-1 of them. A rank holds up to 2p activations of a
+    stage, which is half of its part: as much as the first rank of 1F1B.
+    """
+    return PipelineSchedule("zb-v", [_zb_v_row(rank, ranks, microbatches) for rank in range(ranks)])
+
+
+def dualpipe_v(ranks: int, microbatches: int) -> PipelineSchedule:
+    """DualPipe over the V: forwards of one microbatch beside backwards of another (arXiv 2412.19437, cut in half).
+
+    A forward and a backward of a pair stand after one another here, so that the exchanges of each can travel while the
+    other computes; as one, they would take what the two take. Of F, I and W that take as long as each other a rank is
+    idle for p-1 of them, and holds up to 2p+1 activations of a stage.
+
+    Raises:
+        UsageError: If there are less than 2p microbatches.
+    """
+    if microbatches < 2 * ranks:
+        raise UsageError(f"microbatches: dualpipe-v takes at least {2 * ranks}, two for each rank; got {microbatches}")
+    return PipelineSchedule("dualpipe-v", [_dualpipe_v_row(rank, ranks, microbatches) for rank in range(ranks)])
+
+
+class _Row:
+    """The actions of a rank as they are appended: each the next microbatch of its kind and stage.
+
+    Args:
+        rank: Whose.
+        ranks: Of the pipeline.
+        most: Microbatches after which nothing is appended any more.
+    """
+
+    def __init__(self, rank: int, ranks: int, most: int) -> None:
+        self.down, self.up = rank, 2 * ranks - 1 - rank
+        self.actions: list[Action] = []
+        self._most = most
+        self._counts: dict[tuple[int, Kind], int] = {}
+        self._weights: deque[Action] = deque()
+
+    def add(self, stage: int, *kinds: Kind) -> None:
+        """Append the next of each kind."""
+        for kind in kinds:
+            number = self.count(stage, kind)
+            self._counts[stage, kind] = number + 1
+            if number < self._most:
+                self.actions.append(Action(stage, kind, number))
+
+    def count(self, stage: int, kind: Kind) -> int:
+        """Return how many there are, those included that were not appended."""
+        return self._counts.get((stage, kind), 0)
+
+    def back(self, stage: int, *, split: bool) -> None:
+        """Append the next backward; of a split one, the weights' gradient waits."""
+        number = self.count(stage, B)
+        self._counts[stage, B] = number + 1
+        self.actions.append(Action(stage, I if split else B, number))
+        if split:
+            self._weights.append(Action(stage, W, number))
+
+    def weight(self, times: int = 1) -> None:
+        """Append the weights' gradients that have waited longest."""
+        self.actions += [self._weights.popleft() for _ in range(times)]
+
+
+def _zb_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    """The order of torch's ScheduleZBVZeroBubble: that of at least 2p-1 microbatches, without those too many."""
+    row, whole = _Row(rank, ranks, microbatches), max(microbatches, 2 * ranks - 1)
+    down, up, rest = row.down, row.up, ranks - rank
+    row.add(down, *[F] * (2 * rest - 1))
+    for _ in range(rank):
+        row.add(up, F)
+        row.add(down, F)
+    for _ in range(rest):
+        row.add(up, F, I, W)
+    while min(row.count(down, F), row.count(up, F)) < whole:
+        row.add(down, *[F] * (row.count(down, F) < whole), I, W)
+        row.add(up, F, I, W)
+    for _ in range(rank):
+        row.add(down, I)
+        row.add(up, I)
+    for _ in range(rest):
+        row.add(down, I, W)
+    row.add(up, *[W] * (whole - row.count(up, W)))
+    row.add(down, *[W] * (whole - row.count(down, W)))
+    return row.actions
+
+
+def _dualpipe_v_row(rank: int, ranks: int, microbatches: int) -> list[Action]:
+    """The eight phases of deepseek-ai/DualPipe, dualpipev.py."""
+    row, rest, turn = _Row(rank, ranks, microbatches), ranks - rank - 1, rank + 1
+    down, up = row.down, row.up
+    row.add(down, *[F] * (2 * rest))
+    for _ in range(turn):
+        row.add(down, F)
+        row.add(up, F)
+    for _ in range(rest):
+        row.back(up, split=True)
+        row.weight()
+        row.add(up, F)
+    for _ in range(microbatches - 2 * ranks + turn):
+        row.add(down, F)
+        row.back(up, split=False)
+        row.add(up, F)
+        row.back(down, split=False)
+    for _ in range(rest):
+        row.back(up, split=False)
+        row.add(up, F)
+        row.back(down, split=False)
+    for number in range(2 * turn):  # the second half of them without weights' gradients, which fill what follows
+        row.back(down if number % 2 else up, split=number >= turn)
+    for _ in range(rest):
+        row.weight()
+        row.back(down, split=True)
+    row.weight(turn)
+    return row.actions
