@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from ..errors import UsageError
+from .backwards import ALL_BACKWARDS, forwards, left_out
 from .events import Event, Json
 from .kineto import from_kineto, is_kineto
 from .neuron import from_neuron, is_neuron
@@ -27,13 +29,15 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
     Raises:
         UsageError: If no event is recognised, or a pid is not a number, naming what was looked for and what was there.
     """
-    slices, backwards = _forwards(complete(events))
+    slices, backwards = forwards(complete(events), "dur")
     if is_neuron(document):
         found = from_neuron(document)
     elif is_kineto(document):
         found = from_kineto(slices, document)
     else:
         found = _from_others(slices)
+    if found is None and backwards and not slices:
+        raise ValueError(ALL_BACKWARDS)
     if found is None:
         counted = Counter(str(event.get("cat", "events without one")) for event in slices)
         seen = ", ".join(name for name, _ in counted.most_common(5))
@@ -42,7 +46,7 @@ def from_foreign(events: Sequence[Event], document: Mapping[str, Json]) -> Timel
             f"{', '.join(sorted(_COMPUTE_CATEGORIES | _COMM_CATEGORIES))}; it has {seen or 'no complete events'}"
         )
     if backwards:
-        found.meta[LEFT_OUT] = _left_out(backwards)
+        found.meta[LEFT_OUT] = left_out(backwards)
     return found
 
 
@@ -60,18 +64,6 @@ def complete(events: Sequence[Event]) -> list[Event]:
             if isinstance(begin, int | float) and isinstance(end, int | float):
                 slices.append({**begun, "ph": "X", "dur": end - begin})
     return slices
-
-
-def _forwards(slices: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-    """Part events from those that end before they start, because a clock went back."""
-    backwards = [event for event in slices if isinstance(dur := event.get("dur"), int | float) and dur < 0]
-    gone = set(map(id, backwards))
-    return [event for event in slices if id(event) not in gone], backwards
-
-
-def _left_out(events: Sequence[Event]) -> str:
-    which = "1 event ends before it starts" if len(events) == 1 else f"{len(events)} events end before they start"
-    return f"{which} ({'first: ' * (len(events) > 1)}'{events[0].get('name', '')}'): shown is the rest"
 
 
 def _from_others(slices: Sequence[Event]) -> Timeline | None:
@@ -113,7 +105,7 @@ def _kind(event: Event, name: str) -> Kind | None:
 
 def _ns(event: Event, field: str) -> int:
     value = event.get(field)
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"{field} is {value!r}, not a number of microseconds")
     return round(value * 1000)
 

@@ -122,7 +122,9 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    except (ValueError, OverflowError) as error:
+    except OverflowError as error:
+        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+    except ValueError as error:
         raise UsageError(f"{path}: damaged trace file: {error}") from error
 
 

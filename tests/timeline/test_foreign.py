@@ -123,6 +123,20 @@ def test_a_system_profile_of_neuron(tmp_path):
     ]
 
 
+def profile(*durations):
+    events = [
+        {"name": "cc_running", "timestamp": at, "duration": length, "worker_gid": 0}
+        for at, length in enumerate(durations)
+    ]
+    return {"trace_events": events}
+
+
+def test_events_of_neuron_that_end_before_they_start_are_left_out_and_told(tmp_path):
+    timeline = read_trace(written(tmp_path, profile(5, -3, -4)))
+    assert [span.duration_ns for span in timeline.spans] == [5]
+    assert oddities(timeline) == "2 events end before they start (first: 'cc_running'): shown is the rest"
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [
@@ -133,6 +147,11 @@ def test_a_system_profile_of_neuron(tmp_path):
         ),
         ({"trace_events": [{"name": "cc_running", "timestamp": "x"}]}, "timestamp is 'x', not a number of nanoseconds"),
         (kineto(0, [event("kernel", "k", None, 1)]), "ts is None, not a number of microseconds"),
+        (profile(-3, -4), "all of its events end before they start"),
+        ({"traceEvents": [event("kernel", "k", 5, -1)]}, "all of its events end before they start"),
+        (profile(float("inf")), "duration is inf, not a number of nanoseconds"),
+        ({"traceEvents": [event("kernel", "k", float("nan"), 1)]}, "ts is nan, not a number of microseconds"),
+        (profile(1 << 70), "a number in it has more than 64 bits"),
     ],
 )
 def test_what_is_no_trace_is_one_line(tmp_path, document, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -40,9 +40,13 @@ def rebucket(graph: Graph, nbytes: int, text: str) -> None:
         raise UsageError(f"--what-if: {text!r}: there are no all-reduces that could be buckets")
     gone: set[Node] = set()
     made: list[Node] = []
+    ends: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.kind == "end":
+            ends.setdefault(node.after[0][0], []).append(node)
     for nodes in series.values():
         nodes.sort(key=_began_ns)
-        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), graph)
+        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends)
         gone.update(nodes)
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
@@ -74,7 +78,7 @@ def _share(nodes: Sequence[Node]) -> float:
     return sum(node.hidden_ns for node in nodes) / max(sum(node.work_ns for node in nodes), 1.0)
 
 
-def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, graph: Graph) -> list[Node]:
+def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, ends: Mapping[Node, Sequence[Node]]) -> list[Node]:
     total = sum(map(nbytes_of, nodes))
     buckets = []
     for number, start in enumerate(range(0, total, nbytes)):
@@ -83,16 +87,13 @@ def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, graph: Graph) -> l
         buckets[-1].lane, buckets[-1].urgency = nodes[0].lane, (*nodes[0].urgency, number)
     for bucket, before in zip(buckets[WINDOW:], buckets, strict=False):
         bucket.after.append((before, 0))
-    last: dict[Node, Node] = {}
     at = 0
     for node in nodes:
         first, final = at // nbytes, (at + nbytes_of(node) - 1) // nbytes
         for bucket in buckets[first : final + 1]:
             bucket.after += node.after
             bucket.spans += node.spans
-        last[node] = buckets[final]
         at += nbytes_of(node)
-    for node in graph.nodes:
-        if node.kind == "end" and node.after[0][0] in last:
-            node.after[0] = (last[node.after[0][0]], node.after[0][1])
+        for end in ends.get(node, ()):
+            end.after[0] = (buckets[final], end.after[0][1])
     return buckets

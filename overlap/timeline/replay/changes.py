@@ -123,9 +123,12 @@ def _late(graph: Graph, text: str) -> None:
     for node in graph.nodes:
         if node.kind == "program" and node not in step_ends:
             node.after = [(each, delay) for each, delay in node.after if each.kind != "end"]
+    ends: dict[tuple[int, int | None], list[Node]] = {}
+    for node in graph.nodes:
+        if node.kind == "end":
+            ends.setdefault((node.ranks[0], node.spans[0].step), []).append(node)
     for _, end, span in graph.steps:
-        mine = [n for n in graph.nodes if n.kind == "end" and n.ranks == (span.rank,) and n.spans[0].step == span.step]
-        end.after += [(node, 0) for node in mine]
+        end.after += [(node, 0) for node in ends.get((span.rank, span.step), ())]
 
 
 # -- wires ---------------------------------------------------------------------------------------------------------

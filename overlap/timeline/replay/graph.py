@@ -28,6 +28,7 @@ class Node:
         lane: Of the transfers of one, the most urgent has the wires to itself; None: it shares them with all others.
         urgency: In its lane; lower comes first.
         hidden_ns: Of its work, what passes while another of its lane has the wires, if it ever waits for one.
+        place: Its number, while a graph runs.
     """
 
     kind: NodeKind
@@ -39,6 +40,7 @@ class Node:
     lane: object = None
     urgency: tuple[int, ...] = ()
     hidden_ns: float = 0.0
+    place: int = -1
 
 
 @dataclass(slots=True)

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
+from typing import TypeAlias
 
-from ..spans import Span, Timeline, span_order
+import numpy as np
+
+from ..columnar import NONE, SpanColumns
+from ..spans import Span, Timeline
 from .graph import Graph, Node
 
 __all__ = ["run_graph"]
+
+_NEVER = -1e300
+
+_Moved: TypeAlias = tuple[int, int, int, int]
+"""When it starts, ends, was issued, and when its ranks met."""
 
 
 def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
@@ -21,40 +30,60 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         likely: Whether to wait for what nothing shows but is likely.
     """
     begun, over = _Run(graph, likely).times()
-    spans = []
+    spans: list[Span] = []
+    moved: list[_Moved] = []
     for node in graph.nodes:
-        if node.kind == "compute" and node in over:
-            spans.append(_moved(node.spans[0], begun[node], over[node]))
-        elif node.kind == "end" and node in over:
-            transfer = node.after[0][0]
-            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.spans == node.spans)
-            spans.append(_carried(node.spans[0], over[arrival], begun[transfer], over[node]))
+        end_ns = over[node.place]
+        if end_ns is None:
+            continue
+        if node.kind == "compute":
+            spans.append(node.spans[0])
+            moved.append(_moved(node.spans[0], begun[node.place], end_ns))
+        elif node.kind == "end":
+            transfer, span = node.after[0][0], node.spans[0]
+            arrival = next(each for each, _ in transfer.after if each.kind == "arrival" and each.spans[0] is span)
+            spans.append(span)
+            moved.append(_carried(span, over[arrival.place] or 0.0, begun[transfer.place], end_ns))
     for first, last, span in graph.steps:
-        if first in over and last in over:
-            spans.append(_moved(span, over[first], over[last]))
-    return replace(timeline, spans=sorted(spans, key=span_order))
+        first_ns, last_ns = over[first.place], over[last.place]
+        if first_ns is not None and last_ns is not None:
+            spans.append(span)
+            moved.append(_moved(span, first_ns, last_ns))
+    return _timeline(spans, moved, timeline)
 
 
-def _moved(span: Span, start_ns: float, end_ns: float) -> Span:
-    issued_ns = None if span.issued_ns is None else round(start_ns) - (span.start_ns - span.issued_ns)
-    return replace(span, start_ns=round(start_ns), end_ns=max(round(end_ns), round(start_ns)), issued_ns=issued_ns)
+def _timeline(spans: list[Span], moved: list[_Moved], timeline: Timeline) -> Timeline:
+    columns = SpanColumns.of(spans)
+    whole = columns.whole.copy()
+    whole[:4] = np.array(moved, np.int64).reshape(-1, 4).T
+    return Timeline.of_columns(
+        replace(columns, whole=whole), world_size=timeline.world_size, clock=timeline.clock, dropped=timeline.dropped,
+        meta=timeline.meta,
+    )  # fmt: skip
 
 
-def _carried(span: Span, start_ns: float, met_ns: float, end_ns: float) -> Span:
+def _moved(span: Span, start_ns: float, end_ns: float) -> _Moved:
+    start = round(start_ns)
+    issued = NONE if span.issued_ns is None else start - (span.start_ns - span.issued_ns)
+    return start, max(round(end_ns), start), issued, 0
+
+
+def _carried(span: Span, start_ns: float, met_ns: float, end_ns: float) -> _Moved:
     start, met, end = round(start_ns), round(met_ns), round(end_ns)
     met, end = max(met, start), max(end, met, start)
-    info = span.info and replace(
-        span.info, issued_ns=start - span.info.queue_wait_ns, start_ns=start, met_ns=met, end_ns=end
-    )
-    return replace(span, start_ns=start, end_ns=end, info=info)
+    return (start, end, NONE, 0) if span.info is None else (start, end, start - span.info.queue_wait_ns, met)
 
 
 class _Run:
     def __init__(self, graph: Graph, likely: bool) -> None:
         self._graph = graph
-        self._next: dict[Node, list[tuple[Node, float]]] = {}
-        self._missing: dict[Node, int] = {}
-        self._ready: dict[Node, float] = {}
+        nodes = graph.nodes
+        for place, node in enumerate(nodes):
+            node.place = place
+        # by place
+        self._next: list[list[tuple[int, float]]] = [[] for _ in nodes]
+        self._missing = [0] * len(nodes)
+        self._ready = [_NEVER] * len(nodes)
         self._events: list[tuple[float, int, Node, int]] = []
         self._number = count()
         self._left: dict[Node, float] = {}  # of active transfers
@@ -62,22 +91,28 @@ class _Run:
         self._since: dict[Node, float] = {}
         self._version: dict[Node, int] = {}
         self._hidden: dict[Node, float] = {}
-        self._lanes = any(node.lane is not None for node in graph.nodes)
+        self._lanes = any(node.lane is not None for node in nodes)
         self._on: dict[int, dict[Node, None]] = {}
-        for node in graph.nodes:
-            after = [*node.after, *((each, 0.0) for each in node.likely)] if likely and node.likely else node.after
-            self._missing[node] = len(after)
-            for before, delay_ns in after:
-                self._next.setdefault(before, []).append((node, delay_ns))
+        following = self._next
+        for place, node in enumerate(nodes):
+            self._missing[place] = len(node.after)
+            for before, delay_ns in node.after:
+                following[before.place].append((place, delay_ns))
+            if likely and node.likely:
+                self._missing[place] += len(node.likely)
+                for before in node.likely:
+                    following[before.place].append((place, 0.0))
 
-    def times(self) -> tuple[dict[Node, float], dict[Node, float]]:
-        """Return when each node began, and when it was over."""
-        begun, over = self._ready, dict[Node, float]()
-        for node in self._graph.nodes:
-            if not self._missing[node]:
+    def times(self) -> tuple[list[float], list[float | None]]:
+        """Return when each node began, and when it was over; None: never."""
+        nodes, missing, ready, following = self._graph.nodes, self._missing, self._ready, self._next
+        over: list[float | None] = [None] * len(nodes)
+        events, push, number = self._events, heappush, self._number
+        for place, node in enumerate(nodes):
+            if not missing[place]:
                 self._begin(node, float(self._graph.start_ns))
-        while self._events:
-            at_ns, _, node, version = heappop(self._events)
+        while events:
+            at_ns, _, node, version = heappop(events)
             if node.kind == "transfer":
                 if version == 0:
                     self._join(node, at_ns)
@@ -85,16 +120,19 @@ class _Run:
                 if version != self._version[node]:
                     continue
                 self._leave(node, at_ns)
-            over[node] = at_ns
-            for later, delay_ns in self._next.get(node, ()):
-                self._ready[later] = max(self._ready.get(later, -1e300), at_ns + delay_ns)
-                self._missing[later] -= 1
-                if not self._missing[later]:
-                    self._begin(later, self._ready[later])
-        return begun, over
+            over[node.place] = at_ns
+            for place, delay_ns in following[node.place]:
+                if at_ns + delay_ns > ready[place]:
+                    ready[place] = at_ns + delay_ns
+                missing[place] -= 1
+                if not missing[place]:
+                    later, begin_ns = nodes[place], ready[place]
+                    due_ns = begin_ns if later.kind == "transfer" else begin_ns + later.work_ns
+                    push(events, (due_ns, next(number), later, 0))
+        return ready, over
 
     def _begin(self, node: Node, at_ns: float) -> None:
-        self._ready[node] = at_ns
+        self._ready[node.place] = at_ns
         self._push(at_ns if node.kind == "transfer" else at_ns + node.work_ns, node, 0)
 
     def _push(self, at_ns: float, node: Node, version: int) -> None:
