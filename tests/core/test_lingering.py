@@ -60,7 +60,7 @@ def test_where_that_helps_it_waits_for_what_has_not_come_yet() -> None:
 
 
 def test_all_wires_are_looked_at() -> None:
-    first, second = Wire(set(), None), Wire({1}, None)
+    first, second = Wire({1}, None), Wire(set(), None)
     linger({7: first, 8: second}, lambda: False, longest_s=FOR_EVER_S)
     assert (first.looks, second.looks) == (2, 2)
 
@@ -71,7 +71,7 @@ def test_where_it_has_not_helped_lately_it_looks_once() -> None:
         linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S)
     wire = Wire(set(), patience)
     linger({7: wire}, lambda: False, longest_s=FOR_EVER_S)
-    assert wire.looks == 1
+    assert (wire.looks, patience.take()) == (1, 0.0)
 
 
 def test_however_much_comes_others_have_their_turn() -> None:
