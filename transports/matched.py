@@ -67,7 +67,7 @@ class Link(ABC):
         """Take in what has come, where nothing else does that in time; called before a wait."""
 
     def catch_up(self) -> bool:
-        """Take in what has come, though a task would do so soon, and say if anything had: who may sleep calls this."""
+        """Move what can be, though a task would do so soon, and say if anything was: who may sleep calls this."""
         return False
 
     async def end_of(self, end: Send | Receive) -> None:

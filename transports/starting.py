@@ -78,7 +78,7 @@ class Starter(ABC):
         return None
 
     def catch_up(self, peer: int) -> bool:
-        """Take in what has come from a peer, though a task would do so soon: who is about to sleep may call this.
+        """Move what can be from and to a peer, though a task would do so soon: who is about to sleep may call this.
 
         Whatever was started may end meanwhile, and is told so. Not to be called while anything is told.
 
@@ -86,7 +86,7 @@ class Starter(ABC):
             peer: The other rank.
 
         Returns:
-            Whether anything has come.
+            Whether anything was moved.
 
         Raises:
             TransportClosedError: This end is closed.

@@ -109,10 +109,12 @@ class SocketRail(Rail):
         return more is not _Stop.END
 
     def catch_up(self) -> bool:
-        """Act on what has come; never while something that came is acted upon."""
+        """Write and read what can be now; never while something that came is acted upon."""
         if self.dead or self.reading.behind:
             return False
-        before = self.read_bytes
+        before = self.read_bytes + self.written_bytes
+        if not self.idle:
+            self._write()  # the writing task finds nothing to do then
         try:
             self._read_there()  # whatever it stops at, the reading task finds that again in the socket
             while self.reading.behind:  # but frames that have been read only here: nothing may follow them
@@ -121,7 +123,7 @@ class SocketRail(Rail):
                 self._hint(self.reading.hint_bytes)
         except (ProtocolError, OSError, trio.ClosedResourceError) as error:
             self._die_of(error)
-        return self.read_bytes != before
+        return self.read_bytes + self.written_bytes != before
 
     def _read_there(self) -> _Stop:
         """Read what is there, a chunk at most, and act on it."""

@@ -106,12 +106,12 @@ class EfaLink(Link):
         return holds_back(mine, others, due_bytes=self.departures.due_bytes, chunk_bytes=CHUNK_BYTES)
 
     def catch_up(self) -> bool:
-        """Take in what has come, if anybody waits for it, and say whether anything had."""
-        came = False
-        if self.engine.incoming.wanted:
-            for rail in tuple(self.rails):
-                came = rail.catch_up() or came
-        return came
+        """Take in what has come, if anybody waits for it, and write what waits for room; say whether anything moved."""
+        moved, wanted = False, self.engine.incoming.wanted
+        for rail in tuple(self.rails):
+            if wanted or not rail.idle:
+                moved = rail.catch_up() or moved
+        return moved
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""

@@ -241,7 +241,7 @@ class Rail(ABC):
         """Wait for something to come, and act on it; False at the end."""
 
     def catch_up(self) -> bool:
-        """Act on what has come, before the reading task does, and say if anything had: who may sleep calls this."""
+        """Write what waits for room, and act on what has come, before the tasks do; say whether anything moved."""
         return False
 
     async def _read(self) -> None:

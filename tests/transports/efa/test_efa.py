@@ -8,6 +8,7 @@ import socket
 import subprocess
 from functools import partial
 from itertools import pairwise
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from transports.testing import CHECKS
 from transports.tls import Tls
 
 from .impostor import confronted
-from .processes import SECRET, Table, World, opened, pairs, quietly, run
+from .processes import SECRET, TIMEOUT_S, Table, World, opened, pairs, quietly, run
 
 
 def test_late_receivers_take_a_bounded_amount_of_memory_and_block_no_other_tag() -> None:
@@ -285,6 +286,28 @@ def test_a_burst_is_acted_upon_to_its_end_though_nothing_follows_it() -> None:
                 pass
             await wait_all_tasks_blocked()
             assert len(ended) == count
+
+    run(main)
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_who_is_about_to_sleep_writes_what_waits_for_room(unix: bool) -> None:
+    """Both ends of a message that no socket holds at once; without a turn of the event loop."""
+    message, out, ended = random.Random(2).randbytes(PUSH_BYTES), bytearray(PUSH_BYTES), list[Call]()
+
+    async def main() -> None:
+        world = World(unix=unix)
+        async with opened(world.efas):
+            gives, takes = (end.starter(other) for end, other in zip(world.ends(), (1, 0), strict=True))
+            assert gives is not None
+            assert takes is not None
+            takes.begin_recv(0, 6, out, len(out), done=ended.append)
+            gives.begin_send(1, 6, message, done=lambda _: None)
+            until_s = perf_counter() + TIMEOUT_S
+            while not ended and perf_counter() < until_s:
+                gives.catch_up(1)
+                takes.catch_up(0)
+            assert out == message
 
     run(main)
 
