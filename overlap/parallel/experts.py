@@ -9,6 +9,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .called_from import users_frame
 from .layers import Cost, Layer, Pair, forward_of
 from .own_experts import OwnExperts
 from .pending import pick
@@ -126,7 +127,7 @@ class Experts:
     async def forward(self, w: object, x: object) -> Pair:
         """Issue the layer for this rank's tokens, (..., h); waits for the counts of all ranks."""
         routed = self._issue("route", route, pick(w, ("router",)), x, self.top_k, self._normalised)
-        counts = self.group.all_gather(routed[2], name="rows for each expert")
+        counts = self.group.all_gather(routed[2], name="rows for each expert", call_site=users_frame())
         load: object = None
         if self._balance and self._balance_over is not None:
             load = self._balance_over.all_reduce(routed[2], name="rows for all experts")
@@ -135,13 +136,13 @@ class Experts:
             shared, kept_shared = await forward_of(self.shared, pick(w, ("shared",)), x)
         table = (await counts).reshape(self.group.size, self.experts)
         there, back = self._ways(table)
-        received = self.group.all_to_all(routed[1], counts=there, name="tokens to experts")
+        received = self.group.all_to_all(routed[1], counts=there, name="tokens to experts", call_site=users_frame())
         rows = int(there[:, self.group.rank].sum())
         both = self._issue(
             "forward", self._own.forward, table[:, self._mine], pick(w, ("experts",)), received, rows=rows
         )
-        outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens")
-        y = self.rank.compute(_merged, routed, outputs, shared, name="merge", seconds=0.0)
+        outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens", call_site=users_frame())
+        y = self.rank.compute(_merged, routed, outputs, shared, name="merge", call_site=users_frame(), seconds=0.0)
         kept: LeftForBackward = {
             "routed": routed, "table": table, "load": table.sum(0) if load is None else load,
             "outputs": outputs, "saved": both[1], "shared": kept_shared,
@@ -152,14 +153,18 @@ class Experts:
         """Issue the way back; waits for nothing."""
         left = cast("LeftForBackward", kept)
         there, back = self._ways(left["table"])
-        split = self.rank.compute(_split, left["routed"], left["outputs"], dy, name="split gradient", seconds=0.0)
-        received = self.group.all_to_all(split[0], counts=there, name="gradients to experts")
+        split = self.rank.compute(
+            _split, left["routed"], left["outputs"], dy, name="split gradient", call_site=users_frame(), seconds=0.0
+        )
+        received = self.group.all_to_all(split[0], counts=there, name="gradients to experts", call_site=users_frame())
         chosen = self._issue("route", self._route_backward, pick(w, ("router",)), left["routed"], left["load"], split)
         dx_shared, dw_shared = None, None
         if self.shared is not None:
             dx_shared, dw_shared = self.shared.backward(pick(w, ("shared",)), left["shared"], dy)
         d_rows, dw = self._experts_backward(w, left, received, back)
-        dx = self.rank.compute(_gradient, left["routed"], d_rows, chosen[0], dx_shared, name="merge", seconds=0.0)
+        dx = self.rank.compute(
+            _gradient, left["routed"], d_rows, chosen[0], dx_shared, name="merge", call_site=users_frame(), seconds=0.0
+        )
         gradients = {"router": chosen[1], "experts": dw}
         return dx, gradients | ({} if self.shared is None else {"shared": dw_shared})
 
@@ -169,9 +174,11 @@ class Experts:
         rows, saved = int(mine.sum()), left["saved"]
         if not own.splits:
             both = self._issue("backward", own.backward, mine, weights, saved, received, rows=rows)
-            return self.group.all_to_all(both[0], counts=back, name="gradients to tokens"), both[1]
+            return self.group.all_to_all(
+                both[0], counts=back, name="gradients to tokens", call_site=users_frame()
+            ), both[1]
         first = self._issue("backward_input", own.backward_input, mine, weights, saved, received, rows=rows)
-        d_rows = self.group.all_to_all(first[0], counts=back, name="gradients to tokens")
+        d_rows = self.group.all_to_all(first[0], counts=back, name="gradients to tokens", call_site=users_frame())
         return d_rows, self._issue("backward_weights", own.backward_weights, weights, first[1], rows=rows)
 
     def _ways(self, table: Array) -> tuple[Array, Array]:

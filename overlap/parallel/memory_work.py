@@ -8,6 +8,7 @@ from typing import TypeVar
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.rank import Rank
+from .called_from import users_frame
 
 T = TypeVar("T")
 
@@ -30,10 +31,11 @@ class MemoryWork:
     def compute(
         self, fn: Callable[..., T], *args: object, name: str, moved_bytes: float, stream: str | None = None
     ) -> Future[T]:
-        """Issue a compute that reads and writes so many bytes."""
+        """Issue a compute that reads and writes so many bytes, on behalf of the line that has called the strategy."""
+        place = users_frame()
         if self._known:
-            return self._rank.compute(fn, *args, name=name, bytes_moved=moved_bytes, stream=stream)
-        return self._rank.compute(fn, *args, name=name, seconds=0.0, stream=stream)
+            return self._rank.compute(fn, *args, name=name, bytes_moved=moved_bytes, stream=stream, call_site=place)
+        return self._rank.compute(fn, *args, name=name, seconds=0.0, stream=stream, call_site=place)
 
 
 def _nothing() -> None:

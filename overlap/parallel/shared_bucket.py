@@ -10,6 +10,7 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets import BucketPlan, Hook
+from .called_from import users_frame
 from .finite import Place
 from .hooked import Hooked
 from .memory_work import MemoryWork
@@ -178,7 +179,7 @@ class SharedBucket:
 
     def opened(self, whole: Future[Array]) -> Future[dict[str, Array]]:
         """Return the parameters by name, once they are there and all that was issued before has run."""
-        return self._rank.compute(self.shard.opened, whole, name="open", seconds=0.0)
+        return self._rank.compute(self.shard.opened, whole, name="open", seconds=0.0, call_site=users_frame())
 
 
 def _last(_: object, part: Array) -> Array:

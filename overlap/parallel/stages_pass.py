@@ -10,6 +10,7 @@ import numpy as np
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .called_from import users_frame
 from .layers import Half, Layer, first_half, forward_of, second_half
 from .memory_work import MemoryWork
 from .pending import RunningSum, filled, has_no_data, pick
@@ -120,12 +121,15 @@ class Pass:
     def _issue_loss(self, y: object, target: object) -> Future[Any]:
         pipeline, loss = self._pipeline, self._pipeline.loss
         if isinstance(loss, IssuedLoss):
-            return pipeline.rank.compute(self._shared, loss.issue(y, target), name="loss", seconds=0.0)
+            return pipeline.rank.compute(
+                self._shared, loss.issue(y, target), name="loss", seconds=0.0, call_site=users_frame()
+            )
         return pipeline.rank.compute(
             lambda y, target: self._shared(loss(y, target)),
             y,
             target,
             name="loss",
+            call_site=users_frame(),
             **pipeline.loss_cost,  # type: ignore[arg-type]
         )
 

@@ -30,6 +30,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .called_from import users_frame
 from .cuts import Cut
 from .layers import Pair
 from .pending import has_no_data
@@ -123,7 +124,7 @@ class _Linear(ABC):
     def backward_weights(self, w: object, kept: object) -> Future[object]:
         """Issue the gradients of the weights."""
         x, dy = cast("Pair", kept)
-        return self.rank.compute(_weight_gradients, w, x, dy, flops=self._flops)
+        return self.rank.compute(_weight_gradients, w, x, dy, flops=self._flops, call_site=users_frame())
 
 
 class ColumnLinear(_Linear):
@@ -137,16 +138,26 @@ class ColumnLinear(_Linear):
 
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product: (..., inputs) to (..., outputs / t)."""
-        whole = self.group.all_gather(cast("Array", x), name="gather x") if self.sequence else x
-        return self.rank.compute(_product, w, whole, flops=self._flops, name="column product"), x
+        whole = (
+            self.group.all_gather(cast("Array", x), name="gather x", call_site=users_frame()) if self.sequence else x
+        )
+        return self.rank.compute(
+            _product, w, whole, flops=self._flops, name="column product", call_site=users_frame()
+        ), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, summed over the group."""
-        x = self.group.all_gather(cast("Array", kept), name="gather x again") if self.sequence else kept
-        partial = self.rank.compute(_input_gradient, w, dy, flops=self._flops, name="column input gradient")
+        x = (
+            self.group.all_gather(cast("Array", kept), name="gather x again", call_site=users_frame())
+            if self.sequence
+            else kept
+        )
+        partial = self.rank.compute(
+            _input_gradient, w, dy, flops=self._flops, name="column input gradient", call_site=users_frame()
+        )
         if self.sequence:
-            return self.group.reduce_scatter(partial, name="scatter dx"), (x, dy)
-        return self.group.all_reduce(partial, name="sum dx"), (x, dy)
+            return self.group.reduce_scatter(partial, name="scatter dx", call_site=users_frame()), (x, dy)
+        return self.group.all_reduce(partial, name="sum dx", call_site=users_frame()), (x, dy)
 
     def _cut(self) -> tuple[str, int]:
         return "outputs", self.outputs
@@ -163,15 +174,21 @@ class RowLinear(_Linear):
     def forward(self, w: object, x: object) -> Pair:
         """Issue the product, and its sum: (..., inputs / t) to (..., outputs)."""
         name = "row product"
-        partial = self.rank.compute(_product, w, x, self.group.rank == 0, flops=self._flops, name=name)
+        partial = self.rank.compute(
+            _product, w, x, self.group.rank == 0, flops=self._flops, name=name, call_site=users_frame()
+        )
         if self.sequence:
-            return self.group.reduce_scatter(partial, name="scatter y"), x
-        return self.group.all_reduce(partial, name="sum y"), x
+            return self.group.reduce_scatter(partial, name="scatter y", call_site=users_frame()), x
+        return self.group.all_reduce(partial, name="sum y", call_site=users_frame()), x
 
     def backward_input(self, w: object, kept: object, dy: object) -> Pair:
         """Issue the gradient of `x`, of which each rank has its columns."""
-        whole = self.group.all_gather(cast("Array", dy), name="gather dy") if self.sequence else dy
-        dx = self.rank.compute(_input_gradient, w, whole, flops=self._flops, name="row input gradient")
+        whole = (
+            self.group.all_gather(cast("Array", dy), name="gather dy", call_site=users_frame()) if self.sequence else dy
+        )
+        dx = self.rank.compute(
+            _input_gradient, w, whole, flops=self._flops, name="row input gradient", call_site=users_frame()
+        )
         return dx, (kept, whole)
 
     def _cut(self) -> tuple[str, int]:

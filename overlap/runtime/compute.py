@@ -20,7 +20,7 @@ from .context import RankContext
 from .future import Failure, Future, outcome, settle, tell, wait_in_thread
 from .inputs import resolve
 from .memory.lent_arguments import arrays_in, explain
-from .outstanding import Issued, seconds_since
+from .outstanding import CallSite, Issued, place_told, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -52,7 +52,7 @@ class ComputeFuture(Issued[T_co]):
         function: Callable[..., T_co],
         args: tuple[object, ...],
         name: str,
-        frame: FrameType,
+        caller: CallSite,
     ) -> None:
         super().__init__()
         self.context, self.step = context, context.step
@@ -66,7 +66,7 @@ class ComputeFuture(Issued[T_co]):
         self.started_ns: int | None = None
         self.cost: tuple[int, str] | None = None
         self.stream: str | None = None
-        self.place = (frame.f_code, frame.f_lasti)
+        self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
 
     def describe(self) -> RawCompute:
         """Return what the timeline keeps of it besides its name and when it ran."""

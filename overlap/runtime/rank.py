@@ -29,6 +29,7 @@ from .group import Group
 from .issuing import Surroundings
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
+from .outstanding import CallSite
 from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream, Streams
 from .task import TaskFuture
@@ -135,6 +136,7 @@ class Rank(Calls):
         flops: float | None = None,
         bytes_moved: float | None = None,
         stream: str | None = None,
+        call_site: CallSite | None = None,
     ) -> Future[T]:
         """Queue `fn(*args)` on this rank's compute stream and return its future at once.
 
@@ -157,10 +159,13 @@ class Rank(Calls):
             flops: The same as floating-point operations.
             bytes_moved: The same as bytes of memory traffic.
             stream: Name of the compute stream, which is made when it is first used; None for the default one.
+            call_site: On whose behalf it is issued, for errors, verdicts and the timeline: a frame, "file.py:41", or
+                the `place` of another future. By default the line of the call; for adapters, whose callers are to be
+                named.
 
         Raises:
-            UsageError: At the call, if `fn` is not a plain function, or `stream` no name; on the virtual clock also if
-                nothing says what it costs, or a cost cannot be meant.
+            UsageError: At the call, if `fn` is not a plain function, `stream` no name, or `call_site` no place; on the
+                virtual clock also if nothing says what it costs, or a cost cannot be meant.
         """
         if not callable(fn):
             raise UsageError(f"fn: expected a function, got {type(fn).__name__}; pass its arguments separately")
@@ -171,7 +176,7 @@ class Rank(Calls):
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         label = name or str(getattr(fn, "__name__", type(fn).__name__))
-        operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, _getframe(1))
+        operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, call_site or _getframe(1))
         operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         operation.stream = stream
         operation.lock_arguments()

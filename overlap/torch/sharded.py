@@ -15,6 +15,7 @@ from ..parallel.buckets import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .calling import users_frame
 from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
 from .tensors import Array, view_of
 
@@ -159,7 +160,7 @@ class Sharded(Model[_Shared]):
         optimizer = as_of_now(self.optimizer)
         for bucket in self._order:
             update = partial(self._apply, bucket, bucket.mean, optimizer)
-            bucket.update = self.rank.compute(update, bucket.update, name="update")
+            bucket.update = self.rank.compute(update, bucket.update, name="update", call_site=users_frame())
         for bucket in self._order:
             if self.stage < 3:
                 self._gather(bucket)

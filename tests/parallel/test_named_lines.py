@@ -1,0 +1,101 @@
+"""What a strategy computes by itself is told under the line of the program that has called it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import DTypeLike
+
+import overlap
+from overlap.collectives.reduce import Array
+from overlap.parallel import SGD, DataParallel, Sharded
+from overlap.timeline import Recorder, Timeline, verdict_of
+
+HERE = r"[\w/]*test_named_lines.py"
+
+
+class Held:
+    """Makes steps as SGD does, and does something before each."""
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        self._inner, self._before = SGD(0.5), before
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        return self._inner.fresh(size, dtype)
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        self._before()
+        self._inner.update(param, grad, state, step)
+
+
+def line_of(words: str) -> int:
+    """The line of this file that holds these words, with the mark that says so."""
+    with open(__file__) as lines:
+        return next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {words}\n"))
+
+
+def a_model(rank: overlap.Rank, kind: type, before: Callable[[], object]) -> DataParallel:
+    weights = {"w": np.ones(64, np.float32), "v": np.ones(64, np.float32)}
+    return kind(rank, weights, optimizer=Held(before))  # type: ignore[no-any-return]
+
+
+def gradient() -> Array:
+    return np.ones(64, np.float32)
+
+
+@pytest.mark.parametrize("kind", [DataParallel, Sharded])
+def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type) -> None:
+    over = threading.Event()
+
+    async def train(rank: overlap.Rank) -> None:
+        model = a_model(rank, kind, over.wait if rank.rank == 1 else lambda: None)
+        for _ in range(2):
+            for name in ("w", "v"):
+                model.reduce(name, rank.compute(gradient))
+            model.step()  # the update
+        await model.finish()
+
+    timer = threading.Timer(1.5, over.set)  # a compute cannot be interrupted
+    timer.start()
+    with pytest.raises(overlap.StallError) as stall:
+        overlap.run(train, ranks=2, timeout_s=0.5)
+    timer.join()
+    assert re.search(rf"whose compute 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
+
+
+def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
+    async def train(rank: overlap.Rank) -> Recorder:
+        model = a_model(rank, DataParallel, lambda: time.sleep(0.1 * rank.rank))
+        for step in range(3):
+            with rank.step(step):
+                for name in ("w", "v"):
+                    model.reduce(name, rank.compute(gradient))
+                model.step()  # the verdict
+                await model.finish()
+        return rank.recorder
+
+    recorders = overlap.run(train, ranks=2)
+    verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
+    assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
+
+
+def test_computes_may_be_issued_on_behalf_of_another_line() -> None:
+    async def main(rank: overlap.Rank) -> list[str]:
+        first = rank.compute(gradient)  # the first
+        assert isinstance(first, overlap.ComputeFuture)
+        told = [rank.compute(gradient, call_site=site) for site in ("train.py:41", first.place)]
+        for each in told:
+            await each
+        with pytest.raises(overlap.UsageError) as error:
+            rank.compute(gradient, call_site="nowhere")
+        assert str(error.value) == "call_site: expected a frame or \"file:line\", got 'nowhere'"
+        return [each.call_site for each in told if isinstance(each, overlap.ComputeFuture)]
+
+    (sites,) = overlap.run(main, ranks=1)
+    assert sites[0] == "train.py:41"
+    assert re.fullmatch(rf"{HERE}:{line_of('the first')}", sites[1])
