@@ -12,7 +12,7 @@ import trio
 __all__ = ["users_frame"]
 
 _HERE = os.path.dirname(__file__) + os.sep
-_TASKS = tuple(os.path.dirname(each.__file__) + os.sep for each in (trio, outcome))
+_TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, outcome))
 
 
 def users_frame() -> FrameType:
