@@ -12,6 +12,7 @@ the entry points of what is installed need no import.
 # The map of this room:
 #
 #   backend        registers it, and keeps the world under torch's default group
+#   meeting        where processes meet that mpiexec or srun has started
 #   process_group  what torch's functions call: ProcessGroup, of reductions, copies and messages
 #   issuing        from such a call to operations of ours;  options: what torch asks for besides tensors
 #   calling        where in the user's program it came from

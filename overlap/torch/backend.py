@@ -15,6 +15,7 @@ from ..embedded.connection import Connection
 from ..embedded.door import connect
 from ..errors import OverlapError
 from .errors import backend_error
+from .meeting import register_meeting
 from .process_group import ProcessGroup
 
 __all__ = ["register", "world"]
@@ -33,6 +34,7 @@ def register() -> None:
     """Make `init_process_group("overlap")` known to torch; once is enough, and again does no harm."""
     if not dist.is_backend_available("overlap"):
         dist.Backend.register_backend("overlap", _create, extended_api=True, devices=["cpu"])
+    register_meeting()
 
 
 def world() -> Connection | None:

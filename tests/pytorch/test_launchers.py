@@ -1,0 +1,59 @@
+"""Programs that mpiexec, torchrun and `spawn` start, as users start them."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
+pytest.importorskip("overlap.torch", reason="torch is not installed")
+
+from overlap.rendezvous.launcher_environment import without_membership  # noqa: E402
+
+PROGRAM = Path(__file__).with_name("launched.py")
+TIMEOUT_S = 120
+SAID = ["rank 0 of 2: [3.0, 3.0, 3.0]", "rank 1 of 2: [3.0, 3.0, 3.0]"]
+
+
+def lines(*command: str) -> list[str]:
+    """Return what a command prints of ranks, in their order."""
+    environ = {**without_membership(os.environ), "PYTHONPATH": str(PROGRAM.parents[2])}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install mpi4py")
+def test_mpiexec() -> None:
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    assert lines(mpiexec, "-n", "2", sys.executable, str(PROGRAM), "overlap://") == SAID
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("method", ["overlap://", "env://"])
+def test_torchrun(method: str) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert lines(*torchrun, str(PROGRAM), method) == SAID
+
+
+@pytest.mark.torch
+def test_spawn(tmp_path: Path) -> None:
+    assert lines(sys.executable, str(PROGRAM), f"file://{tmp_path}/store") == SAID
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "init_method: no launcher has started this process; use env:// or tcp://, with a rank"),
+        ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "init_method: PMI_RANK=2: ranks are numbered from 0, and PMI_SIZE=2"),
+    ],
+)
+def test_where_nobody_says_who_meets(environ: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", environ)
+    with pytest.raises(ValueError) as caught:
+        dist.init_process_group("overlap", init_method="overlap://")
+    assert str(caught.value) == message
