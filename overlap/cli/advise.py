@@ -18,10 +18,10 @@ SCHEMA_VERSION = 1
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
 _DESCRIPTION = """\
-Replay a recorded run with something changed, and list the five changes that would gain most: balance among ranks, when
-results are awaited, how gradients are cut into buckets and in which order they travel, algorithms, fewer bytes, and the
-computes that make the step as long as it is. A replay lets everything begin as soon as what it was seen to wait for is
-over.
+Replay a recorded run with something changed, and list the five changes that would gain most: balance among ranks,
+when results are awaited, how gradients are cut into buckets and in which order they travel, algorithms, streams and
+their windows, fewer bytes, and the computes that make the step as long as it is. A replay lets everything begin as
+soon as what it was seen to wait for is over.
 """
 
 _EPILOG = """\

@@ -16,7 +16,7 @@ from overlap.timeline.replay.prediction import predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of
-from tests.timeline.programs import bucketed, data_parallel, layered, pipeline, run
+from tests.timeline.programs import bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
 
 slow = pytest.mark.slow
 
@@ -49,6 +49,9 @@ def test_a_made_up_timeline_replays_too(training):
         ("bucket_bytes=16MiB", bucketed(1), bucketed(4)),
         ("compute 'stage'=0.5x", pipeline(), pipeline(stage_s=5e-4)),
         ("order=forward", layered(mib=32), layered(mib=32, forward=True)),
+        ("streams=apart", with_loss(), with_loss(apart=True)),
+        ("window=8", windowed(1), windowed(8)),
+        pytest.param("window=1", windowed(8), windowed(1), marks=slow),
         pytest.param("compute=2x", data_parallel(), data_parallel(forward_s=4e-3, backward_s=2e-3), marks=slow),
         pytest.param("bucket_bytes=64MiB", bucketed(4), bucketed(16), marks=slow),
         pytest.param("bucket_bytes=4MiB", bucketed(4), bucketed(1), marks=slow),
@@ -104,6 +107,18 @@ def test_each_piece_of_advice_brings_what_it_says():
         assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns, (one.changes[0].text, real_ns)
 
 
+@pytest.mark.parametrize(
+    ("change", "before", "after"),
+    [("streams=apart", with_loss(), with_loss(apart=True)), ("window=8", windowed(1), windowed(8))],
+)
+def test_advice_on_streams_and_windows_brings_what_it_says(change, before, after):
+    (one,) = [each for each in advise(run(before)) if each.changes[0].text == change]
+    really = run(after)
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert one.gain_share > 0.15
+    assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+
+
 def test_of_a_long_run_the_steps_around_the_median_one_tell_the_same():
     timeline = run(layered(mib=32, layers=2, steps=12), ranks=2)
     found = advise(timeline)
@@ -154,7 +169,8 @@ def test_changes_hold_together():
 
 KNOWN = (
     "names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, compute 'NAME'=0.5x, "
-    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, or awaits=late"
+    "bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, awaits=late, streams=apart, or "
+    "window=4"
 )
 
 
@@ -169,6 +185,11 @@ KNOWN = (
         ("bandwidth=2", "--what-if: 'bandwidth=2': '2' is not a factor; write a number and x, as in 2x or 0.5x"),
         ("bandwidth=0x", "--what-if: 'bandwidth=0x': nothing travels at 0 times the speed"),
         ("ranks=one", "--what-if: 'ranks=one': 'one' is not a number of ranks from 2 on"),
+        ("window=0", "--what-if: 'window=0': '0' is not a number of operations from 1 on"),
+        (
+            "streams=apart",
+            "--what-if: 'streams=apart': the operations of each line have a stream of their own already",
+        ),
         ("bucket_bytes=0", "--what-if: 'bucket_bytes=0': a bucket holds at least a byte"),
         (
             "bucket_bytes=x",
@@ -209,9 +230,9 @@ def test_what_cannot_change_is_one_line():
         parse_change("algorithm=rings")
 
 
-@pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB"])
+@pytest.mark.parametrize("change", ["bandwidth=2x", "bucket_bytes=1MiB", "window=2", "streams=apart"])
 def test_without_communication_there_is_none_to_change(change):
-    with pytest.raises(UsageError, match=r"there (is no communication|are no all-reduces) that"):
+    with pytest.raises(UsageError, match=r"there (is no communication that|are no all-reduces that|are no operations)"):
         predict(timeline_of(compute(0, 0, 10)), [parse_change(change)])
 
 

@@ -30,6 +30,7 @@ BEST = 5
 _WORTH = 0.005
 """Of a step: less is no gain."""
 _SIZES = ("256KiB", "1MiB", "4MiB", "25MiB", "100MiB")
+_WINDOWS = ("8", "2", "32")  # of those that are alike, the one that streams have by default
 _COMPUTES = 1  # of the critical path, tried at half their time
 
 _HOW = {
@@ -38,6 +39,8 @@ _HOW = {
     "bucket_bytes": "DataParallel(..., bucket_bytes=...), or join arrays before all_reduce",
     "order": "order='forward', or a priority= that is lower for what forward needs first",
     "algorithm": "overlap run --algorithm NAME, or run(..., algorithm='NAME')",
+    "streams": "stream=rank.stream(...), another name for each line that issues operations",
+    "window": "rank.stream(name, window=NAME), or DataParallel(..., in_flight=NAME)",
     "bytes": "hook=hooks.bfloat16(), or another hook that sends less",
     "compute": "what half the time would bring there; the rest is up to you",
 }
@@ -83,6 +86,9 @@ def _candidates(timeline: Timeline, at: int | None) -> Iterator[Change]:
     yield parse_change("order=forward")
     if (better := best_algorithm(timeline)) is not None:
         yield parse_change(f"algorithm={better}")
+    yield parse_change("streams=apart")
+    for window in _WINDOWS:
+        yield parse_change(f"window={window}")
     yield parse_change("bytes=0.5x")
     longest: dict[str, int] = {}
     for link in critical_path(timeline, step=at):

@@ -15,6 +15,7 @@ from .algorithms import use_algorithm
 from .buckets import rebucket
 from .graph import Graph, Node
 from .order import forward_first
+from .streams import change_window, part_streams
 from .wires import Fit, fits, kind_of
 
 __all__ = ["Change", "parse_change"]
@@ -54,6 +55,8 @@ def parse_change(text: str) -> Change:
         return _buckets(text, parse_bytes(value, argument="--what-if: bucket_bytes"))
     if equals and name == "algorithm":
         return _algorithm(text, value)
+    if equals and name == "window":
+        return _window(text, value)
     if equals and name == "ranks":
         return _ranks(text, value)
     if (name, value) in _FIXED:
@@ -62,7 +65,7 @@ def parse_change(text: str) -> Change:
     raise UsageError(
         f"--what-if: {text!r} names nothing that can change; write bandwidth=2x, latency=0.5x, bytes=0.5x, "
         "compute=0.5x, compute 'NAME'=0.5x, bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, "
-        "stragglers=none, or awaits=late"
+        "stragglers=none, awaits=late, streams=apart, or window=4"
     )
 
 
@@ -184,6 +187,13 @@ def _ranks(text: str, value: str) -> Change:
     return Change(text=text, what=what, apply=apply)
 
 
+def _window(text: str, value: str) -> Change:
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"--what-if: {text!r}: {value!r} is not a number of operations from 1 on")
+    what = f"streams work on {value} operations at once"
+    return Change(text=text, what=what, apply=lambda graph: change_window(graph, int(value), text))
+
+
 def _algorithm(text: str, algorithm: str) -> Change:
     check_algorithm(algorithm)
     what = f"every operation becomes {algorithm} where that exists"
@@ -201,6 +211,7 @@ _FACTORS: dict[str, Callable[[str, float], Change]] = {"bandwidth": _bandwidth, 
 _FIXED: dict[tuple[str, str], tuple[str, Callable[[Graph, str], None]]] = {
     ("stragglers", "none"): ("no rank computes longer than half of them do", _even),
     ("order", "forward"): ("gradients overtake those that the next forward pass needs later", forward_first),
+    ("streams", "apart"): ("the operations of each line have a stream of their own", part_streams),
     ("awaits", "late"): ("programs await communication at the end of the step only", _late),
 }
 

@@ -154,13 +154,16 @@ class _Run:
     def _share(self, changed: Node, at_ns: float) -> None:
         """Give every transfer on these ranks its part of the wires anew."""
         for node in {each: None for rank in changed.ranks for each in self._on[rank]}:
-            self._left[node] -= (at_ns - self._since[node]) * self._rate[node]
+            passed_ns, rate = at_ns - self._since[node], self._rate[node]
+            if not rate:  # behind another: what that hides goes on
+                hidden_ns = min(self._hidden[node], passed_ns)
+                self._hidden[node] -= hidden_ns
+                self._left[node] -= hidden_ns
+            self._left[node] -= passed_ns * rate
             self._since[node] = at_ns
             self._rate[node] = self._rate_of(node)
             self._version[node] += 1
-            if not self._rate[node]:
-                self._left[node] -= self._hidden.pop(node, 0.0)
-            else:
+            if self._rate[node]:
                 self._push(at_ns + max(self._left[node], 0.0) / self._rate[node], node, self._version[node])
 
     def _rate_of(self, node: Node) -> float:

@@ -1,0 +1,182 @@
+"""Operations on streams of their own, and streams that work on more or fewer of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from ...collectives.generators import GENERATORS
+from ...errors import UsageError
+from ..spans import Span
+from .graph import Graph, Node
+from .machine import Machine
+from .turns import streams_of, take_turns
+
+__all__ = ["change_window", "part_streams"]
+
+_Lane: TypeAlias = tuple[int, object]
+"""A rank, and what names one of its streams."""
+
+
+def change_window(graph: Graph, window: int, text: str) -> None:
+    """Let each stream work on `window` operations at once.
+
+    Raises:
+        UsageError: If there are no operations; `text` is what was asked for.
+    """
+    _released(graph, text)
+    _bound(graph, {lane: (nodes, window) for lane, nodes in _arrivals(graph).items()})
+
+
+def part_streams(graph: Graph, text: str) -> None:
+    """Let the operations of each line of the program have a stream of their own.
+
+    Raises:
+        UsageError: If there are no operations, or they have one already; `text` is what was asked for.
+    """
+    arrivals = _arrivals(graph)
+    windows = {lane: _window(nodes) for lane, nodes in arrivals.items()}
+    mixed = {lane for lane, nodes in arrivals.items() if len({_site(node) for node in nodes}) > 1}
+    if arrivals and not mixed:
+        raise UsageError(f"--what-if: {text!r}: the operations of each line have a stream of their own already")
+    _released(graph, text)
+    for node in graph.nodes:
+        if node.kind == "transfer" and node.lane is not None:
+            node.lane = node.lane, _site(node)
+    parted: dict[tuple[_Lane, str], tuple[list[Node], int | None]] = {}
+    for lane, nodes in arrivals.items():
+        for node in nodes:
+            parted.setdefault((lane, _site(node)), ([], windows[lane]))[0].append(node)
+    _bound(graph, parted)
+
+
+def _site(node: Node) -> str:
+    return node.spans[0].info.call_site if node.spans[0].info else ""
+
+
+def _arrivals(graph: Graph) -> dict[_Lane, list[Node]]:
+    """Return the arrivals at each stream of each rank, in order of issue."""
+    found: dict[_Lane, list[Node]] = {}
+    for node in graph.nodes:
+        info = node.spans[0].info if node.kind == "arrival" else None
+        if info is not None and info.op in GENERATORS:
+            found.setdefault((node.ranks[0], node.spans[0].lane), []).append(node)
+    for nodes in found.values():
+        nodes.sort(key=_issue_order)
+    return found
+
+
+def _issue_order(node: Node) -> tuple[int, int, int]:
+    info = node.spans[0].info
+    assert info is not None
+    return info.issued_ns, info.start_ns, info.seq
+
+
+def _window(nodes: Sequence[Node]) -> int | None:
+    """Return how many were active at once where others waited for room; None if none did."""
+    if not any(_waited_for_room(node) for node in nodes):
+        return None
+    edges = sorted(edge for node in nodes for edge in ((node.spans[0].start_ns, 1), (node.spans[0].end_ns, -1)))
+    active = most = 0
+    for _, change in edges:  # at one instant, ends come first
+        active += change
+        most = max(most, active)
+    return most
+
+
+def _waited_for_room(node: Node) -> bool:
+    return any(_is_before(each, node) for each, _ in node.after)
+
+
+def _is_before(each: Node, node: Node) -> bool:
+    """Whether it is the end of another operation of the same stream, whose room an arrival seems to have waited for."""
+    return each.kind == "end" and each.spans[0].lane == node.spans[0].lane and each.spans[0] is not node.spans[0]
+
+
+def _released(graph: Graph, text: str) -> None:
+    """Let operations wait for no room in their streams, but for their input, and share the wires in turn."""
+    streams = streams_of(graph, GENERATORS)
+    if not streams:
+        raise UsageError(f"--what-if: {text!r}: there are no operations on streams")
+    told = take_turns(graph, streams)
+    for nodes in streams.values():
+        _model(graph, nodes, told)
+    inputs = _Inputs(graph)
+    for (rank, _), nodes in _arrivals(graph).items():
+        for step in _by_step(nodes):
+            for place, node in enumerate(step):
+                if _waited_for_room(node):
+                    node.after = [(each, delay) for each, delay in node.after if not _is_before(each, node)]
+                    node.after += [(each, 0.0) for each in inputs.of(rank, step, place)]
+
+
+def _model(graph: Graph, nodes: Sequence[Node], told: set[Node]) -> None:
+    """Ask the machine's model what the trace does not say: what others hide of an operation, and what one takes that
+    never had the wires."""
+    with suppress(UsageError):
+        machine = Machine(graph.meta, graph.world_size, "")
+        ended_ns = 0
+        for node in sorted(nodes, key=lambda node: node.urgency):
+            end_ns = max(span.end_ns for span in node.spans)
+            info = node.spans[0].info
+            if info is not None and (taken := machine.taken(info, info.algorithm or None)):
+                if end_ns <= ended_ns:
+                    node.work_ns = taken.alone_s * 1e9
+                if node not in told or end_ns <= ended_ns:
+                    node.hidden_ns = node.work_ns * (1 - taken.behind_s / taken.alone_s)
+            ended_ns = max(ended_ns, end_ns)
+
+
+def _by_step(nodes: Sequence[Node]) -> list[list[Node]]:
+    found: dict[int | None, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.spans[0].step, []).append(node)
+    return list(found.values())
+
+
+class _Inputs:
+    """Which compute makes what an operation carries, where that does not show."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._computes: dict[tuple[int, int | None], list[Node]] = {}
+        for node in graph.nodes:
+            if node.kind == "compute":
+                self._computes.setdefault((node.ranks[0], node.spans[0].step), []).append(node)
+        for nodes in self._computes.values():
+            nodes.sort(key=lambda node: node.spans[0].start_ns)
+
+    def of(self, rank: int, step: Sequence[Node], place: int) -> list[Node]:
+        """Return the compute called last before an operation.
+
+        Where a program calls all of a step at one instant, as in virtual time, it is the one that is as far behind the
+        input of the first operation, of those with its name, as the operation is behind that.
+        """
+        computes = self._computes.get((rank, step[0].spans[0].step), [])
+        called_ns = _called_ns(step[place].spans[0])
+        before = [node for node in computes if _called_ns(node.spans[0]) <= called_ns]
+        last_ns = max((_called_ns(node.spans[0]) for node in before), default=0)
+        at_once = [node for node in before if _called_ns(node.spans[0]) == last_ns]
+        if len(at_once) == 1:
+            return at_once
+        first = next((each for each, _ in step[0].after if each.kind == "compute"), None)
+        if first is None:
+            return []
+        alike = [node for node in computes if node.spans[0].name == first.spans[0].name]
+        at = alike.index(first) + place * (len(alike) - alike.index(first)) // len(step)
+        return [alike[at]]
+
+
+def _called_ns(span: Span) -> int:
+    if span.info is not None:
+        return span.info.issued_ns
+    return span.start_ns if span.issued_ns is None else span.issued_ns
+
+
+def _bound(graph: Graph, streams: Mapping[Any, tuple[Sequence[Node], int | None]]) -> None:
+    """Let the n-th operation of a stream wait for the end of the one that is a window before it."""
+    ends = {id(node.spans[0]): node for node in graph.nodes if node.kind == "end"}
+    for nodes, window in streams.values():
+        if window is not None:
+            for node, before in zip(nodes[window:], nodes, strict=False):
+                node.after.append((ends[id(before.spans[0])], 0.0))
