@@ -126,8 +126,9 @@ class Amounts:
 
     @property
     def ring_bytes(self) -> int:
-        """Of keys and values that go on to the next rank of a ring."""
-        return max(1, self.tokens * self.model.kv_width // self.layout.tp) * self.itemsize
+        """Of keys and values that go on to the next rank of a ring; ranks of tp beyond their heads have the same."""
+        shares = min(self.layout.tp, self.model.kv_parts)
+        return max(1, self.tokens * self.model.kv_width // shares) * self.itemsize
 
     # -- weights -------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,11 @@ class Model:
         return 2 * (self.kv_heads or self.heads) * (self.head_dim or self._even)
 
     @property
+    def kv_parts(self) -> int:
+        """Into how many keys and values can be cut: heads; where those share what they are made of, not at all."""
+        return 1 if self.kv_rank else self.kv_heads or self.heads
+
+    @property
     def _even(self) -> int:
         return self.hidden // self.heads
 

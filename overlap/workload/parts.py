@@ -78,6 +78,7 @@ class Parts:
     Attributes:
         step_ns: From its beginning to the end of the last rank.
         compute_ns: In which a rank computed.
+        overlapped_ns: Of that, in which bytes of its operations moved.
         idle_ns: In which it did nothing.
         ranks: That were simulated.
         operations: What it sent, and what of that was exposed.
@@ -86,6 +87,7 @@ class Parts:
 
     step_ns: float
     compute_ns: float
+    overlapped_ns: float
     idle_ns: float
     ranks: tuple[int, ...]
     operations: Mapping[Operation, Amount]
@@ -94,10 +96,13 @@ class Parts:
     @classmethod
     def of(cls, timeline: Timeline) -> Parts:
         """Read a timeline of one step."""
-        covers = coverage(timeline)
+        covers, overlapped_ns = coverage(timeline), 0.0
         found: dict[Operation, Amount] = {}
         for cover, spans in zip(covers, timeline.by_rank().values(), strict=True):
-            for operation, amount in _of_rank(cover, [span for span in spans if span.kind == "comm"]).items():
+            comm = [span for span in spans if span.kind == "comm"]
+            moving = merge([_transfer(span) for span in comm])
+            overlapped_ns += length(subtract(moving, cover.exposed)) / len(covers)
+            for operation, amount in _of_rank(cover, comm).items():
                 found[operation] = found.get(operation, Amount()).plus(amount, 1 / len(covers))
         rows = [cover.breakdown() for cover in covers]
         path: dict[Path, float] = {}
@@ -107,6 +112,7 @@ class Parts:
         return cls(
             step_ns=float(max(row.wall_ns for row in rows)),
             compute_ns=sum(row.compute_ns for row in rows) / len(rows),
+            overlapped_ns=overlapped_ns,
             idle_ns=sum(row.idle_ns for row in rows) / len(rows),
             ranks=tuple(row.rank for row in rows),
             operations=found,
@@ -126,6 +132,7 @@ class Parts:
         return Parts(
             step_ns=line(self.step_ns, more.step_ns),
             compute_ns=line(self.compute_ns, more.compute_ns),
+            overlapped_ns=line(self.overlapped_ns, more.overlapped_ns),
             idle_ns=line(self.idle_ns, more.idle_ns),
             ranks=self.ranks,
             operations=operations,

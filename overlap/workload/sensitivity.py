@@ -12,14 +12,14 @@ from .. import Interference, Virtual
 from ..virtual.interference import ALL
 from .estimates import Estimate, estimate
 
-__all__ = ["SWAY", "Sensitivity", "sensitivities"]
+__all__ = ["SLOWER", "SWAY", "Sensitivity", "sensitivities"]
 
 SWAY = 0.2
 """By how much a figure is changed, up and down."""
 
 # Measured slow-downs of matrix products beside collectives, and of collectives beside them, are from nothing to that
 # much on GPUs whose cores move the bytes; nothing is published of machines with processors of their own for it.
-_INTERFERENCE = 1.1
+SLOWER = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sen
     high = longer(of.cluster, replace(of.virtual, efficiency=min(1.0, at * (1 + SWAY))))
     yield Sensitivity(figure="efficiency of computes", change=_CHANGE, low=low, high=high)
     if of.virtual.interference.off:
-        both = Interference(compute={ALL: _INTERFERENCE}, communication={ALL: _INTERFERENCE})
+        both = Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
         high = longer(of.cluster, replace(of.virtual, interference=both))
-        change = f"0 to {_INTERFERENCE - 1:.0%}"
+        change = f"0 to {SLOWER:.0%}"
         yield Sensitivity(figure="slow-down of compute and communication", change=change, low=None, high=high)
 
 

@@ -19,6 +19,7 @@ NCCL = """\
     33554432       8388608     float     sum      -1   250.10  134.16  134.16       0   249.80  134.33  134.33       0
     67108864      16777216     float     sum      -1   500.20  134.16  134.16       3   499.60  134.33  134.33       0
 # Out of bounds values : 0 OK
+# Avg bus bandwidth    : 134.16
 """
 NCCOM = """\
     size(B)    count(elems)    type    time:avg(us)    algbw(GB/s)    busbw(GB/s)
@@ -78,6 +79,13 @@ def test_sizes_of_one_rank_become_those_of_the_whole(log):
     assert row_of(read(log(HCCL), op="all_gather", ranks=32))[2] == 32 * 32_000_000
 
 
+def test_what_else_a_job_printed_is_passed_over_and_a_log_that_was_cut_off_is_told(log):
+    noisy = NCCL.replace("    33554432", "10.0.0.1: NCCL INFO Connected\nhost:12:12 [0] NCCL INFO x\n    33554432", 1)
+    assert len(read(log(noisy)).rows) == 1
+    cut = NCCL.replace("# Avg bus bandwidth    : 134.16\n", "")
+    assert read(log(cut)).dropped[-1] == "it.log: ends before its average bus bandwidth, so rows may be missing"
+
+
 def test_wrong_results_and_failures_are_left_out_and_told(log):
     assert read(log(NCCL)).dropped == ("it.log:7: 3 wrong results",)
     assert read(log(NCCOM), op="allg", ranks=32).dropped == ("it.log:3: Failure running neuron-bench",)
@@ -110,6 +118,37 @@ BAD = [
         NCCL.replace("   250.10  134.16", "   0.2501  134.16"),
         {},
         "it.log:6: expected a bandwidth of 1.342e+05 GB/s (3.35544e+07 bytes in 2.501e-07 s), found '134.16'",
+    ),
+    (
+        NCCL.replace("    33554432 ", "         32M "),
+        {},
+        "it.log:6: expected a size in whole bytes, found '32M       "
+        "8388608     float     sum      -1   250.10  134.16  134.16       0   249.80  134.33  134.33       0'",
+    ),
+    (
+        OSU.replace("1024", "-1024"),
+        {"ranks": 8},
+        "it.log:3: expected a size in whole bytes, found '-1024                   12.50'",
+    ),
+    (
+        OSU.replace("Avg Latency(us)", "Bandwidth (MB/s)").replace("Allgather Latency", "Bandwidth"),
+        {"ranks": 2, "op": "all_reduce"},
+        "it.log:2: expected a latency in microseconds, found '# Size       Bandwidth (MB/s)'",
+    ),
+    (
+        NCCL.replace("float     sum      -1   250", "floaty    sum      -1   250"),
+        {},
+        "it.log:6: expected a dtype such as float or bfloat16, found 'floaty'",
+    ),
+    (
+        json.dumps(OURS).replace("1500.0", "-1"),
+        {},
+        "it.log: row 0: expected median_ns to be a number, more than 0, found -1",
+    ),
+    (
+        json.dumps(OURS).replace("4096", '"4K"'),
+        {},
+        "it.log: row 0: expected size_bytes to be a number, more than 0, found '4K'",
     ),
     (
         NCCL.replace("  134.16  134.16       0   249.80  134.33  134.33       0", ""),

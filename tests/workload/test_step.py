@@ -8,11 +8,13 @@ import pytest
 import overlap
 from overlap.parallel.schedules import FAMILIES
 from overlap.timeline import Timeline
+from overlap.virtual.interference import ALL
 from overlap.workload import Layout, Model, estimate, load, train
+from overlap.workload.amounts import Amounts
 from overlap.workload.bound import bound_s
 from overlap.workload.estimates import simulated
 from overlap.workload.parts import Parts
-from overlap.workload.sensitivity import sensitivities
+from overlap.workload.sensitivity import SLOWER, sensitivities
 from overlap.workload.trust import band_of, band_of_step
 from overlap.workload.wires import busy
 from topology import cluster
@@ -103,6 +105,15 @@ def test_keys_and_values_go_round_the_ring_and_their_gradients_one_hop_further()
     assert count == 2 * DENSE.layers * 2 * (3 + 3 + 4)
 
 
+def test_ranks_beyond_the_heads_of_keys_pass_on_the_same_ones():
+    head = 2 * DENSE.sequence // 4 * 2 * 128  # a rank's tokens, keys and values of 128 numbers, in two bytes
+    sent = [Amounts(model=DENSE, layout=Layout(tp=tp, cp=4)).ring_bytes for tp in (4, 8, 16)]  # of eight heads
+    assert sent == [2 * head, head, head]
+    latent = load("deepseek-v3")
+    whole = 2 * latent.sequence // 4 * (latent.kv_rank + latent.rope_dim)
+    assert Amounts(model=latent, layout=Layout(tp=8, cp=4)).ring_bytes == whole
+
+
 @pytest.mark.parametrize(
     "figures",
     [
@@ -184,6 +195,17 @@ def test_the_band_is_that_of_rows_that_nothing_was_fitted_to():
     assert 0 < bands["dp"].typical < bands["dp"].worst
     typical, worst = band_of_step(MACHINE, one.parts)
     assert 0 < typical < worst < bands["dp"].worst
+
+
+@pytest.mark.parametrize(
+    "figures", [{"tp": 4}, pytest.param({"zero": 3}, marks=pytest.mark.slow),
+                pytest.param({"tp": 4, "pp": 2}, marks=pytest.mark.slow)], ids=str,
+)  # fmt: skip
+def test_what_overlaps_and_slows_each_other_down_makes_a_step_as_much_longer_as_is_told(figures):
+    one = predicted(**figures)
+    both = overlap.Interference(compute={ALL: 1 + SLOWER}, communication={ALL: 1 + SLOWER})
+    slower = predicted(clock=replace(CLOCK, interference=both), **figures)
+    assert 0 < slower.parts.step_ns - one.parts.step_ns <= SLOWER * one.parts.overlapped_ns
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...collectives.cost.parameters import itemsize_of
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 
@@ -29,6 +30,8 @@ _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16",
     "double": "float64",
 }  # fmt: skip
+# A number with a sign, a fraction or a unit, where a row begins with whole bytes; the rest is what else a job printed.
+_NO_SIZE = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?[kKMGT]?i?[bB]?")
 # What a printed bandwidth may differ by from size over time: four digits are printed of either.
 _CLOSE = 0.03
 
@@ -125,6 +128,23 @@ class _Context:
             raise self.fail(line, f"{what}, more than {least:g}", text)
         return value
 
+    def is_row(self, words: Sequence[str], number: int, line: str) -> bool:
+        """Return whether a line is a row, and not something else that a job printed."""
+        if not words or words[0].isdigit():
+            return bool(words)
+        if _NO_SIZE.fullmatch(words[0]) and len(words) > 1:
+            raise self.fail(number, "a size in whole bytes", line)
+        return False
+
+    def dtype(self, name: object, where: str) -> str:
+        told = str(name).lower()
+        found = _DTYPES.get(told, told)
+        try:
+            itemsize_of(found)
+        except UsageError:
+            raise UsageError(f"{where}: expected a dtype such as float or bfloat16, found {str(name)!r}") from None
+        return found
+
     def check(self, line: int, nbytes: float, time_s: float, printed: str, units: Sequence[float]) -> None:
         """Refuse a bandwidth that does not follow from size and time in any of the units it may have."""
         rate = self.number(printed, line, "a bandwidth")
@@ -144,7 +164,7 @@ def _nccl(of: _Context, lines: _Lines) -> Log:
     rows, dropped = [], []
     for number, line in lines:
         words = line.split()
-        if not words or line.startswith("#") or not words[0].isdigit():
+        if line.startswith("#") or not of.is_row(words, number, line):
             continue
         if len(words) < 9:
             raise of.fail(number, "size count type redop root time algbw busbw #wrong", line)
@@ -156,6 +176,8 @@ def _nccl(of: _Context, lines: _Lines) -> Log:
             dropped.append(f"{of.name}:{number}: {words[8]} wrong results")
             continue
         rows.append(_row(of, number, collective, size, words[2], ranks, time_us / 1e6))
+    if not any(line.startswith("# Avg bus bandwidth") for _, line in lines):
+        dropped.append(f"{of.name}: ends before its average bus bandwidth, so rows may be missing")
     return Log(tool="nccl-tests", rows=tuple(rows), dropped=tuple(dropped))
 
 
@@ -165,7 +187,7 @@ def _nccom(of: _Context, lines: _Lines) -> Log:
         if "size(B)" in line:
             columns = re.findall(r"\S+\(us\)|\S+", line)
         words = line.split()
-        if not columns or not words or not words[0].isdigit():
+        if not columns or not of.is_row(words, number, line):
             continue
         if "Failure" in line:
             dropped.append(f"{of.name}:{number}: {' '.join(words[1:4])}")
@@ -188,7 +210,7 @@ def _hccl(of: _Context, lines: _Lines) -> Log:
     ranks = of.many(None, "hccl_demo does not say how many ranks took part")
     for number, line in lines:
         words = line.split()
-        if not words or not words[0].isdigit():
+        if not of.is_row(words, number, line):
             continue
         if len(words) < 6:
             raise of.fail(number, "size count type redop time algoBW nw_bw", line)
@@ -205,13 +227,15 @@ _PER_RANK = ("all_gather", "all_to_all", "gather", "scatter")
 
 def _osu(of: _Context, lines: _Lines) -> Log:
     found = re.search(r"# OSU MPI(?:-\w+)? ([\w-]+)", "\n".join(line for _, line in lines))
+    if unit := next(((number, line) for number, line in lines if re.match(r"# Size.*/s\)", line)), None):
+        raise of.fail(unit[0], "a latency in microseconds", unit[1])
     collective = of.collective(found[1].replace("-", "_") if found else None)
     ranks = of.many(None, "OSU does not say how many ranks took part")
     times = ranks if collective in _PER_RANK else 1
     rows = []
     for number, line in lines:
         words = line.split()
-        if not words or line.startswith("#") or not words[0].isdigit():
+        if line.startswith("#") or not of.is_row(words, number, line):
             continue
         if len(words) < 2:
             raise of.fail(number, "size and microseconds", line)
@@ -241,15 +265,24 @@ def _ours(text: str, name: str) -> Log:
         except (KeyError, TypeError) as error:
             raise UsageError(f"{name}: row {number}: expected {error} beside the others") from None
         if _OPERATIONS.get(str(operation).lower()) in GENERATORS:
-            rows.append(_row(of, number, of.collective(operation), float(size), dtype, ranks, float(time_ns) / 1e9))
+            of.dtype(dtype, f"{name}: row {number}")
+            nbytes, nanos = (_positive(told, what, f"{name}: row {number}") for told, what in (
+                (size, "size_bytes"), (time_ns, "median_ns")))  # fmt: skip
+            rows.append(_row(of, number, of.collective(operation), nbytes, dtype, ranks, nanos / 1e9))
     return Log(tool="overlap bench", rows=tuple(rows), dropped=tuple(dropped))
+
+
+def _positive(value: object, name: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UsageError(f"{where}: expected {name} to be a number, more than 0, found {value!r}")
+    return float(value)
 
 
 def _row(of: _Context, line: int, collective: str, nbytes: float, dtype: str, ranks: int | None, time_s: float) -> Row:
     return Row(
         collective=collective,
         nbytes=round(nbytes),
-        dtype=_DTYPES.get(dtype.lower(), dtype.lower()),
+        dtype=of.dtype(dtype, f"{of.name}:{line}"),
         ranks=ranks,
         time_s=time_s,
         where=f"{of.name}:{line}",

@@ -33,6 +33,7 @@ def described(
         "step_ns": round(parts.step_ns),
         "error": {"typical": typical, "worst": worst},
         "compute_ns": round(parts.compute_ns),
+        "overlapped_ns": round(parts.overlapped_ns),
         "idle_ns": round(parts.idle_ns),
         "dimensions": {
             name: {"wire_ns": round(a.wire_ns), "waiting_ns": round(a.waiting_ns), "moving_ns": round(a.busy_ns)}

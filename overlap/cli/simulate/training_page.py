@@ -11,7 +11,7 @@ from ...workload.estimates import Estimate
 from ...workload.layout import Layout
 from ...workload.parts import MESSAGE, Amount
 from ...workload.search import Found
-from ...workload.sensitivity import Sensitivity
+from ...workload.sensitivity import SLOWER, Sensitivity
 from ...workload.trust import Band, band_of, band_of_step
 from ...workload.wires import busy
 
@@ -95,7 +95,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
         merged[key] = merged.get(key, Amount()).plus(amount)
     ordered = sorted(merged.items(), key=lambda each: (-each[1].exposed_ns, -each[1].busy_ns, str(each[0][:4])))
     rows = [
-        (f"{dimension} {op}", format_bytes(nbytes), str(size), f"{amount.count:.4g}",
+        (f"{dimension} {op}", format_bytes(nbytes), str(size), f"{amount.count:,.6g}",
          format_ns(amount.busy_ns / amount.count), f"{'' if band.measured else '~'}{band.typical:.0%}-{band.worst:.0%}",
          _ms(amount.exposed_ns))
         for (dimension, op, nbytes, size, band), amount in ordered[:_LISTED]
@@ -140,6 +140,10 @@ def _verdict(one: Estimate, price: float | None, wall_s: float, width: int) -> I
     few = (
         f"{one.simulated} of {layout.microbatches} microbatches" if one.simulated < layout.microbatches else "all of it"
     )
+    if one.virtual.interference.off and parts.overlapped_ns:
+        longer = SLOWER * parts.overlapped_ns / parts.step_ns
+        told = f"0 to {longer:.1%} longer if computes and communication slow each other down by up to {SLOWER:.0%}"
+        yield from _field("interference", f"{told}, while they overlap: {_ms(parts.overlapped_ns)} ms", width)
     yield from _field("simulated", f"{few}, in {wall_s:.1f} s", width)
     rate = f"{one.samples_per_s:.4g} samples/s, {one.tokens_per_s:,.0f} tokens/s"
     used = f", model flops utilisation {one.utilisation:.1%}" if one.utilisation is not None else ""
