@@ -121,6 +121,14 @@ class NodeProcess:
             return None
         return self.entering.world
 
+    def has_yet_to_come(self) -> bool:
+        """Whether it has come to no world so far: the interpreter starts, or the program is before its first."""
+        return self.entering is None
+
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it, which its launcher had not sent, before it said why."""
+        return (self.process.returncode or 0) < 0 and self.status is None and not self.stopped
+
     async def said_all(self) -> None:
         """Wait for the record of a process that is gone; not for ever, as one that it has left may hold the pipe."""
         with trio.move_on_after(DRAIN_S):

@@ -89,7 +89,7 @@ class _Watch:
         self.screen = Screen()
         self._what = what
         self._found = trio.Event()  # the first process that was at fault
-        self._news = trio.Event()  # a process has come to a world
+        self._news = trio.Event()  # a process has come to a world, or ended
         self._ending = False
 
     async def run(self, signals: AsyncIterator[int]) -> None:
@@ -110,6 +110,7 @@ class _Watch:
             nursery.start_soon(member.listen, self._hear, self._end_if_stopped)
             returncode = await member.reaped()
             self.ended.append(member)
+            self._news.set()
             await member.said_all()
             for relay in member.relays:
                 relay.hurry()
@@ -158,9 +159,11 @@ class _Watch:
             self._found.set()
         if not self._ending and self.asked is None:
             self._ending = True
-            self._nursery.start_soon(self._end_the_others)
+            self._nursery.start_soon(self._end_the_others, member)
 
-    async def _end_the_others(self) -> None:
+    async def _end_the_others(self, first: NodeProcess) -> None:
+        if first.was_killed():  # nothing that the others will say can make it another's fault
+            self._stop(signal.SIGTERM, [member for member in self._running() if member.has_yet_to_come()])
         with trio.move_on_after(SEARCH_S):
             await self._found.wait()
         with trio.move_on_after(PEACE_S):
@@ -199,8 +202,9 @@ class _Watch:
     def _running(self) -> list[NodeProcess]:
         return [member for member in self.members if member.process.returncode is None]
 
-    def _stop(self, number: signal.Signals) -> None:
-        for member in self._running():
+    def _stop(self, number: signal.Signals, some: Sequence[NodeProcess] | None = None) -> None:
+        """Send a signal to all that run, or to some of them."""
+        for member in self._running() if some is None else some:
             member.stopped = member.stopped or member.status is None
             member.send(number)
 

@@ -50,6 +50,12 @@ class Node:
     def waits_in(self):
         return None if self.process.returncode is not None else self._waits
 
+    def has_yet_to_come(self):
+        return self._waits_s < inf and self._waits is None
+
+    def was_killed(self):
+        return self.process.returncode < 0 and self.status is None and not self.stopped
+
     def lacks(self, world):
         return False
 
@@ -160,6 +166,18 @@ def test_who_waits_for_all_to_come_is_given_no_time_to_find_out_that_one_will_no
     _, nodes, _, end_s = launched(failing, {"waits_s": 1}, {})
     assert [node.got for node in nodes] == [[], [(3 + PEACE_S, SIGTERM)], [(3 + PEACE_S, SIGTERM)]]
     assert end_s == 3 + PEACE_S
+
+
+def test_after_a_kill_nobody_is_let_into_a_world_that_will_not_be():
+    killed = {"ends_s": 3, "returncode": -SIGKILL}
+    _, nodes, _, end_s = launched(killed, {"waits_s": 1}, {"waits_s": 90})
+    assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3, SIGTERM)]]
+    assert [node.stopped for node in nodes] == [False, True, True]
+    _, nodes, _, end_s = launched(killed, {"waits_s": 90}, {})  # who is in a world finds out, as after any failure
+    assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3 + PEACE_S, SIGTERM)]]
+    said = {**killed, "status": SimpleNamespace(cause=True)}
+    _, nodes, _, end_s = launched(said, {"waits_s": 4})
+    assert [node.got for node in nodes] == [[], [(4, SIGTERM)]]
 
 
 def test_after_a_victim_the_one_at_fault_has_longer():
