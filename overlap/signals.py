@@ -42,11 +42,12 @@ class Terminated(SystemExit):
 
     Attributes:
         number: The signal.
+        kept: What is saved of the world, as the end of a sentence; empty if nothing is.
     """
 
-    def __init__(self, number: signal.Signals) -> None:
+    def __init__(self, number: signal.Signals, kept: str = "") -> None:
         super().__init__(128 + number)
-        self.number = number
+        self.number, self.kept = number, kept
 
 
 class Reporting(Protocol):
@@ -54,6 +55,9 @@ class Reporting(Protocol):
 
     def steps(self) -> str:
         """Say in which step they are, such as " in step 3"; nothing if they are in none."""
+
+    def kept(self) -> str:
+        """Say which of their states is on the disk, such as "; step 40 is saved"; nothing if none is."""
 
     def lines_now(self) -> Sequence[str]:
         """Say of each what it waits for and on whom."""
@@ -165,8 +169,8 @@ def obeying(*, quiet: bool = False) -> Iterator[None]:
         if obedience.asked is None or not _follows(error, obedience.asked):
             raise
         if not quiet:
-            notify(f"ended by {obedience.asked.name}{obedience.where}")
-        raise Terminated(obedience.asked) from None
+            notify(f"ended by {obedience.asked.name}{obedience.where}{obedience.kept()}")
+        raise Terminated(obedience.asked, obedience.kept()) from None
     finally:
         _obedient.clear()
         obedience.close()
@@ -193,11 +197,13 @@ class _Obedience:
     Attributes:
         asked: The signal that was the first to ask it to end.
         where: In which step that was.
+        kept: Says what is saved by now.
     """
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
         self.where = ""
+        self.kept: Callable[[], str] = str
         self._handlers = {**dict.fromkeys(_ENDING, self._end), ASKING: self._tell}
         self._taken: list[signal.Signals] = []
         self._insisting = False
@@ -236,6 +242,7 @@ class _Obedience:
         for life in _lives:
             if life.world is not None:
                 self.where = life.world.reports.steps()
+                self.kept = life.world.reports.kept
             self._soon(life, partial(life.end, self.asked), partial(self._repeat, self.asked))
         if not _lives:
             self._end_here(self.asked)

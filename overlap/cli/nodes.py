@@ -173,7 +173,7 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
     announced = not config.unannounced
     if outcome.asked is not None:
         if announced:
-            notify("\n".join([_SIGNALS[outcome.asked], *_standings(outcome)]))
+            notify("\n".join([f"{_SIGNALS[outcome.asked]}{_kept(outcome)}", *_standings(outcome)]))
         return 128 + outcome.asked
     guilty = culprit(outcome.endings)
     if guilty is None:
@@ -188,6 +188,12 @@ def _last_signs(pid: int, config: RunConfig) -> list[str]:
     from ..flight.last_signs import last_signs_of  # of runs that fail
 
     return last_signs_of(pid, config.flight_dir)
+
+
+def _kept(outcome: LaunchOutcome) -> str:
+    """Return what a process that was told to end has said of what is saved; that is the same on all."""
+    told = [ending.status.line for ending in outcome.endings if ending.status and not ending.status.text]
+    return next((line for line in told if line.startswith("; ")), "")
 
 
 def _standings(outcome: LaunchOutcome) -> list[str]:

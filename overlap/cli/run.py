@@ -14,7 +14,7 @@ from textwrap import fill as filled
 from ..config import RunConfig, imposed
 from ..errors import UsageError
 from ..launch.lifeline import take
-from ..launch.status import status_of, tell_launcher
+from ..launch.status import Status, status_of, tell_launcher
 from ..notice import say
 from ..rendezvous.launcher_environment import find_place
 from ..requested import warn_of_unknown_variables
@@ -75,6 +75,8 @@ def main(args: argparse.Namespace) -> int:
         with obeying(quiet=launched):
             return _run(args)
     except Terminated as end:  # the launcher has asked for it, or sees it by the code
+        if launched and end.kept:
+            tell_launcher(Status(cause=False, line=end.kept, code=int(end.code or 0)))
         return int(end.code or 0)
     except BaseException as error:
         if not launched or (isinstance(error, SystemExit) and not error.code):

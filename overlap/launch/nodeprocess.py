@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,9 @@ from .status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_recor
 from .verdict import Ending
 
 __all__ = ["NodeProcess"]
+
+
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
 
 
 class NodeProcess:
@@ -40,6 +44,7 @@ class NodeProcess:
         left: The last world that it has said to be done with.
         stopped: Whether it was told to end before it had said why.
         missed: Whether it ended well and without coming to a world where another process waits for it.
+        peak_bytes: The most memory that it has had at once, once it has ended; with what it has started and waited for.
     """
 
     def __init__(self, what: LaunchSpec, node: int, *, secret: int, screen: Screen, log: Log | None) -> None:
@@ -49,6 +54,7 @@ class NodeProcess:
         self.entering: Entering | None = None
         self.left = 0
         self.stopped = self.missed = False
+        self.peak_bytes = 0
         self._heard = trio.Event()
         with ExitStack() as theirs, ExitStack() as ours:
             lifeline, _ = _pipe(theirs, ours)
@@ -140,8 +146,15 @@ class NodeProcess:
         if self.process.returncode is None:
             await _exited(self.process.pid)
             self.send(signal.SIGKILL)
-            self.process.wait()
+            self._reap()
+        assert self.process.returncode is not None, "it has been reaped"
         return self.process.returncode
+
+    def _reap(self) -> None:
+        """Give back the pid of a process that has ended; it says what it has used."""
+        _, status, used = os.wait4(self.process.pid, 0)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.peak_bytes = used.ru_maxrss * _RSS_UNIT_BYTES
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all that it has started in its group."""
@@ -182,6 +195,7 @@ class NodeProcess:
             stopped=self.stopped,
             missed=self.missed,
             vanished=self.vanished(),
+            peak_bytes=self.peak_bytes,
             tail=[line.decode(errors="replace").rstrip("\n") for line in self.err.tail],
             log=self._log.path if self._log else None,
         )

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..units import format_bytes
 from .status import Status
 
 __all__ = ["Ending", "card", "culprit", "exit_code"]
@@ -35,6 +36,7 @@ class Ending:
         stopped: Whether the launcher had told it to end before it had said anything.
         missed: Whether it ended well and without coming to a world where another process waited for it.
         vanished: Whether it ended as if all were well, in the middle of a world.
+        peak_bytes: The most memory that it had at once; 0: not known.
         tail: The last lines that it wrote to stderr; to its log, if there is one.
         log: Where its output is.
         accuser: The process that ended because of this one, if this one hung and was stopped without a word.
@@ -48,6 +50,7 @@ class Ending:
     stopped: bool = False
     missed: bool = False
     vanished: bool = False
+    peak_bytes: int = 0
     tail: Sequence[str] = ()
     log: str | None = None
     accuser: Ending | None = None
@@ -134,13 +137,16 @@ def _how(ending: Ending, oom_kills: int) -> str:
         name = signal.Signals(-ending.returncode).name
     except ValueError:
         name = f"signal {-ending.returncode}"
-    return f"was killed by {name}" + (_memory(oom_kills) if -ending.returncode == signal.SIGKILL else "")
+    return f"was killed by {name}" + (
+        _memory(oom_kills, ending.peak_bytes) if -ending.returncode == signal.SIGKILL else ""
+    )
 
 
-def _memory(oom_kills: int) -> str:
+def _memory(oom_kills: int, peak_bytes: int) -> str:
+    used = f", it had {format_bytes(peak_bytes)} at most" if peak_bytes else ""
     if oom_kills:
-        return f"; the kernel has killed {oom_kills} here for want of memory: use fewer ranks, or smaller batches"
-    return "; nobody here sent it, so memory may have run out (`dmesg` of that machine says)"
+        return f"; the kernel has killed {oom_kills} here for want of memory{used}: use fewer ranks, or smaller batches"
+    return f"; nobody here sent it, so memory may have run out{used} (`dmesg` of that machine says)"
 
 
 def _shortened(lines: list[str], most: int) -> list[str]:

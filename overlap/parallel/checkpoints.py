@@ -264,6 +264,7 @@ class Checkpoints:
                 await _in_thread(partial(merge, written, group.size))
             await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
         await self._together()
+        self._rank.state.note_kept(step)
 
     async def _together(self) -> None:
         await self._group.barrier(stream=self._stream, name="checkpoint")

@@ -56,6 +56,7 @@ class RankContext:
         thread: Ident of the event loop's thread.
         nursery: For tasks of this rank; open as long as it lives.
         step: Index of the step that it is in, if any.
+        kept_step: Of the newest state or checkpoint that all ranks have on the disk, if there is one.
         closed: Whether it has ended: nothing may be issued any more.
         deadlines: Of its operations.
         elsewhere: Returns "file:line" of its program, where that runs in another thread than the event loop.
@@ -74,9 +75,14 @@ class RankContext:
     flight: RankFlight = NOT_RECORDED
     nursery: trio.Nursery | None = None
     step: int | None = None
+    kept_step: int | None = None
     closed: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
     elsewhere: Callable[[], str] | None = None
+
+    def keep_step(self, step: int) -> None:
+        """Note that what this step left is on the disk, of all ranks."""
+        self.kept_step = step
 
     def from_thread(self, function: Callable[..., None], *args: object) -> None:
         """Let the event loop call a function, soon: in the order in which threads have asked.

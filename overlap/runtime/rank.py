@@ -102,7 +102,9 @@ class Rank(Calls):
     def state(self) -> RankState:
         """What survives a restart: `await rank.state.save(step, tree)`, and `await rank.state.latest()` to go on."""
         if self._state is None:
-            self._state = RankState(self, self._state_dir, real=self._backend.name == "real")
+            self._state = RankState(
+                self, self._state_dir, real=self._backend.name == "real", note=self._context.keep_step
+            )
         return self._state
 
     @property

@@ -108,6 +108,11 @@ class Reports:
             return ""
         return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
 
+    def kept(self) -> str:
+        """Say which state of the ranks is on the disk, such as "; step 40 is saved"; nothing if none is."""
+        steps = [member.context.kept_step for member in self._members if member.context.kept_step is not None]
+        return f"; step {max(steps)} is saved" if steps else ""
+
     def tasks(self) -> list[str]:
         """Name the tasks of each rank, with the file and line of the program where they are."""
         lines: list[str] = []

@@ -87,13 +87,20 @@ class SavedState:
 class RankState:
     """The state store as one rank uses it: `rank.state`.
 
+    Attributes:
+        note_kept: Call it with the step of what all ranks have kept otherwise: a job that is told to end says so.
+
     Args:
         rank: Whose it is.
         folder: Where the files are; None: nobody has said.
         real: Whether time is real; in virtual time nothing is kept.
+        note: Takes each step whose state is complete.
     """
 
-    def __init__(self, rank: _Opens, folder: str | None, *, real: bool) -> None:
+    def __init__(
+        self, rank: _Opens, folder: str | None, *, real: bool, note: Callable[[int], None] = lambda step: None
+    ) -> None:
+        self.note_kept = note
         self._world, self._stream, self._real = rank.world, rank.stream(_STREAM), real
         self._parts = Parts(folder) if folder is not None else None
         self._nonce: int | None = None  # of this attempt, drawn by the first rank
@@ -142,6 +149,7 @@ class RankState:
         await _in_thread(lambda: parts.write(save, mine, ranks, encode(tree)))
         await self._together()
         self._kept = [*self._kept[-1:], save]
+        self.note_kept(save.step)
         await _in_thread(lambda: parts.remove_before(self._kept))
 
     async def latest(self) -> SavedState | None:

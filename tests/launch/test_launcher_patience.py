@@ -170,13 +170,13 @@ def test_who_waits_for_all_to_come_is_given_no_time_to_find_out_that_one_will_no
 
 def test_after_a_kill_nobody_is_let_into_a_world_that_will_not_be():
     killed = {"ends_s": 3, "returncode": -SIGKILL}
-    _, nodes, _, end_s = launched(killed, {"waits_s": 1}, {"waits_s": 90})
+    _, nodes, _, _ = launched(killed, {"waits_s": 1}, {"waits_s": 90})
     assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3, SIGTERM)]]
     assert [node.stopped for node in nodes] == [False, True, True]
-    _, nodes, _, end_s = launched(killed, {"waits_s": 90}, {})  # who is in a world finds out, as after any failure
+    _, nodes, _, _ = launched(killed, {"waits_s": 90}, {})  # who is in a world finds out, as after any failure
     assert [node.got for node in nodes] == [[], [(3, SIGTERM)], [(3 + PEACE_S, SIGTERM)]]
     said = {**killed, "status": SimpleNamespace(cause=True)}
-    _, nodes, _, end_s = launched(said, {"waits_s": 4})
+    _, nodes, _, _ = launched(said, {"waits_s": 4})
     assert [node.got for node in nodes] == [[], [(4, SIGTERM)]]
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -144,6 +145,16 @@ def test_the_card_of_signals():
     assert card(ended(0, -9), oom_kills=1) == [
         begin + "SIGKILL; the kernel has killed 1 here for want of memory: use fewer ranks, or smaller batches"
     ]
+    large = replace(ended(0, -9), peak_bytes=3 << 30)
+    assert card(large) == [
+        begin + "SIGKILL; nobody here sent it, so memory may have run out, it had 3 GiB at most (`dmesg` of that "
+        "machine says)"
+    ]
+    assert card(large, oom_kills=2) == [
+        begin + "SIGKILL; the kernel has killed 2 here for want of memory, it had 3 GiB at most: use fewer ranks, or "
+        "smaller batches"
+    ]
+    assert card(replace(ended(0, -11), peak_bytes=3 << 30)) == [begin + "SIGSEGV"]
 
 
 def test_a_card_ends_with_the_last_signs_of_who_said_nothing():

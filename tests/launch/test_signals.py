@@ -116,6 +116,50 @@ def test_a_world_that_is_told_to_end_runs_finally_and_writes_its_trace(
     assert read_trace(tmp_path / "run.json").steps() == [3]
 
 
+SAVES = """
+import numpy as np
+import overlap, trio
+from overlap.parallel import Checkpoints, DataParallel, SGD
+
+async def main(rank):
+    if KIND == "state":
+        await rank.state.save(41, [np.ones(3)])
+    else:
+        model = DataParallel(rank, {"w": np.ones(4, np.float32)}, optimizer=SGD(0.1))
+        for _ in range(3):
+            model.reduce("w", np.ones(4, np.float32))
+            model.step()
+        checkpoints = Checkpoints(rank, "kept")
+        await checkpoints.save(model)
+        await checkpoints.finish()
+    with rank.step(42):
+        if rank.rank == 0:
+            print("up", __import__("os").getpid(), flush=True)
+        await trio.sleep_forever()
+
+if __name__ == "__main__":
+    overlap.run(main, ranks=2)
+"""
+
+
+@pytest.mark.parametrize(("kind", "step"), [("state", 41), pytest.param("checkpoint", 3, marks=pytest.mark.slow)])
+def test_what_is_saved_of_a_job_that_is_told_to_end_is_told(start: Start, tmp_path: Path, kind: str, step: int) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.replace("KIND", repr(kind)))
+    job = start("saves.py", OVERLAP_STATE_DIR="state")
+    job.pid_of_one_that_is_up()
+    assert job.ends(signal.SIGTERM) == (143, [], f"overlap: ended by SIGTERM in step 42; step {step} is saved\n")
+
+
+@pytest.mark.slow
+def test_a_launcher_tells_what_is_saved_of_a_job_that_is_told_to_end(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(SAVES.replace("KIND", "'state'"))
+    job = start("-m", "overlap", "run", "--nnodes", "2", "--grace", str(LIMIT_S), "--state-dir", "state", "saves.py")
+    job.pid_of_one_that_is_up()
+    code, _, err = job.ends(signal.SIGTERM)
+    assert code == 143
+    assert err.splitlines()[-1] == "overlap: ended by SIGTERM; step 41 is saved"
+
+
 def test_a_program_that_keeps_the_loop_is_interrupted(start: Start, tmp_path: Path) -> None:
     job = start("train.py", "busy", OVERLAP_TRACE="run.json", OVERLAP_RANKS="1")
     job.pid_of_one_that_is_up()
