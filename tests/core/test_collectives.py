@@ -40,6 +40,14 @@ def test_all_variants_and_shapes(kind: str, size: int, path: str) -> None:
     check_world(todo, run(issue_all, size, todo, path=path))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_variants_with_all_shapes(kind: str, path: str) -> None:
+    todo = list(cases(kind, 4, every=1))
+    check_world(todo, run(issue_all, 4, todo, path=path))
+
+
 LARGE_BYTES = 3 << 20
 LARGE = [
     *((3, path) for path in ("direct", "wire")),

@@ -25,7 +25,7 @@ FIRST_FRAMES_BYTES = 4 * (PREFIX_BYTES + 8) + 108
 
 #: Every byte of the first frames, and anywhere in what follows.
 PLACES = [*range(0, FIRST_FRAMES_BYTES, 3), *random.Random(1).sample(range(TOTAL_BYTES), 60)]
-BATCH = 12
+BATCHES = 12
 
 
 async def exchange_all(ends: list[Endpoint], errors: list[BaseException]) -> list[tuple[int, bytes, bytearray]]:
@@ -59,12 +59,17 @@ async def with_a_flip(place: int, bit: int, direction: int, **settings: object) 
 
 
 def batches() -> list[list[tuple[int, int]]]:
+    """Each has some of everywhere."""
     flips = [(place, random.Random(place).randrange(8)) for place in PLACES]
-    return [flips[at : at + BATCH] for at in range(0, len(flips), BATCH)]
+    return [flips[first::BATCHES] for first in range(BATCHES)]
+
+
+def every_third() -> list[object]:
+    return [pytest.param(each, marks=[pytest.mark.slow] if at % 3 else []) for at, each in enumerate(batches())]
 
 
 @pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("batch", batches(), ids=lambda batch: f"byte {batch[0][0]} and more")
+@pytest.mark.parametrize("batch", every_third(), ids=lambda batch: f"byte {batch[0][0]} and more")
 def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], direction: int) -> None:
     """With one connection the other process is lost, and named."""
 
@@ -79,7 +84,7 @@ def test_a_flipped_bit_never_makes_a_wrong_result(batch: list[tuple[int, int]], 
     run(main)
 
 
-@pytest.mark.parametrize("direction", [0, 1])
+@pytest.mark.parametrize("direction", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", batches()[::3], ids=lambda batch: f"byte {batch[0][0]} and more")
 def test_another_rail_brings_what_came_damaged(batch: list[tuple[int, int]], direction: int) -> None:
     async def main() -> None:
