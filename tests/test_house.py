@@ -116,8 +116,13 @@ def tree(name: str) -> ast.Module:
     return ast.parse(FILES[name].read_text(encoding="utf-8"))
 
 
-def imports(name: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(name: str) -> tuple[tuple[int, str], ...]:
     """Every import of a module, wherever it stands, as (line, module)."""
+    return tuple(found_imports(name))
+
+
+def found_imports(name: str) -> Iterator[tuple[int, str]]:
     package = name.split(".") if name in PACKAGES else name.split(".")[:-1]
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):

@@ -41,7 +41,7 @@ EVERYDAY = (
     ("run bad.py", STREAMS[-1]),
     ("run --nnodes 2 --trace t.json good.py", STREAMS[-1]),
 )
-"""What shows the rest: everything closed in one process and in several, each stream by itself where it is printed to."""
+"""What shows the rest: all closed in one process and in several, and each stream by itself for what prints to it."""
 FULL = ("run --nnodes 2 bad.py",)
 
 
