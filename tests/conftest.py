@@ -9,7 +9,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -163,7 +162,8 @@ def _what_is_long_by_nature_has_an_hour(request: pytest.FixtureRequest) -> None:
 
 # -- what is left ------------------------------------------------------------------------------------------------
 
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
+_HAS_DESCRIPTORS = os.path.isdir(_DESCRIPTORS)
 # Trio keeps idle worker threads for ten seconds, to use them again.
 _CACHED = "Trio thread"
 
@@ -175,10 +175,10 @@ def _threads() -> set[threading.Thread]:
 def _sockets() -> set[str]:
     """Return the open sockets of this process, where the system tells."""
     found = set()
-    for descriptor in _DESCRIPTORS.iterdir() if _DESCRIPTORS.is_dir() else ():
+    for descriptor in os.listdir(_DESCRIPTORS) if _HAS_DESCRIPTORS else ():
         try:
-            target = os.readlink(descriptor)
-        except OSError:  # the one that iterdir itself held open
+            target = os.readlink(f"{_DESCRIPTORS}/{descriptor}")
+        except OSError:  # the one that listdir itself held open
             continue
         if target.startswith("socket:"):
             found.add(target)

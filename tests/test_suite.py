@@ -69,7 +69,7 @@ def test_few_cases_let_each_pair_of_values_meet(tmp_path: Path) -> None:
     [
         ("mpi4py is not installed: pip install mpi4py", "--no-unexpected-skips", 1),
         pytest.param("mpi4py is not installed: pip install mpi4py", "-q", 0, marks=pytest.mark.slow),
-        ("torch is not installed: pip install torch", "--no-unexpected-skips", 0),
+        pytest.param("torch is not installed: pip install torch", "--no-unexpected-skips", 0, marks=pytest.mark.slow),
     ],
 )
 def test_ci_fails_where_something_is_skipped_that_should_not_be(

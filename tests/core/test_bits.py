@@ -37,8 +37,15 @@ async def everything(rank: overlap.Rank, elements: int) -> list[bytes]:
     return [result.tobytes() for result in results]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("size", [3, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7, 8))])
+@pytest.mark.parametrize(
+    ("size", "path"),
+    [
+        *((3, path) for path in PATHS),
+        (4, "recursive_doubling"),
+        *(pytest.param(4, path, marks=pytest.mark.slow) for path in PATHS if path != "recursive_doubling"),
+        *(pytest.param(size, path, marks=pytest.mark.slow) for size in (2, 7, 8) for path in PATHS),
+    ],
+)
 def test_all_ranks_get_the_same_bits_in_every_run(size: int, path: str) -> None:
     first = run(everything, size, 37, path=path)
     for got in first[1:]:

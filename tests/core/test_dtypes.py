@@ -44,7 +44,8 @@ def dtype_cases(size: int) -> list[Case]:
 
 WORLDS = [
     (1, "direct"),
-    (8, "direct"),
+    (4, "direct"),
+    pytest.param(8, "direct", marks=pytest.mark.slow),
     *((2, path) for path in ("ring", "wire")),
     (3, "mesh"),
     *(pytest.param(2, path, marks=pytest.mark.slow) for path in PATHS if path not in ("ring", "wire")),

@@ -36,7 +36,7 @@ raise    starting    efa            1    NODE exited with code 1
 raise    idle        efa            1    RAISED
 raise    compute     efa            1    RAISED
 raise    collective  efa            1    RAISED
-raise    moving      efa            1  + RAISED; unfinished there: GRADIENT
+raise    moving      efa            1    RAISED; unfinished there: GRADIENT
 raise    in file     efa            1    RAISED
 raise    ending      efa            1    RAISED
 raise    finally     efa            1    RAISED
@@ -60,7 +60,7 @@ SIGKILL  after       efa            137  NODE was killed by SIGKILL
 SIGSEGV  compute     efa            139  NODE was killed by SIGSEGV
 SIGABRT  collective  efa            134  NODE was killed by SIGABRT
 SIGTERM  idle        efa            143  SIGTERM
-SIGTERM  moving      efa            143+ SIGTERM
+SIGTERM  moving      efa            143  SIGTERM
 SIGINT   moving      efa            130  interrupted
 SIGSTOP  idle        efa            1    NODE hung, and had to be stopped
 SIGSTOP  moving      efa            1    NODE hung, and had to be stopped
@@ -92,7 +92,7 @@ SIGKILL  moving      mpi            9    $
 LAUNCHER = """
 SIGINT   moving      efa            130  interrupted
 SIGINT   compute     efa            130  interrupted
-SIGTERM  moving      efa            143+ SIGTERM
+SIGTERM  moving      efa            143  SIGTERM
 SIGTERM  idle        efa,_4_rails   143  SIGTERM
 SIGKILL  moving      efa            -9 + $
 SIGKILL  idle        efa            -9   $

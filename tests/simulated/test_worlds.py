@@ -190,5 +190,5 @@ def test_a_rank_that_raises_is_blamed_everywhere_at_once(seed: int) -> None:
 
 
 def test_a_seed_repeats_itself() -> None:
-    for seed in range(6):
+    for seed in range(3):
         assert live(seed, 3, train).log == live(seed, 3, train).log
