@@ -194,7 +194,7 @@ def crowds(draw):
     return [flow(n, 100, draw(needs)) for n in range(draw(st.integers(1, 6)))]
 
 
-@settings(deadline=None, max_examples=70)
+@settings(deadline=None)
 @given(crowds())
 def test_rates_are_max_min_fair(flows):
     """Nothing is overfull, and whoever is below its need meets a full resource on which nobody has risen further.
@@ -230,7 +230,7 @@ def queues(draw):
     return flows
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(queues())
 def test_one_by_one_and_at_once_give_the_same_bits(flows):
     assert few(flows, range(5)) == many(flows, range(5))
@@ -254,7 +254,7 @@ def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
     assert shared == [(["a", "b"], [0]), (["c", "d"], [1])]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(st.lists(crowds(), min_size=1, max_size=3))
 def test_each_crowd_gets_what_it_would_get_among_all(groups):
     """Crowds on wires of their own, which start one after the other: rates are those that all at once would get."""

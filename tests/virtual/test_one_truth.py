@@ -174,8 +174,22 @@ def test_messages_to_one_peer_do_not_wait_for_each_other_to_arrive(algorithm):
     assert length_ns(simulated) == pytest.approx(length_ns(emulated), rel=0.05)
 
 
-@pytest.mark.parametrize("algorithm", ["chain", "binary_tree", "double_binary_tree"])
-@pytest.mark.parametrize("collective", ["broadcast", "all_reduce"])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [
+        ("broadcast", "binary_tree"),
+        ("all_reduce", "double_binary_tree"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("broadcast", "chain"),
+                ("all_reduce", "chain"),
+                ("all_reduce", "binary_tree"),
+                ("broadcast", "double_binary_tree"),
+            )
+        ),
+    ],
+)
 def test_trees_take_what_the_runtime_takes_on_wires_of_their_own(collective, algorithm):
     """A rank sends to both its children at once, and one of two trees does not wait for the other."""
 
