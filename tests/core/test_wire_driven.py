@@ -9,8 +9,11 @@ import pytest
 import trio
 
 import overlap
+from overlap.collectives.generators import GENERATORS
+from overlap.runtime.backend import Backend
 from overlap.runtime.engine import cc_core, program_runner
 from overlap.runtime.engine.wire_driven import WireDrivenExecution
+from overlap.runtime.engine.workers import Workers
 
 from .cases import KINDS, cases
 from .companies import Company, by_sockets, run_far
@@ -37,6 +40,47 @@ def test_every_collective(kind: str, begun: list[WireDrivenExecution]) -> None:
     check_world(todo, run_far(issue_all, 4, 1, todo, wires=by_sockets))
     assert begun
     assert not any(execution._running for execution in begun)
+
+
+@pytest.mark.parametrize(
+    ("gathers", "algorithm"), [(kind, name) for kind in ("all_gather", "gather") for name in GENERATORS[kind]]
+)
+def test_an_input_that_lies_in_the_result_is_gathered_from_there(
+    gathers: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+
+    def seen(self: Backend, array: np.ndarray) -> np.ndarray:
+        copied.append(array.size)
+        return array.copy()
+
+    monkeypatch.setattr(Backend, "copy", seen)
+
+    async def main(rank: overlap.Rank) -> bool:
+        everything = np.arange(4 * 1001, dtype=np.float32)
+        out = np.full_like(everything, -1)
+        mine = slice(rank.rank * 1001, (rank.rank + 1) * 1001)
+        out[mine] = everything[mine]
+        gets = gathers == "all_gather" or rank.rank == 0
+        await getattr(rank, gathers)(out[mine], out=out if gets else None, algorithm=algorithm)
+        return bool((out == everything).all()) or not gets
+
+    assert run_far(main, 4, 1, wires=by_sockets) == [True] * 4
+    assert copied == ([1001] if (gathers, algorithm) == ("gather", "hierarchical") else [])
+
+
+def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Additions are done where they come; what is left of an all-reduce in place is in its place."""
+    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0)
+    monkeypatch.setattr(Workers, "submit", None)
+
+    async def main(rank: overlap.Rank) -> bool:
+        x = np.full(300_000, rank.rank, np.float32)
+        await rank.all_reduce(x, out=x, algorithm="ring")
+        await rank.broadcast(x, out=x, root=1, algorithm="mesh")
+        return bool((x == 1).all())
+
+    assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
 
 
 @pytest.mark.parametrize("in_threads", [True, False])

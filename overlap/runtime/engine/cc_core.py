@@ -323,10 +323,18 @@ def pieces_of(step: Step, buffers: Buffers, rank: int, incoming: Array, target: 
     """
     work = work_of(step, buffers, rank, incoming, target)
     weight = 1 if buffers.reducer is None else buffers.reducer.weight
-    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES:
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, buffers, incoming, target):
         return [partial(work, slice(None))]
     length = max(1, PIECE_BYTES // target.itemsize)
     return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
+
+
+def _is_there(step: Step, buffers: Buffers, incoming: Array, target: Array) -> bool:
+    """Whether a move has nothing to do: input and result share memory."""
+    divides = buffers.reducer is not None and buffers.reducer.divides
+    if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
+        return False
+    return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
 
 
 def work_of(

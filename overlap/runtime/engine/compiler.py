@@ -46,11 +46,13 @@ class Compiled:
         schedule: the proved table.
         program: the rank's part of it.
         laid: the same laid out on arrays, by whether input and result share memory; filled by whoever runs it.
+        keeps_own: whether a rank's input may lie where its own block of the result does; None: nobody has asked yet.
     """
 
     schedule: Schedule
     program: Program
     laid: dict[bool, LaidOut] = field(default_factory=dict)
+    keeps_own: bool | None = None
 
 
 class Compiler:

@@ -15,6 +15,7 @@ from transports import Starter, Transport
 from ...collectives.call import Call
 from ...collectives.generators.rank_order import ONLY_FOR_ORDER
 from ...collectives.kinds import Collective
+from ...collectives.program import Kind, Program
 from ...collectives.reduce import Array, reducer
 from ...collectives.schedule import Buffer
 from ...collectives.uneven import UnevenSchedule, block_starts
@@ -201,7 +202,7 @@ def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:
     in_place = source is not None and target is not None
     if in_place and source is not target:
         in_place = np.may_share_memory(source, target)
-    if in_place and not schedule.in_place:
+    if in_place and not schedule.in_place and not _lies_in_its_block(compiled, operation, flat_in, flat_out, block):
         flat_in, in_place = arrays.copy(flat_in), False
     accumulator = like.dtype if combine is None else combine.accumulator
     if isinstance(schedule, UnevenSchedule):
@@ -218,3 +219,29 @@ def _buffers(compiled: Compiled, operation: Operation) -> tuple[Buffers, bool]:
     scratch: Array = flat_out if shared else arrays.empty((room,), accumulator)
     laid = (flat_in, flat_out, scratch), block, schedule.slots_per_block, combine, schedule.size
     return UnevenBuffers(*laid, starts) if starts else Buffers(*laid), in_place
+
+
+def _lies_in_its_block(compiled: Compiled, operation: Operation, source: Array, target: Array, block: int) -> bool:
+    """Whether an input is the very block of the result that it ends up in, and nothing else is put there before."""
+    schedule, position = compiled.schedule, operation.port.position
+    gathers = operation.kind in (Collective.ALL_GATHER, Collective.GATHER)
+    if not gathers or isinstance(schedule, UnevenSchedule) or source.dtype != target.dtype:
+        return False
+    own = target[position * block : (position + 1) * block]
+    if source.__array_interface__["data"][0] != own.__array_interface__["data"][0] or source.size != own.size:
+        return False
+    if compiled.keeps_own is None:
+        compiled.keeps_own = _keeps_own(compiled.program, schedule.slots_per_block, position)
+    return compiled.keeps_own
+
+
+def _keeps_own(program: Program, slots: int, position: int) -> bool:
+    """Whether nothing is put into a rank's own block of the result but what its input has at that very place."""
+    first = position * slots
+    for step in (step for queue in program.queues for step in queue if step.kind is not Kind.SEND):
+        dst, src = step.dst, step.src
+        apart = dst.buffer != Buffer.OUT or dst.slot + dst.count <= first or first + slots <= dst.slot
+        same = step.kind is Kind.LOCAL and src.buffer == Buffer.IN and src.slot == dst.slot - first
+        if not (apart or same):
+            return False
+    return True
