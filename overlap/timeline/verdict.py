@@ -14,6 +14,8 @@ __all__ = ["Verdict", "judge", "verdict_of"]
 
 _NAMED = 0.25
 """A rank is named if it alone caused that part of the waiting; the others are told together."""
+_TOLD = 0.001
+"""Of the time of all ranks: waiting that is less is not told beside bytes on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,8 @@ class Verdict:
         if not self.transfer_ns and not self.exposed_ns:
             return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; there was no communication"
         parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
-        if why := [*self._waits(unit_ns, named), *self._wires(unit_ns)]:
+        waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
+        if why := [*waits, *self._wires(unit_ns)]:
             parts.append(f": {', '.join(why)}")
         if self.idle_ns * 20 >= self.walls_ns:
             parts.append(f"; idle {self._mean(self.idle_ns, unit_ns)}")

@@ -146,3 +146,27 @@ def with_loss(*, apart=False):
                     await each
 
     return main
+
+
+def badly_cut(*, late_s=2e-3, head=256 << 10, body=128 << 20):
+    """Eight gradients of 16 MiB: two in many small buckets, six in a large one that leaves last; rank 2 is late."""
+
+    async def main(rank):
+        for step in range(3):
+            with rank.step(step):
+                if rank.rank == 2 and late_s:
+                    rank.compute(nothing, name="tokenise", seconds=late_s)
+                rank.compute(nothing, name="forward", seconds=4e-3)
+                pending, ready = [], 0
+                for layer in range(8):
+                    bucket, ready = head if layer < 2 else body, ready + (16 << 20)
+                    await rank.compute(nothing, name="backward", seconds=1e-3)
+                    if layer in (1, 7) or ready >= bucket:
+                        sizes = [min(bucket, ready - at) for at in range(0, ready, bucket)]
+                        pending += [rank.all_reduce(np.zeros(size // 4, "f4")) for size in sizes]
+                        ready = 0
+                for each in pending:
+                    await each
+                rank.compute(nothing, name="update", seconds=5e-4)
+
+    return main

@@ -8,7 +8,7 @@ import pytest
 from overlap.cli import advise as advise_command
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
-from overlap.timeline import median_step, verdict_of, write_trace
+from overlap.timeline import median_step, render_text, verdict_of, write_trace
 from overlap.timeline.replay.advice import advice_text, advise
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.inference import graph_of
@@ -16,7 +16,7 @@ from overlap.timeline.replay.prediction import predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of
-from tests.timeline.programs import bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
+from tests.timeline.programs import badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
 
 slow = pytest.mark.slow
 
@@ -117,6 +117,30 @@ def test_advice_on_streams_and_windows_brings_what_it_says(change, before, after
     real_ns = verdict_of(really, step=median_step(really)).wall_ns
     assert one.gain_share > 0.15
     assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+
+
+def test_one_screen_says_what_to_change_and_the_change_brings_what_was_predicted():
+    timeline = run(badly_cut())
+    screen = render_text(timeline, step=median_step(timeline), width=80, height=24).splitlines()
+    said = " ".join(screen[-3:])
+    assert len(screen) <= 24
+    assert "waiting for rank 2 (compute 'tokenise' at " in said
+    assert "on the wire (all_reduce at " in said
+    changes = [each.changes[0].text for each in advise(timeline)]
+    assert {"bucket_bytes=4MiB", "stragglers=none"} <= set(changes)
+    found = predict(timeline, [parse_change(text) for text in ("bucket_bytes=4MiB", "stragglers=none")])
+    really = run(badly_cut(late_s=0, head=4 << 20, body=4 << 20))
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert real_ns < 0.75 * found.measured.wall_ns
+    assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
+
+
+@pytest.mark.parametrize("mib", [pytest.param(1, marks=slow), 4, pytest.param(16, marks=slow), 25])
+def test_of_buckets_that_are_too_large_it_shows_when_what_is_in_them_was_there(mib):
+    found = predict(run(badly_cut()), [parse_change(f"bucket_bytes={mib}MiB")])
+    really = run(badly_cut(head=mib << 20, body=mib << 20))
+    real_ns = verdict_of(really, step=median_step(really)).wall_ns
+    assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
 
 
 def test_of_a_long_run_the_steps_around_the_median_one_tell_the_same():

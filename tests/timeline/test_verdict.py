@@ -4,6 +4,8 @@ import pytest
 
 from overlap.timeline import Recorder, Timeline, verdict_of
 
+from .made import comm, compute, timeline_of
+
 
 def recorded(*lanes):
     """Each lane is (kind, [(start_us, end_us), ...]) of rank 0."""
@@ -50,3 +52,15 @@ def test_who_was_waited_for_and_what_was_on_the_wire(training):
 def test_times_far_below_the_unit_keep_a_digit():
     said = str(verdict_of(recorded(("compute", [(0, 100_000)]), ("comm", [(100_000, 100_002)]))))
     assert "exposed 0.002 (0%): 0.002 on the wire" in said
+
+
+@pytest.mark.parametrize(("late_ns", "told"), [(1, False), (400, True)])
+def test_waiting_that_is_nothing_is_not_told(late_ns, told):
+    at = 10_000 + late_ns
+    timeline = timeline_of(
+        compute(0, 0, 10_000), compute(1, 0, at), comm(0, 10_000, at, 20_000, ranks=(0, 1)),
+        comm(1, at, at, 20_000, ranks=(0, 1)),
+    )  # fmt: skip
+    said = str(verdict_of(timeline))
+    assert ("waiting for rank 1" in said) is told
+    assert " on the wire (all_reduce" in said

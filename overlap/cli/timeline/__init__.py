@@ -88,7 +88,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         metavar="CHANGE",
         help="predict the step with a change: bandwidth=2x, latency=0.5x, bytes=0.5x, compute=0.5x, "
         "\"compute 'x'=0.5x\", bucket_bytes=4MiB, order=forward, algorithm=ring, ranks=64, stragglers=none, "
-        "awaits=late; several hold together",
+        "awaits=late, streams=apart, window=8; several hold together",
     )
     parser.add_argument("--against", metavar="B", help="compare with another trace: its picture, and the differences")
     parser.add_argument(

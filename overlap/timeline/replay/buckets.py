@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
 from .graph import Graph, Node
 from .machine import Machine
+from .rooms import input_of, release
 from .turns import streams_of, take_turns
 from .wires import Fit, fits, kind_of, nbytes_of
 
@@ -23,7 +25,8 @@ WINDOW = 8
 def rebucket(graph: Graph, nbytes: int, text: str) -> None:
     """Cut the all-reduces of each step, group and stream into buckets of `nbytes`, in the order in which they began.
 
-    A bucket travels once all gradients in it exist; a gradient is there when the last bucket is with a part of it.
+    A bucket travels once all gradients in it exist; a gradient is there when the last bucket is with a part of it. What
+    one all-reduce carries is taken to come evenly from the computes of one name since the one before it.
 
     Raises:
         UsageError: If there are no all-reduces; `text` is what was asked for.
@@ -44,9 +47,10 @@ def rebucket(graph: Graph, nbytes: int, text: str) -> None:
     for node in graph.nodes:
         if node.kind == "end":
             ends.setdefault(node.after[0][0], []).append(node)
+    makers = _Makers(graph)
     for nodes in series.values():
         nodes.sort(key=_began_ns)
-        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends)
+        made += _cut(nodes, nbytes, _prices(graph, nodes, found[kind_of(nodes[0])]), ends, makers)
         gone.update(nodes)
     graph.nodes = [node for node in graph.nodes if node not in gone] + made
 
@@ -78,7 +82,9 @@ def _share(nodes: Sequence[Node]) -> float:
     return sum(node.hidden_ns for node in nodes) / max(sum(node.work_ns for node in nodes), 1.0)
 
 
-def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, ends: Mapping[Node, Sequence[Node]]) -> list[Node]:
+def _cut(
+    nodes: Sequence[Node], nbytes: int, prices: _Prices, ends: Mapping[Node, Sequence[Node]], makers: _Makers
+) -> list[Node]:
     total = sum(map(nbytes_of, nodes))
     buckets = []
     for number, start in enumerate(range(0, total, nbytes)):
@@ -90,10 +96,42 @@ def _cut(nodes: Sequence[Node], nbytes: int, prices: _Prices, ends: Mapping[Node
     at = 0
     for node in nodes:
         first, final = at // nbytes, (at + nbytes_of(node) - 1) // nbytes
-        for bucket in buckets[first : final + 1]:
-            bucket.after += node.after
-            bucket.spans += node.spans
+        made = [makers.of(arrival) for arrival, _ in node.after]
+        for arrival, _ in node.after:
+            release(arrival)  # or a bucket could wait for its own end
+        for number in range(first, final + 1):
+            buckets[number].spans += node.spans
+            share = min(((number + 1) * nbytes - at) / max(nbytes_of(node), 1), 1.0)
+            whole = number == final
+            buckets[number].after += node.after if whole else [(by[ceil(share * len(by)) - 1], 0.0) for by in made]
         at += nbytes_of(node)
         for end in ends.get(node, ()):
             end.after[0] = (buckets[final], end.after[0][1])
     return buckets
+
+
+class _Makers:
+    """Which computes have made what an all-reduce carries; each is asked for once, in the order of their streams."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._alike: dict[tuple[int, int | None, str], list[Node]] = {}
+        self._used: dict[tuple[int, int | None, str], int] = {}
+        for node in graph.nodes:
+            if node.kind == "compute":
+                self._alike.setdefault(_alike(node), []).append(node)
+        for nodes in self._alike.values():
+            nodes.sort(key=lambda node: node.spans[0].start_ns)
+
+    def of(self, arrival: Node) -> list[Node]:
+        """Return them in their order; the arrival itself if none show."""
+        last = input_of(arrival)
+        if last is None:
+            return [arrival]
+        key = _alike(last)
+        first, until = self._used.get(key, 0), self._alike[key].index(last) + 1
+        self._used[key] = until
+        return self._alike[key][first:until] or [arrival]
+
+
+def _alike(node: Node) -> tuple[int, int | None, str]:
+    return node.ranks[0], node.spans[0].step, node.spans[0].name

@@ -11,6 +11,7 @@ from ...errors import UsageError
 from ..spans import Span
 from .graph import Graph, Node
 from .machine import Machine
+from .rooms import release, waited_for_room
 from .turns import streams_of, take_turns
 
 __all__ = ["change_window", "part_streams"]
@@ -75,7 +76,7 @@ def _issue_order(node: Node) -> tuple[int, int, int]:
 
 def _window(nodes: Sequence[Node]) -> int | None:
     """Return how many were active at once where others waited for room; None if none did."""
-    if not any(_waited_for_room(node) for node in nodes):
+    if not any(waited_for_room(node) for node in nodes):
         return None
     edges = sorted(edge for node in nodes for edge in ((node.spans[0].start_ns, 1), (node.spans[0].end_ns, -1)))
     active = most = 0
@@ -83,15 +84,6 @@ def _window(nodes: Sequence[Node]) -> int | None:
         active += change
         most = max(most, active)
     return most
-
-
-def _waited_for_room(node: Node) -> bool:
-    return any(_is_before(each, node) for each, _ in node.after)
-
-
-def _is_before(each: Node, node: Node) -> bool:
-    """Whether it is the end of another operation of the same stream, whose room an arrival seems to have waited for."""
-    return each.kind == "end" and each.spans[0].lane == node.spans[0].lane and each.spans[0] is not node.spans[0]
 
 
 def _released(graph: Graph, text: str) -> None:
@@ -106,8 +98,8 @@ def _released(graph: Graph, text: str) -> None:
     for (rank, _), nodes in _arrivals(graph).items():
         for step in _by_step(nodes):
             for place, node in enumerate(step):
-                if _waited_for_room(node):
-                    node.after = [(each, delay) for each, delay in node.after if not _is_before(each, node)]
+                if waited_for_room(node):
+                    release(node)
                     node.after += [(each, 0.0) for each in inputs.of(rank, step, place)]
 
 
