@@ -1,7 +1,8 @@
 """Virtual time: the clock and its kernel, and the modelled cluster that programs run on.
 
 From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` moves it. `flow` is something that gets
-on, `sharing` says how fast where flows need the same, `fluid` keeps all of them. `resources` numbers what there is;
+on, `occupancy` adds up what flows need, `sharing` says how fast they are where that is too much, `fluid` keeps all of
+them. `resources` numbers what there is;
 `demand`, `loads` and `messages` say what an operation needs of it by the cost model. `fabric` has everything in
 flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all. `compute_cost` says what
 computes take; `conditions` and `interference` hold what is not perfect, `faults` what goes wrong.

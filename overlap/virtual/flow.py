@@ -34,6 +34,7 @@ class Stage(NamedTuple):
         shares: (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`.
         needs: the same: shares by resource.
         messages: how many of its messages, at a time, share each of them, by resource.
+        most: the largest number of a resource; -1 without any.
     """
 
     end_ns: int
@@ -41,15 +42,18 @@ class Stage(NamedTuple):
     shares: Floats
     needs: dict[int, float]
     messages: dict[int, float]
+    most: int
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:
         """Make one, without what it does not need; with one message on everything unless it is said."""
         needed = shares > 0
         each = np.ones(len(shares)) if messages is None else messages
-        numbers, shares = resources[needed].tolist(), shares[needed]
+        resources, shares = resources[needed], shares[needed]
+        numbers = resources.tolist()
         needs = dict(zip(numbers, shares.tolist(), strict=True))
-        return cls(end_ns, resources[needed], shares, needs, dict(zip(numbers, each[needed].tolist(), strict=True)))
+        shared = dict(zip(numbers, each[needed].tolist(), strict=True))
+        return cls(end_ns, resources, shares, needs, shared, max(numbers, default=-1))
 
 
 class Flow:
@@ -65,11 +69,12 @@ class Flow:
         cap: the most its rate may be.
         rate: how fast it gets on now.
         started_ns: when it started.
+        age: how many had started before it.
         done_ns: work done when it was last given a rate.
     """
 
     __slots__ = (
-        "_age", "_due_ns", "_mark", "_since_ns", "_stage", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
+        "_due_ns", "_mark", "_since_ns", "_stage", "age", "cap", "done_ns", "key", "lane", "marks_ns", "priority",
         "rate", "stage", "stages", "started_ns",
     )  # fmt: skip
 
@@ -87,7 +92,7 @@ class Flow:
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self.done_ns = 0.0
-        self._mark, self._stage, self._due_ns, self._age = 0, 0, -1, 0
+        self._mark, self._stage, self._due_ns, self.age = 0, 0, -1, 0
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"

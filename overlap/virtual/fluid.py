@@ -5,8 +5,6 @@ r * u of every resource that it needs in its stage. Rates change only when flows
 another stage, and then only those of flows that scarce resources join with these, directly or through others; between,
 everything is linear. SimGrid shares its networks like this (Casanova et al., "Versatile, scalable, and accurate
 simulation of distributed applications and platforms", JPDC 74, 2014).
-
-Most flows are messages, which need a handful of resources: adding these up one by one is faster than any array.
 """
 
 from __future__ import annotations
@@ -16,21 +14,12 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from .flow import Flow
+from .occupancy import Occupancy
 from .sharing import rates
 
 __all__ = ["Fluid"]
 
-_key, _age = attrgetter("key"), attrgetter("_age")
-
-
-class _Resource:
-    """Something that flows share."""
-
-    __slots__ = ("load", "users")
-
-    def __init__(self) -> None:
-        self.load = 0.0  # what its users would take at rate 1
-        self.users: dict[Flow, None] = {}
+_key = attrgetter("key")
 
 
 class Fluid:
@@ -39,12 +28,10 @@ class Fluid:
     def __init__(self) -> None:
         self._flows: dict[tuple[object, ...], Flow] = {}
         self._started = 0
-        self._resources: dict[int, _Resource] = {}
-        self._scarce: dict[int, _Resource] = {}  # those that all flows would overfill at rate 1
+        self._occupancy = Occupancy()
         self._due: dict[int, list[Flow]] = {}  # by instant; those that have turned since are due at another
         self._heap: list[int] = []  # of these instants
         self._unfair: dict[Flow, None] = {}  # whose rate must be found anew
-        self._crowded: dict[int, _Resource] = {}  # whose users must share anew
 
     def __repr__(self) -> str:
         return f"<Fluid: {len(self._flows)} flows>"
@@ -56,30 +43,19 @@ class Fluid:
 
     @property
     def loads(self) -> dict[int, float]:
-        """What is asked of each resource that was ever used, by flows at rate 1; exactly 0 when nobody uses it."""
-        return {number: resource.load for number, resource in self._resources.items()}
+        """What is asked of each resource by flows at rate 1, of those that anything is asked of."""
+        return self._occupancy.loads
 
     def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
         """Let flows begin, at an instant not before the last one. Keys must be new."""
         for flow in sorted(flows, key=_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
-            flow._age = self._started
+            flow.age = self._started
             self._started += 1
             self._flows[flow.key] = flow
             self._note(flow)
-            self._load(flow)
-
-    def _load(self, flow: Flow) -> None:
-        resources = self._resources
-        for number, share in flow.stage.needs.items():
-            resource = resources.get(number)
-            if resource is None:
-                resource = resources[number] = _Resource()
-            resource.load += share
-            resource.users[flow] = None
-            if resource.load > 1:
-                self._scarce[number] = self._crowded[number] = resource
+            self._occupancy.add(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
         """Let a flow get on at most at a rate, from the instant of the next `settle`."""
@@ -89,7 +65,7 @@ class Fluid:
 
     def settle(self, now_ns: int) -> int | None:
         """Find the rates from now on, once all that starts now has started; return when the next mark is reached."""
-        if self._crowded or self._unfair:
+        if self._unfair or self._occupancy.changed:
             self._share_out(now_ns)
         while self._heap:
             due_ns = self._heap[0]
@@ -122,29 +98,17 @@ class Fluid:
     def _end(self, flow: Flow) -> None:
         del self._flows[flow.key]
         flow._due_ns = -1
-        self._unload(flow)
+        self._occupancy.remove(flow)
         self._unfair.pop(flow, None)
 
     def _next_stage(self, flow: Flow) -> None:
-        self._unload(flow)
+        self._occupancy.remove(flow)
         flow._stage += 1
         flow.stage = flow.stages[flow._stage]
-        self._load(flow)
+        self._occupancy.add(flow)
         if flow.rate != flow.cap:
             self._unfair[flow] = None
         self._note(flow)
-
-    def _unload(self, flow: Flow) -> None:
-        resources = self._resources
-        for number, share in flow.stage.needs.items():
-            resource = resources[number]
-            scarce = resource.load > 1
-            resource.load -= share
-            del resource.users[flow]
-            if scarce:
-                self._crowded[number] = resource
-                if resource.load <= 1:
-                    del self._scarce[number]
 
     def _note(self, flow: Flow) -> None:
         """Find out when a flow reaches its next mark or stage at this rate; never while others leave it nothing."""
@@ -166,30 +130,16 @@ class Fluid:
 
     def _share_out(self, now_ns: int) -> None:
         """Give new rates to all flows that what has changed may concern."""
-        unfair, crowded = self._unfair, self._crowded
-        self._unfair, self._crowded = {}, {}
-        for resource in crowded.values():
-            unfair.update(resource.users)
+        unfair, self._unfair = self._unfair, {}
+        unfair.update(self._occupancy.concerned())
         done: set[Flow] = set()
         for flow in unfair:
             if flow not in done:
-                crowd, scarce = self._crowd(flow)
+                crowd, scarce = self._occupancy.crowd(flow)
                 done.update(crowd)
                 fair = rates(crowd, scarce) if scarce else [flow.cap]
                 for each, rate in zip(crowd, fair, strict=True):
                     self._turn(each, now_ns, rate)
-
-    def _crowd(self, flow: Flow) -> tuple[list[Flow], set[int]]:
-        """Return all flows that scarce resources join with this one, oldest first, and these resources."""
-        crowd, scarce = {flow: None}, set[int]()
-        todo = [flow]
-        for each in todo:
-            for number in (each.stage.needs.keys() & self._scarce.keys()) - scarce:
-                scarce.add(number)
-                users = self._scarce[number].users
-                todo += users.keys() - crowd.keys()
-                crowd.update(users)
-        return sorted(crowd, key=_age), scarce
 
     def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:
         if rate != flow.rate:

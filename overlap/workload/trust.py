@@ -9,8 +9,7 @@ from functools import cache
 from topology import Cluster
 
 from ..collectives.cost.parameters import measured
-from ..collectives.cost.validation import Class, validate
-from ..errors import UsageError
+from ..collectives.cost.validation import Class, classes_of
 from .parts import MESSAGE, Operation, Parts
 
 __all__ = ["Band", "band_of", "band_of_step"]
@@ -48,11 +47,15 @@ def band_of(cluster: Cluster, operation: Operation) -> Band:
 @cache
 def _nearest(machine: str, name: str, dtype: str) -> list[Class]:
     """Return the classes of a name and dtype; where nothing is known, of any dtype, then any chip, then all."""
-    own = [each for each in _classes(machine) if each.name == name and each.unseen.rows]
+    own = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
     if own:
         return [each for each in own if each.dtype == dtype] or own
-    every = [each for each in _classes(None) if each.unseen.rows]
-    return [each for each in every if each.name.split(", ")[1] == name.split(", ")[1]] or every
+    return _of_place(name.split(", ")[1]) or _of_place(None)
+
+
+@cache
+def _of_place(place: str | None) -> list[Class]:
+    return [each for each in classes_of(place=place) if each.unseen.rows]
 
 
 def _joined(classes: Sequence[Class], inside: bool) -> Band:
@@ -70,14 +73,6 @@ def _joined(classes: Sequence[Class], inside: bool) -> Band:
 def _shared(names: Sequence[str]) -> str:
     chips, places = ({name.split(", ")[part] for name in names} for part in (0, 1))
     return ", ".join(each.pop() if len(each) == 1 else other for each, other in ((chips, "all chips"), (places, "all")))
-
-
-@cache
-def _classes(machine: str | None) -> tuple[Class, ...]:
-    try:
-        return validate(machine).classes
-    except UsageError:  # nothing is published of it
-        return ()
 
 
 def band_of_step(cluster: Cluster, parts: Parts) -> tuple[float, float]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topology import Cluster
 
-from ..collectives.select import plan
+from ..collectives.placement import Floats, Ints, place
+from ..collectives.select import plan, size_class
 from ..virtual import Alike, Fabric, repeated
 from ..virtual.demand import Demand
 from .layout import Layout
@@ -58,21 +58,26 @@ class _Adding:
         self._cluster, self._layout, self._peer_direct = cluster, layout, peer_direct
         self._fabric = Fabric(cluster, peer_direct=peer_direct)
         self._alike = Alike.of(layout.stage_of, cluster.world_size)
-        self._busy_ns: dict[int, float] = {}
-        self._kind: dict[int, str] = {}
+        self._added: list[tuple[Ints, Floats]] = []  # resources, and how long each is busy
         whole = cluster.nodes % cluster.servers == 0
         self._unit = cluster.servers * cluster.ranks_per_node if whole else cluster.world_size
 
     def collectives(self, of: Operation, times: float) -> None:
         """Add those of all groups like one."""
         rows = self._alike.rows(of.ranks)
-        none = np.zeros(len(of.ranks), np.int64)
+        none, algorithm = np.zeros(len(of.ranks), np.int64), None
         for members, units in repeated(rows, self._unit):
             row = tuple(rows[members[0]].tolist())
-            found = plan(of.op, of.nbytes, self._cluster, row, dtype=of.dtype, peer_direct=self._peer_direct)
-            wires = found.option.busiest_wire()
-            if wires is not None:
-                self._named(wires[0].placement.wires().kind)
+            found = plan(
+                of.op,
+                size_class(of.nbytes),
+                self._cluster,
+                row,
+                dtype=of.dtype,
+                peer_direct=self._peer_direct,
+                algorithm=algorithm,
+            )
+            algorithm = found.algorithm  # for the others, as in the simulation
             demand = self._fabric.collective((), of.op, found.option, of.nbytes, row, none).demand
             self._add(demand, units, times)
 
@@ -93,22 +98,22 @@ class _Adding:
         names, sizes = list(self._layout.axes), list(self._layout.axes.values())
         return int(np.prod(sizes[names.index(axis) + 1 :]))
 
-    def _named(self, kinds: NDArray[np.str_]) -> None:
-        numbers = self._fabric.resources.wires(np.arange(len(kinds)))
-        self._kind.update(zip(numbers.tolist(), kinds.tolist(), strict=True))
-
-    def _add(self, demand: Demand, units: NDArray[np.int64], times: float) -> None:
+    def _add(self, demand: Demand, units: Ints, times: float) -> None:
         each_ns = demand.busy_ns.sum(axis=0) * times
-        for row in self._fabric.resources.shifted(demand.resources, units).tolist():
-            for resource, busy_ns in zip(row, each_ns.tolist(), strict=True):
-                self._busy_ns[resource] = self._busy_ns.get(resource, 0.0) + busy_ns
+        resources = self._fabric.resources.shifted(demand.resources, units)
+        self._added.append((resources.ravel(), np.tile(each_ns, len(resources))))
 
     def shares(self, step_ns: float) -> dict[str, Busy]:
         """Return what came of it."""
+        if not self._added:
+            return {}
+        resources, each_ns = (np.concatenate(column) for column in zip(*self._added, strict=True))
+        busy_ns = np.bincount(resources, each_ns)
+        wires = place(self._cluster, (0,)).wires().kind
         by_kind: dict[str, list[float]] = {}
-        for resource, busy_ns in self._busy_ns.items():
-            kind, _ = self._fabric.resources.kind_and_number(resource)
-            if busy_ns > 0 and kind != "cc_core":
-                kind = self._kind.get(resource, "wires") if kind == "wire" else kind
-                by_kind.setdefault(kind, []).append(busy_ns / step_ns)
+        for resource in np.flatnonzero(busy_ns).tolist():
+            kind, number = self._fabric.resources.kind_and_number(resource)
+            if kind != "cc_core":
+                name = str(wires[number]) if kind == "wire" else kind
+                by_kind.setdefault(name, []).append(float(busy_ns[resource]) / step_ns)
         return {k: Busy(most=max(v), mean=sum(v) / len(v), used=len(v)) for k, v in sorted(by_kind.items())}

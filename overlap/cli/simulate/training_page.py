@@ -121,9 +121,13 @@ def _done(doing: str, name: str) -> str:
     return {"compute": f"compute {name}", "wire": name, "waiting": f"waiting in {name}"}.get(doing, "program")
 
 
+# Kinds of wires whose names say too little beside those of others.
+_WIRES = {"chip": "between the cores of a chip"}
+
+
 def _busy(one: Estimate, width: int) -> list[str]:
     found = busy(one.cluster, one.layout, one.parts, peer_direct=one.virtual.peer_direct)
-    told = ", ".join(f"{kind} {each.most:.1%} (mean {each.mean:.1%})" for kind, each in found.items())
+    told = ", ".join(f"{_WIRES.get(kind, kind)} {each.most:.1%} (mean {each.mean:.1%})" for kind, each in found.items())
     return _field("busiest", told or "nothing: nothing travels", width)
 
 

@@ -20,7 +20,7 @@ from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING
 from .published import Knee, Measurement, Start, Training
 from .startup import startup
 
-__all__ = ["Accuracy", "Asked", "Class", "Crossover", "Judged", "Validation", "validate"]
+__all__ = ["Accuracy", "Asked", "Class", "Crossover", "Judged", "Validation", "classes_of", "validate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,22 +174,7 @@ class Validation:
     @property
     def classes(self) -> tuple[Class, ...]:
         """The planner's accuracy by chip and dtype: what starting programs costs, and ratios, are not its."""
-        found: dict[tuple[str, str, bool], list[Judged]] = {}
-        for row in self.collectives:
-            assert isinstance(row.of, Measurement)
-            machine = cluster(row.of.machine, strict=False).machine
-            name = f"{machine.chip.name}, {'across nodes' if ' x' in row.of.machine else 'one node'}"
-            found.setdefault((name, row.of.dtype, machine.wires.link != "nvlink"), []).append(row)
-        return tuple(
-            Class(
-                name=name,
-                dtype=dtype,
-                asked=_NEURON if closely else _BY_DATA,
-                unseen=Accuracy.of([row for row in rows if not row.fits]),
-                fitted=sum(bool(row.fits) for row in rows),
-            )
-            for (name, dtype, closely), rows in found.items()
-        )
+        return _classes(self.collectives)
 
     @property
     def as_asked(self) -> bool:
@@ -215,6 +200,40 @@ def validate(machine: str | None = None) -> Validation:
         training=_training() if _asked(TRAINING.machine, machine) else None,
         crossovers=tuple(_crossover(knee) for knee in KNEES if _asked(knee.machine, machine)),
     )
+
+
+def classes_of(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
+    """Judge collectives alone, which is a part of the work of `validate`.
+
+    Args:
+        machine: Only rows of this one; all by default. Of one that nothing is published of there are none.
+        place: Only "one node", or "across nodes"; both by default.
+    """
+    rows = [row for row in COLLECTIVES if _asked(row.machine, machine) and place in (None, _place(row))]
+    return _classes([_collective(row) for row in rows])
+
+
+def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
+    found: dict[tuple[str, str, bool], list[Judged]] = {}
+    for row in collectives:
+        assert isinstance(row.of, Measurement)
+        machine = cluster(row.of.machine, strict=False).machine
+        name = f"{machine.chip.name}, {_place(row.of)}"
+        found.setdefault((name, row.of.dtype, machine.wires.link != "nvlink"), []).append(row)
+    return tuple(
+        Class(
+            name=name,
+            dtype=dtype,
+            asked=_NEURON if closely else _BY_DATA,
+            unseen=Accuracy.of([row for row in rows if not row.fits]),
+            fitted=sum(bool(row.fits) for row in rows),
+        )
+        for (name, dtype, closely), rows in found.items()
+    )
+
+
+def _place(row: Measurement) -> str:
+    return "across nodes" if " x" in row.machine else "one node"
 
 
 def _base(machine: str) -> str:
