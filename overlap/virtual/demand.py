@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from ..collectives.cost import cost, on
 from ..collectives.cost.option import Option, Part, Price
 from .conditions import SlowWires
-from .flow import Stage, quantised
+from .flow import Flow, Stage, quantised
 from .loads import Loads
 from .resources import Resources
+from .unfolded import Plan, alone
+from .unfolding import unfolding
 
 __all__ = ["Demand", "Pricing"]
 
@@ -26,6 +28,8 @@ Floats: TypeAlias = NDArray[np.float64]
 
 # Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64
+# Between what a collective takes as a whole and message by message, alone.
+_CLOSE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,6 +146,7 @@ class Pricing:
         self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
         self._known: dict[tuple[float, bytes], Demand] = {}
         self._loads: Loads | None = None
+        self._plans: dict[float, Plan | None] = {}
 
     @classmethod
     def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
@@ -165,6 +170,34 @@ class Pricing:
                 del self._known[next(iter(self._known))]
             found = self._known[key] = self._computed(nbytes, late_ns)
         return found
+
+    def plan(self, nbytes: float) -> Plan | None:
+        """Return what its messages do if all ranks arrive at once; None if they are too many, or take another time.
+
+        Another time: that of slices in phases beside each other, or of bounds which no single message knows.
+        """
+        if nbytes not in self._plans:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            self._plans[nbytes] = self._planned(nbytes)
+        return self._plans[nbytes]
+
+    def _planned(self, nbytes: float) -> Plan | None:
+        price = self._priced(nbytes)
+        parts = self._under_way(price.slices)
+        if not parts or (len(parts) > 1 and price.slices > 1):
+            return None
+        phases = unfolding(parts, nbytes, self.ranks, self._resources)
+        if phases is None:
+            return None
+        launch_s = price.total_s - sum(
+            p.total_s(nbytes) - p.model.parameters.launch_s for p in self._phases(price.slices)
+        )
+        found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases)
+        expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
+        whole = Flow((), (expected_ns,), (Stage.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
+        taken_ns, _, _ = alone(whole, found)
+        return found._replace(taken_ns=taken_ns) if abs(taken_ns - expected_ns) <= _CLOSE * expected_ns else None
 
     def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
         left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)

@@ -6,8 +6,10 @@ Used in three strokes per instant: `advance` tells who is done, `start` takes wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +26,7 @@ from .fluid import Fluid
 from .interference import NO_INTERFERENCE, Interference
 from .messages import Messages
 from .resources import Resources
+from .unfolded import Letter, Plan, Unfolded, alone
 
 __all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
 
@@ -34,6 +37,11 @@ _REMEMBERED = 1 << 14
 
 _NOTHING = np.zeros(0, np.int64), np.zeros(0)
 
+_key = attrgetter("key")
+
+# Resources that hold up a collective alike: it gets on as a whole.
+_ALIKE = 1.02
+
 
 class Transfer(Flow):
     """A collective, a message or a compute in flight.
@@ -42,9 +50,10 @@ class Transfer(Flow):
         kind: name of the collective, "send", or the class of a compute.
         demand: what it takes alone.
         computes: whether it is a compute.
+        plan: finds out what its messages do; None if it has to be taken as a whole.
     """
 
-    __slots__ = ("computes", "demand", "kind")
+    __slots__ = ("computes", "demand", "kind", "plan")
 
     def __init__(
         self,
@@ -55,9 +64,10 @@ class Transfer(Flow):
         priority: int = 0,
         lane: object = None,
         computes: bool = False,
+        plan: Callable[[], Plan | None] | None = None,
     ) -> None:
         super().__init__(key, demand.marks_ns, demand.stages, priority=priority, lane=lane)
-        self.kind, self.demand, self.computes = kind, demand, computes
+        self.kind, self.demand, self.computes, self.plan = kind, demand, computes, plan
 
     @property
     def ranks(self) -> Ints:
@@ -140,11 +150,16 @@ class Fabric:
         self._collectives: dict[Option, Pricing] = {}
         self._messages = Messages(figures, self.resources, self._slow)
         self._fluid, self._interfering = Fluid(), not interference.off
+        self._wires: dict[Transfer, list[int]] = {}  # of collectives in flight
+        self._on_wire: dict[int, dict[Transfer, None]] = {}  # the same the other way round
+        self._met: dict[Transfer, None] = {}  # those that have wires in common with others
+        self._told: dict[Unfolded, set[int]] = {}  # positions of those who are done with what goes message by message
         self._communicating = np.zeros(cluster.world_size, np.int64)
         self._computing = np.zeros(cluster.world_size, np.int64)
 
     def __repr__(self) -> str:
-        return f"<Fabric of {self.cluster.name}: {len(self._fluid.flows)} in flight>"
+        flying = {each.of.whole if isinstance(each, Letter) else each for each in self._fluid.flows}
+        return f"<Fabric of {self.cluster.name}: {len(flying)} in flight>"
 
     # -- what may start ------------------------------------------------------------------------------------------
 
@@ -178,9 +193,9 @@ class Fabric:
                 self._collectives.clear()
             pricing = Pricing.of_option(option, ranks, self.resources, self._slow)
             self._collectives[option] = pricing
-        return Transfer(
-            key, kind, pricing.demand(nbytes, arrivals_ns - arrivals_ns.min()), priority=priority, lane=lane
-        )
+        late_ns = arrivals_ns - arrivals_ns.min()
+        plan = None if late_ns.any() else partial(pricing.plan, nbytes)
+        return Transfer(key, kind, pricing.demand(nbytes, late_ns), priority=priority, lane=lane, plan=plan)
 
     def message(
         self,
@@ -224,25 +239,109 @@ class Fabric:
         if self._interfering:
             for transfer in transfers:
                 self._of(transfer)[transfer.ranks] += 1
+            return
+        for transfer in transfers:
+            if transfer.plan is not None:
+                self._meet(transfer)
+
+    def _meet(self, new: Transfer) -> None:
+        """Find out which collectives have some wires in common with a new one, but not all."""
+        wires = self._wires[new] = self.resources.wires_among(new.demand.resources).tolist()
+        others = dict[Transfer, None]()
+        for wire in wires:
+            there = self._on_wire.setdefault(wire, {})
+            others.update(there)
+            there[new] = None
+        if met := [each for each in others if not np.array_equal(each.demand.resources, new.demand.resources)]:
+            self._met.update(dict.fromkeys([new, *met]))
+
+    def _leave(self, transfer: Transfer) -> None:
+        self._met.pop(transfer, None)
+        for wire in self._wires.pop(transfer, ()):
+            del self._on_wire[wire][transfer]
 
     def settle(self, now_ns: int) -> int | None:
         """Fix how fast everything gets on from now on; return the next instant to `advance` to, None if all is idle."""
         if self._interfering:
             self._interfere()
+        else:
+            self._unfold(now_ns)
         return self._fluid.settle(now_ns)
+
+    def _unfold(self, now_ns: int) -> None:
+        """Take collectives message by message from where on some of their messages are held up more than others."""
+        torn = [
+            *self._met,
+            *(each for each in self._fluid.crowded() if isinstance(each, Transfer) and self._torn(each)),
+        ]
+        self._met.clear()
+        while torn:
+            for transfer in sorted(torn, key=_key):
+                asked, transfer.plan = transfer.plan, None
+                plan = asked() if asked else None
+                if plan is not None:
+                    self._replace(now_ns, transfer, plan)
+            torn = [each for each in self._fluid.crowded() if isinstance(each, Transfer) and self._torn(each)]
+
+    def _torn(self, transfer: Transfer) -> bool:
+        """Return whether some messages of a collective are held up more than others, now or soon.
+
+        It gets on as a whole beside those that need the same wires as it does, if all of these hold it up alike.
+        """
+        if transfer.plan is None:
+            return False
+        own = transfer.demand.resources
+        for other in self._fluid.others(transfer):
+            if not (isinstance(other, Transfer) and np.array_equal(other.demand.resources, own)):
+                return True
+        least, most = dict[str, float](), dict[str, float]()
+        for number, slope in self._fluid.slopes(transfer).items():
+            kind, _ = self.resources.kind_and_number(number)
+            least[kind], most[kind] = min(slope, least.get(kind, slope)), max(slope, most.get(kind, slope))
+        return any(most[kind] > least[kind] * _ALIKE for kind in least)
+
+    def _replace(self, now_ns: int, transfer: Transfer, plan: Plan) -> None:
+        """Let the messages of a collective go on from where it is."""
+        told = {each for positions in transfer.demand.positions[: transfer.reached] for each in positions.tolist()}
+        share = self._fluid.withdraw(now_ns, transfer) / transfer.alone_ns
+        _, unfolded, flows = alone(transfer, plan, share * plan.taken_ns)
+        self._fluid.adopt(now_ns, flows, share * plan.taken_ns)
+        self._told[unfolded] = told
+        if unfolded.finished - told:
+            self._fluid.start(now_ns, [unfolded.nudge()], parts=True)
 
     def advance(self, now_ns: int) -> list[Reached]:
         """Return who is done at an instant, in the order of keys."""
-        found = []
+        found, unfolded = [], dict[Unfolded, None]()
         for flow, mark in self._fluid.advance(now_ns):
+            if isinstance(flow, Letter):
+                unfolded[flow.of] = None
+                flow.of.reached(flow, mark)
+                self._fluid.start(now_ns, flow.of.begun(), parts=True)
+                continue
             assert isinstance(flow, Transfer)
             last = mark + 1 == len(flow.marks_ns)
             found.append(Reached(flow, flow.demand.positions[mark], last))
             if last:
                 self._ended(flow, now_ns)
-        return found
+        found += [each for one in unfolded if (each := self._finished(one, now_ns)) is not None]
+        return sorted(found, key=lambda each: each.transfer.key) if unfolded else found
+
+    def _finished(self, unfolded: Unfolded, now_ns: int) -> Reached | None:
+        """Return who is newly done with something that goes message by message."""
+        told, transfer = self._told[unfolded], unfolded.whole
+        new = unfolded.finished - told
+        if not new:
+            return None
+        assert isinstance(transfer, Transfer)
+        told |= new
+        if unfolded.done:
+            del self._told[unfolded]
+            self._ended(transfer, now_ns)
+        return Reached(transfer, np.array(sorted(new)), unfolded.done)
 
     def _ended(self, transfer: Transfer, now_ns: int) -> None:
+        self._leave(transfer)
         stretch = self.stretches.get(transfer.kind)
         if stretch is None:
             stretch = self.stretches[transfer.kind] = Stretch()

@@ -69,7 +69,7 @@ class Flow:
         cap: the most its rate may be.
         rate: how fast it gets on now.
         started_ns: when it started.
-        age: how many had started before it.
+        age: how many had started before it, and for a part of one, such as a message of a collective, how many parts.
         done_ns: work done when it was last given a rate.
     """
 
@@ -92,10 +92,16 @@ class Flow:
         self.cap = self.rate = 1.0
         self.started_ns = self._since_ns = 0
         self.done_ns = 0.0
-        self._mark, self._stage, self._due_ns, self.age = 0, 0, -1, 0
+        self.age = 0, 0
+        self._mark, self._stage, self._due_ns = 0, 0, -1
 
     def __repr__(self) -> str:
         return f"<Flow {self.key}: {self._mark} of {len(self.marks_ns)} marks, rate {self.rate:.3g}>"
+
+    @property
+    def reached(self) -> int:
+        """How many marks it has reached."""
+        return self._mark
 
     def _turn(self, now_ns: int, rate: float) -> None:
         """Go on at another rate."""

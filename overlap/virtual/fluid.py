@@ -46,16 +46,45 @@ class Fluid:
         """What is asked of each resource by flows at rate 1, of those that anything is asked of."""
         return self._occupancy.loads
 
-    def start(self, now_ns: int, flows: Iterable[Flow]) -> None:
-        """Let flows begin, at an instant not before the last one. Keys must be new."""
+    def start(self, now_ns: int, flows: Iterable[Flow], *, parts: bool = False) -> None:
+        """Let flows begin, at an instant not before the last one. Keys must be new; parts of others know their age."""
         for flow in sorted(flows, key=_key):
             assert flow.key not in self._flows, f"{flow.key} is in flight"
             flow.started_ns = flow._since_ns = now_ns
-            flow.age = self._started
-            self._started += 1
+            if not parts:
+                flow.age = self._started, 0
+                self._started += 1
             self._flows[flow.key] = flow
             self._note(flow)
             self._occupancy.add(flow)
+
+    def withdraw(self, now_ns: int, flow: Flow) -> float:
+        """Take a flow out before its end, and return the work that it has done."""
+        flow._turn(now_ns, flow.rate)
+        self._end(flow)
+        return flow.done_ns
+
+    def adopt(self, now_ns: int, other: Fluid, other_ns: float) -> None:
+        """Take over all flows of another one, whose instant is `other_ns`."""
+        for flow in other.flows:
+            flow.done_ns += max(other_ns - flow._since_ns, 0.0) * flow.rate
+            flow._since_ns = now_ns
+            self._flows[flow.key] = flow
+            self._note(flow)
+            self._occupancy.add(flow)
+            self._unfair[flow] = None
+
+    def crowded(self) -> Iterable[Flow]:
+        """Return those that share what is scarce, and has other users than before."""
+        return self._occupancy.crowded()
+
+    def others(self, flow: Flow) -> Sequence[Flow]:
+        """Return those that share with a flow what is scarce."""
+        return self._occupancy.others(flow)
+
+    def slopes(self, flow: Flow) -> dict[int, float]:
+        """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
+        return self._occupancy.slopes(flow)
 
     def cap(self, flow: Flow, most: float) -> None:
         """Let a flow get on at most at a rate, from the instant of the next `settle`."""
@@ -134,11 +163,14 @@ class Fluid:
         unfair.update(self._occupancy.concerned())
         done: set[Flow] = set()
         for flow in unfair:
-            if flow not in done:
+            if flow in done:
+                continue
+            if self._occupancy.free(flow):
+                self._turn(flow, now_ns, flow.cap)
+            else:
                 crowd, scarce = self._occupancy.crowd(flow)
                 done.update(crowd)
-                fair = rates(crowd, scarce) if scarce else [flow.cap]
-                for each, rate in zip(crowd, fair, strict=True):
+                for each, rate in zip(crowd, rates(crowd, scarce), strict=True):
                     self._turn(each, now_ns, rate)
 
     def _turn(self, flow: Flow, now_ns: int, rate: float) -> None:

@@ -105,13 +105,40 @@ class Occupancy:
         self._changed.update(stage.resources[scarce].tolist())
         self._scarce.difference_update(stage.resources[scarce & (after <= 1)].tolist())
 
+    def crowded(self) -> dict[Flow, None]:
+        """Return those that share what is scarce and has changed."""
+        return self._users_of(self._changed & self._scarce) if self._changed else {}
+
+    def free(self, flow: Flow) -> bool:
+        """Return whether a flow needs nothing that is scarce."""
+        return flow.stage.needs.keys().isdisjoint(self._scarce)
+
+    def others(self, flow: Flow) -> list[Flow]:
+        """Return those that share with a flow what is scarce."""
+        return [each for each in self._users_of(flow.stage.needs.keys() & self._scarce) if each is not flow]
+
+    def slopes(self, flow: Flow) -> dict[int, float]:
+        """Return how fast a flow would get on if its messages had their part of one resource alone, by resource."""
+        found, messages = {}, flow.stage.messages
+        for number, share in flow.stage.needs.items():
+            if number in self._scarce:
+                total = sum(each.stage.messages[number] for each in self._users_of({number}))
+                found[number] = min(messages[number] / (share * total), 1.0)
+            else:
+                found[number] = 1.0
+        return found
+
     def concerned(self) -> dict[Flow, None]:
         """Return those that share what has changed; then nothing has."""
         changed, self._changed = self._changed, set()
+        return self._users_of(changed)
+
+    def _users_of(self, resources: set[int]) -> dict[Flow, None]:
         found: dict[Flow, None] = {}
-        for number in changed:
+        for number in resources:
             found.update(self._users.get(number, {}))
-        found.update((each, None) for each in self._wide if not each.stage.needs.keys().isdisjoint(changed))
+        if self._wide:
+            found.update((each, None) for each in self._wide if not each.stage.needs.keys().isdisjoint(resources))
         return found
 
     def crowd(self, flow: Flow) -> tuple[list[Flow], set[int]]:
@@ -121,11 +148,7 @@ class Occupancy:
         for each in todo:
             further = (each.stage.needs.keys() & self._scarce) - scarce
             scarce |= further
-            users: dict[Flow, None] = {}
-            for number in further:
-                users.update(self._users.get(number, {}))
-            if further:
-                users.update((w, None) for w in self._wide if not w.stage.needs.keys().isdisjoint(further))
+            users = self._users_of(further)
             todo += users.keys() - crowd.keys()
             crowd.update(users)
         return sorted(crowd, key=_age), scarce

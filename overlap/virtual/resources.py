@@ -41,6 +41,10 @@ class Resources:
         """Return wires, given their numbers on a placement."""
         return self._first_wire + wires
 
+    def wires_among(self, resources: Ints) -> Ints:
+        """Return those that are wires."""
+        return resources[resources >= self._first_wire]
+
     def shifted(self, resources: Ints, units: Ints) -> Ints:
         """Return what sits in other units (nodes, or UltraServers) as some do in theirs, as (units, resources)."""
         servers, wire = self.cluster.servers, resources >= self._first_wire

@@ -8,7 +8,7 @@ than it needs alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from .flow import Flow
 __all__ = ["few", "many", "rates"]
 
 Floats: TypeAlias = NDArray[np.float64]
+_User: TypeAlias = tuple[int, float, float]  # flow, what it takes of a resource, messages that share it
 
 # Resources and levels that differ by less bind together: sums of a few products of doubles.
 _ALIKE = 1 + 1e-12
@@ -44,52 +45,55 @@ def rates(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 
 def few(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
-    """Return the same for a few flows, one by one, which gives the same bits."""
-    users, messages = [], []
-    for r in sorted(scarce):
-        here = [n for n, flow in enumerate(flows) if r in flow.stage.needs]
-        users.append([(n, flows[n].stage.needs[r]) for n in here])
-        messages.append([flows[n].stage.messages[r] for n in here])
+    """Return the same for a few flows, one by one and added up from the left, which gives the same bits."""
+    place = {number: row for row, number in enumerate(sorted(scarce))}
+    users: list[list[_User]] = [[] for _ in place]
+    for n, flow in enumerate(flows):
+        messages = flow.stage.messages
+        for number, share in flow.stage.needs.items():
+            if number in place:
+                users[place[number]].append((n, share, messages[number]))
     left, rate = [1.0] * len(users), [0.0] * len(flows)
     for turn in _turns(flows):
         rising = set(turn)
-        slope = _slopes(rising, users, messages, len(flows))
+        slope = _slopes(rising, users, len(flows))
         ceiling = [flow.cap / each for flow, each in zip(flows, slope, strict=True)]
         while rising:
-            rise = [_total(slope[n] * share for n, share in each if n in rising) for each in users]
-            full = [free / by if by > 0 else inf for free, by in zip(left, rise, strict=True)]
+            full = []
+            for free, each in zip(left, users, strict=True):
+                by = 0.0
+                for n, share, _ in each:
+                    if n in rising:
+                        by += slope[n] * share
+                full.append(free / by if by > 0 else inf)
             level = min(*full, *(ceiling[n] for n in rising))
             stops = {n for n in rising if ceiling[n] <= level * _ALIKE}
             for each, at in zip(users, full, strict=True):
                 if at <= level * _ALIKE:
-                    stops.update(n for n, _ in each if n in rising)
+                    stops.update(n for n, _, _ in each if n in rising)
             for n in stops:
                 rate[n] = flows[n].cap if ceiling[n] <= level * _ALIKE else level * slope[n]
             rising -= stops
-            free = [1.0 - _total(rate[n] * share for n, share in each) for each in users]
-            left = [0.0 if each < _NOTHING else each for each in free]
+            for row, each in enumerate(users):
+                used = 0.0
+                for n, share, _ in each:
+                    used += rate[n] * share
+                left[row] = 0.0 if 1.0 - used < _NOTHING else 1.0 - used
     return rate
 
 
-def _slopes(
-    turn: set[int], users: Sequence[Sequence[tuple[int, float]]], messages: Sequence[Sequence[float]], flows: int
-) -> list[float]:
+def _slopes(turn: set[int], users: Sequence[Sequence[_User]], flows: int) -> list[float]:
     """Return how steeply each flow rises."""
     slope = [inf] * flows
-    for each, of in zip(users, messages, strict=True):
-        total = _total(m for (n, _), m in zip(each, of, strict=True) if n in turn)
-        for (n, share), m in zip(each, of, strict=True):
+    for each in users:
+        total = 0.0
+        for n, _, messages in each:
             if n in turn:
-                slope[n] = min(slope[n], m / (share * total))
+                total += messages
+        for n, share, messages in each:
+            if n in turn and messages / (share * total) < slope[n]:
+                slope[n] = messages / (share * total)
     return [1.0 if each == inf else each for each in slope]  # those that need nothing scarce
-
-
-def _total(values: Iterable[float]) -> float:
-    """Add up from the left, as numpy does; `sum` does so only up to Python 3.11."""
-    total = 0.0
-    for each in values:
-        total += each
-    return total
 
 
 def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
@@ -129,12 +133,14 @@ def many(flows: Sequence[Flow], scarce: Collection[int]) -> list[float]:
 
 def _turns(flows: Sequence[Flow]) -> list[list[int]]:
     """Return the flows that are equals, by number, the most urgent and then the oldest of each lane first."""
-    older: dict[object, int] = {}
+    older: dict[object, tuple[int, int]] = {}  # by lane: the last one of it, and its place
     turns: dict[tuple[int, int], list[int]] = {}
     for number, flow in enumerate(flows):
         place = 0
         if flow.lane is not None:
-            place = older.get((flow.priority, flow.lane), 0)
-            older[flow.priority, flow.lane] = place + 1
+            lane, whole = (flow.priority, flow.lane), flow.age[0]
+            last, place = older.get(lane, (whole, 0))
+            place += last != whole  # parts of one are equals
+            older[lane] = whole, place
         turns.setdefault((flow.priority, place), []).append(number)
     return [turns[turn] for turn in sorted(turns)]

@@ -1,14 +1,17 @@
 """Collectives at once, message by message: the slow and obvious way that the fabric's shares are compared with.
 
-Every rank goes through its table: it copies, starts the messages of a step, and is at the next step when all of them
-have left and all that it was to get is there. Messages on their way share wires max-min fair, each of them alike.
+Every rank goes through its table: it begins a step when all that earlier steps bring is there and its earlier messages
+have started; a message starts when those of earlier steps on its first wire have left. Messages on their way share
+wires max-min fair, each of them alike.
 """
 
-from collections import deque
+from collections import Counter, deque
 from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
+
+from overlap.collectives.cost.sliced import Sliced
 
 
 def fair(ways, capacity):
@@ -64,7 +67,8 @@ class Running:
 
     def __init__(self, messages, option, nbytes, start_s):
         self.messages, self.nbytes, self.done_s = messages, nbytes, None
-        self.phases = deque(option.parts)
+        cut = isinstance(option, Sliced)
+        self.phases = deque(option.phases(option.price(nbytes).slices) if cut else option.parts)
         messages.after(start_s, self.phase)
 
     def phase(self):
@@ -72,60 +76,82 @@ class Running:
             self.done_s = self.messages.now_s
             return
         part = self.phases.popleft()
-        placed = part.placed
-        self.slot, self.left = part.share * self.nbytes / placed.rounds.slots, placed.placement.size
+        placed, size = part.placed, part.placed.placement.size
+        self.slot = part.share * self.nbytes / placed.rounds.slots
         self.steps = [(one, self._ways(placed, one)) for one in placed.each for _ in range(one.round.repeat)]
-        ends = (np.concatenate([one.round.src, one.round.dst]) for one, _ in self.steps)
-        self.missing = [np.bincount(each, minlength=self.left) for each in ends]
-        self.begun = np.full(self.left, -1)
-        for rank in range(self.left):
-            self.messages.after(placed.parameters.launch_s, self.step, rank, 0)
+        self.missing = [np.bincount(one.round.dst, minlength=size) for one, _ in self.steps]
+        self.unsent = [np.bincount(one.round.src, minlength=size) for one, _ in self.steps]
+        self.leaving = [Counter(way[0] for way in ways) for _, ways in self.steps]  # by first wire
+        self.begun, self.starting, self.left = np.zeros(size, int), np.zeros(size, int), set(range(size))
+        self.waiting = []
+        for rank in range(size):
+            self.messages.after(placed.parameters.launch_s, self.look, rank)
 
     @staticmethod
     def _ways(placed, one):
         way = placed.placement.routes(one.round.src, one.round.dst)
         return [way.wire[start:stop].tolist() for start, stop in zip(way.first, way.first[1:], strict=False)]
 
-    def step(self, rank, number):
-        if number < len(self.steps):
-            self.messages.after(self.steps[number][0].local_s_per_byte[rank] * self.slot, self.begin, rank, number)
+    def look(self, rank):
+        number = self.begun[rank]
+        if self.starting[rank] or rank not in self.left or any(each[rank] for each in self.missing[:number]):
             return
-        self.left -= 1
-        if not self.left:
-            self.phase()
+        if number == len(self.steps):
+            if not any(each[rank] for each in self.unsent):
+                self.left.discard(rank)
+                if not self.left:
+                    self.phase()
+            return
+        local_s = self.steps[number][0].local_s_per_byte[rank] * self.slot
+        if local_s and any(each[rank] for each in self.unsent[:number]):
+            return
+        self.begun[rank], self.starting[rank] = number + 1, 1
+        self.messages.after(local_s, self.begin, rank, number)
 
     def begin(self, rank, number):
+        self.starting[rank] = 0
+        for message in np.flatnonzero(self.steps[number][0].round.src == rank).tolist():
+            self.starting[rank] += 1
+            self.waiting.append((number, message))
+        self.let_start()
+        self.look(rank)
+
+    def let_start(self):
+        ready = [
+            (number, message)
+            for number, message in self.waiting
+            if not any(each[self.steps[number][1][message][0]] for each in self.leaving[:number])
+        ]
+        self.waiting = [each for each in self.waiting if each not in ready]
+        for number, message in ready:
+            self.messages.after(self.steps[number][0].start_s[message], self.leaves, number, message)
+
+    def leaves(self, number, message):
         one, ways = self.steps[number]
-        self.begun[rank] = number
-        for message in np.flatnonzero(one.round.src == rank).tolist():
-            sent, latency_s = one.round.sent[message] * self.slot, one.latency_s[message]
-            ends = rank, int(one.round.dst[message])
+        rank, nbytes = one.round.src[message], one.round.sent[message] * self.slot
+        self.messages.send(nbytes, ways[message], lambda: self.has_left(number, message))
+        self.starting[rank] -= 1
+        self.look(rank)
 
-            def leaves(sent=sent, way=ways[message], ends=ends, latency_s=latency_s):
-                self.messages.send(sent, way, lambda: self.left_for(ends, number, latency_s))
+    def has_left(self, number, message):
+        one, ways = self.steps[number]
+        rank, to = int(one.round.src[message]), int(one.round.dst[message])
+        self.unsent[number][rank] -= 1
+        self.leaving[number][ways[message][0]] -= 1
+        self.messages.after(one.latency_s[message], self.arrives, to, number)
+        self.let_start()
+        self.look(rank)
 
-            self.messages.after(one.start_s[message], leaves)
-        self.look(rank, number)
-
-    def left_for(self, ends, number, latency_s):
-        self.one_less(ends[0], number)
-        self.messages.after(latency_s, self.one_less, ends[1], number)
-
-    def one_less(self, rank, number):
+    def arrives(self, rank, number):
         self.missing[number][rank] -= 1
-        self.look(rank, number)
-
-    def look(self, rank, number):
-        if self.begun[rank] == number and not self.missing[number][rank]:
-            self.begun[rank] = len(self.steps)
-            self.messages.after(0.0, self.step, rank, number + 1)
+        self.look(rank)
 
 
 def finished_s(starts):
     """Return when collectives are done that are given as (start_s, option, bytes)."""
-    placed = starts[0][1].parts[0].placed
-    wires = placed.placement.wires()
-    rate = wires.bytes_per_s * placed.parameters.efficiencies(wires.kind)
+    placed = [part.placed for _, option, _ in starts for part in option.parts]
+    wires = max((each.placement.wires() for each in placed), key=lambda each: len(each.kind))
+    rate = wires.bytes_per_s * placed[0].parameters.efficiencies(wires.kind)
     messages = Messages(dict(enumerate(rate.tolist())))
     running = [Running(messages, option, nbytes, start_s) for start_s, option, nbytes in starts]
     messages.run()

@@ -1,5 +1,7 @@
 """Collectives at once take what their messages take, each of which shares wires with all others."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -11,29 +13,54 @@ from .message_level import fair, finished_s
 
 MIB = 1 << 20
 
-# Behind a switch, with wires of 1 GB/s and nothing else that takes time.
-SWITCH = """
-name = "switch"
-devices = 8
+# Machines of which nothing but wires takes time: of 1 GB/s inside a node, and half as much between two.
+MACHINE = """
+name = "{shape}"
+devices = {devices}
 [chip]
 name = "abacus"
 cores = 1
-flops_per_s = { bf16 = 1e9, fp32 = 1e8 }
+flops_per_s = {{ bf16 = 1e9, fp32 = 1e8 }}
 memory_bytes_per_s = 1e30
 [wires]
-shape = "switch"
+shape = "{shape}"
+{dims}
 link = "roce"
 [links.roce]
 latency_s = 1e-6
 bandwidth_bytes_per_s = 1e9
+[links.efa]
+latency_s = 15e-6
+bandwidth_bytes_per_s = 0.5e9
+[network]
+nics = 2
+link = "efa"
+[collectives]
+slices = 1
 """
+WIRES = {
+    "switch": (8, "", 1),
+    "full": (8, "", 1),
+    "ring": (8, "", 1),
+    "torus": (8, "dims = [2, 4]", 1),
+    "two switches": (4, "", 2),
+}
 
 
 @pytest.fixture(scope="module")
-def switch(tmp_path_factory):
-    file = tmp_path_factory.mktemp("machine") / "switch.toml"
-    file.write_text(SWITCH)
-    return topology.Cluster.load(file, ranks=8)
+def clusters(tmp_path_factory):
+    found = {}
+    for name, (devices, dims, nodes) in WIRES.items():
+        file = tmp_path_factory.mktemp("machine") / "machine.toml"
+        shape = "switch" if nodes > 1 else name
+        file.write_text(MACHINE.format(shape=shape, devices=devices, dims=dims))
+        found[name] = topology.Cluster.load(file, nodes=nodes, ranks=devices * nodes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def switch(clusters):
+    return clusters["switch"]
 
 
 def shared_s(cluster, starts):
@@ -47,8 +74,8 @@ def shared_s(cluster, starts):
     while len(done) < len(todo):
         starting = [start_ns for start_ns, _ in todo if start_ns >= now_ns]
         fabric.start(now_ns, [each for start_ns, each in todo if start_ns == now_ns])
-        later = [each for each in (fabric.settle(now_ns), *starting) if each is not None and each > now_ns]
-        now_ns = min(later)
+        later = [fabric.settle(now_ns), *(start_ns for start_ns in starting if start_ns > now_ns)]
+        now_ns = min(each for each in later if each is not None)
         done.update({each.transfer.key[0]: now_ns / 1e9 for each in fabric.advance(now_ns) if each.last})
     return [done[n] for n in range(len(todo))]
 
@@ -84,6 +111,37 @@ def test_a_mix_takes_what_its_messages_take(switch, mix, apart_s):
         for n, (op, mib, algorithm) in enumerate(mix)
     ]
     found, expected = np.array(shared_s(switch, starts)), np.array(finished_s(starts))
+    begun = np.array([start_s for start_s, *_ in starts])
+    assert found - begun == pytest.approx(expected - begun, rel=0.05)
+
+
+# Collectives of each kind, by several algorithms that exist on all of these wires.
+KINDS = [
+    *(("all_reduce", name) for name in ("ring", "mesh", "rdh", "one_shot", "recursive_doubling")),
+    *(("all_gather", name) for name in ("ring", "mesh", "rdh", "bruck")),
+    *(("reduce_scatter", name) for name in ("ring", "mesh", "rdh")),
+    *(("all_to_all", name) for name in ("mesh", "pairwise", "bruck")),
+    *((op, name) for op in ("broadcast", "reduce", "gather", "scatter") for name in ("mesh", "binomial")),
+    ("permute", None),
+]
+
+
+def a_mix(seed, cluster):
+    """Choose two to four collectives, their sizes, and when each starts."""
+    chance = Random(seed)
+    chosen = [(*chance.choice(KINDS), int(2 ** chance.uniform(21, 26))) for _ in range(chance.randint(2, 4))]
+    options = [(plan(op, nbytes, cluster, algorithm=name).option, nbytes) for op, name, nbytes in chosen]
+    longest_s = max(option.price(nbytes).total_s for option, nbytes in options)
+    late_s = [0.0, *(chance.choice([0.0, chance.uniform(0, 0.7 * longest_s)]) for _ in options[1:])]
+    return [(round(late, 9), option, nbytes) for late, (option, nbytes) in zip(late_s, options, strict=True)]
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 24))])
+@pytest.mark.parametrize("wires", WIRES)
+def test_any_mix_takes_what_its_messages_take(clusters, wires, seed):
+    """Where one collective holds up some messages of another, those get on that it does not concern."""
+    starts = a_mix(seed, clusters[wires])
+    found, expected = np.array(shared_s(clusters[wires], starts)), np.array(finished_s(starts))
     begun = np.array([start_s for start_s, *_ in starts])
     assert found - begun == pytest.approx(expected - begun, rel=0.05)
 

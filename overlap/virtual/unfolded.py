@@ -1,0 +1,256 @@
+"""A collective in flight, unfolded to its messages: which of them start when others have left or are there. Pure.
+
+Clocks are those of the cost model: a rank begins a step when all that earlier ones bring is there and its earlier
+messages have started; a message leaves when those of earlier steps on its first wire have left. Phases follow one
+another as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .flow import Flow, Stage
+from .fluid import Fluid
+from .unfolding import ARRIVED, LEFT, STARTED, Phase, Post
+
+__all__ = ["Letter", "Plan", "Unfolded", "alone"]
+
+
+class Plan(NamedTuple):
+    """What a collective does.
+
+    Attributes:
+        launch_ns: before its first phase.
+        phases: one after the other.
+        taken_ns: what all of it takes alone.
+    """
+
+    launch_ns: int
+    phases: tuple[Phase, ...]
+    taken_ns: int = 0
+
+
+class Letter(Flow):
+    """A message of a collective under way, or time that passes before one.
+
+    Attributes:
+        of: Of what.
+        step: In which step of its phase.
+        post: What it is; None if it only takes time.
+        then: What follows if it only takes time.
+    """
+
+    __slots__ = ("of", "post", "step", "then")
+
+    def __init__(
+        self,
+        of: Unfolded,
+        marks_ns: Sequence[int],
+        stages: Sequence[Stage],
+        *,
+        step: int = 0,
+        post: Post | None = None,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        whole = of.whole
+        super().__init__((*whole.key, of.letters), marks_ns, stages, priority=whole.priority, lane=whole.lane)
+        self.of, self.step, self.post, self.then = of, step, post, then
+        self.age = whole.age[0], of.letters
+
+
+_NOTHING = np.zeros(0, np.int64), np.zeros(0)
+
+
+class Unfolded:
+    """A collective, message by message.
+
+    Attributes:
+        whole: What it was, and is to others.
+        letters: How many messages and delays have begun.
+        finished: Positions of ranks that are done.
+    """
+
+    def __init__(self, whole: Flow, plan: Plan) -> None:
+        self.whole, self.letters = whole, 0
+        self.finished: set[int] = set()
+        self._phases, self._phase = deque(plan.phases), _Phase(())
+        self._new: list[Letter] = []
+        self._after(plan.launch_ns, self._next_phase)
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks are done with all phases."""
+        return not self._phases and len(self.finished) == self._phase.size
+
+    def begun(self) -> list[Letter]:
+        """Return what has begun since it was last asked."""
+        new, self._new = self._new, []
+        return new
+
+    def nudge(self) -> Letter:
+        """Return something that comes to its end at once."""
+        self.letters += 1
+        return Letter(self, (0,), (Stage.of(0, *_NOTHING),))
+
+    def reached(self, letter: Letter, mark: int) -> None:
+        """Go on where one has come to a mark."""
+        post = letter.post
+        if post is None:
+            letter.then()
+            return
+        what = post.becomes[mark]
+        if what == STARTED:
+            self._has_started(post.src)
+        elif what == LEFT:
+            self._has_left(post, letter.step)
+        else:
+            assert what == ARRIVED
+            self._phase.awaited[letter.step][post.dst] -= 1
+            self._go_on(post.dst)
+
+    def _after(self, delay_ns: int, then: Callable[[], None]) -> None:
+        if not delay_ns:
+            then()
+            return
+        self.letters += 1
+        self._new.append(Letter(self, (delay_ns,), (Stage.of(delay_ns, *_NOTHING),), then=then))
+
+    def _next_phase(self) -> None:
+        self._phase = _Phase(self._phases.popleft())
+        for rank in range(self._phase.size):
+            self._go_on(rank)
+
+    def _go_on(self, rank: int) -> None:
+        """Let a rank begin its next steps, as far as it can."""
+        phase = self._phase
+        while phase.can_begin(rank):
+            number = phase.begun[rank]
+            if number == len(phase.steps):
+                self._end(rank)
+                return
+            local_ns = phase.steps[number].local_ns[rank]
+            if local_ns and not phase.prepared[rank]:
+                if not phase.unsent[rank]:
+                    phase.starting[rank] = 1
+                    self._after(local_ns, lambda: self._is_prepared(rank))
+                return
+            phase.begin(rank)
+            for post in phase.steps[number].posts[rank]:
+                if phase.turn(post.port) == number:
+                    self._send(post, number)
+                else:
+                    phase.held.setdefault((post.port, number), []).append(post)
+
+    def _is_prepared(self, rank: int) -> None:
+        self._phase.starting[rank], self._phase.prepared[rank] = 0, True
+        self._go_on(rank)
+
+    def _send(self, post: Post, step: int) -> None:
+        self.letters += 1
+        self._new.append(Letter(self, post.marks_ns, post.stages, step=step, post=post))
+        if post.becomes[0] != STARTED:
+            self._phase.starting[post.src] -= 1
+
+    def _has_started(self, rank: int) -> None:
+        self._phase.starting[rank] -= 1
+        self._go_on(rank)
+
+    def _has_left(self, post: Post, step: int) -> None:
+        phase = self._phase
+        phase.unsent[post.src] -= 1
+        for held in phase.leave(post.port):
+            self._send(held, phase.turn(post.port))
+            self._go_on(held.src)
+        self._go_on(post.src)
+
+    def _end(self, rank: int) -> None:
+        self._phase.ended.add(rank)
+        if not self._phases:
+            self.finished.add(rank)
+        elif len(self._phase.ended) == self._phase.size:
+            self._next_phase()
+
+
+class _Phase:
+    """How far ranks and wires have come in a phase.
+
+    Attributes:
+        steps: Of the phase.
+        size: Ranks.
+        awaited: (steps, ranks) Messages that are still to come.
+        begun: (ranks,) Steps that each has begun.
+        starting: (ranks,) Messages that each has not started yet, of those steps.
+        unsent: (ranks,) Messages that have not left.
+        prepared: (ranks,) Whether what comes before the messages of the next step is done.
+        held: Messages that wait for their first wire, by wire and step.
+        ended: Ranks that are done.
+    """
+
+    def __init__(self, steps: Phase) -> None:
+        self.steps, self.size = steps, len(steps[0].posts) if steps else 0
+        self.awaited = [list(step.awaited) for step in steps]
+        self.begun, self.starting, self.unsent = ([0] * self.size for _ in range(3))
+        self._here = [0] * self.size  # steps all of whose messages have come
+        self.prepared = [False] * self.size
+        self.held: dict[tuple[int, int], list[Post]] = {}
+        self.ended: set[int] = set()
+        self._turns: dict[int, deque[list[int]]] = {}  # by port: step, and messages of it that have not left
+        for number, step in enumerate(steps):
+            for post in (post for posts in step.posts for post in posts):
+                turns = self._turns.setdefault(post.port, deque())
+                if not turns or turns[-1][0] != number:
+                    turns.append([number, 0])
+                turns[-1][1] += 1
+
+    def can_begin(self, rank: int) -> bool:
+        """Return whether all that a rank's next step needs is there, or all that ends the phase for it."""
+        number = self.begun[rank]
+        while self._here[rank] < number and not self.awaited[self._here[rank]][rank]:
+            self._here[rank] += 1
+        if self._here[rank] < number or self.starting[rank] or rank in self.ended:
+            return False
+        return number < len(self.steps) or not self.unsent[rank]
+
+    def begin(self, rank: int) -> None:
+        """Begin the next step of a rank."""
+        count = len(self.steps[self.begun[rank]].posts[rank])
+        self.begun[rank] += 1
+        self.prepared[rank] = False
+        self.starting[rank] = count
+        self.unsent[rank] += count
+
+    def turn(self, port: int) -> int:
+        """Return the step whose messages may leave on a wire."""
+        return self._turns[port][0][0]
+
+    def leave(self, port: int) -> list[Post]:
+        """Let a message of the step whose turn it is leave on a wire, and return those that may start now."""
+        turns = self._turns[port]
+        turns[0][1] -= 1
+        if turns[0][1]:
+            return []
+        turns.popleft()
+        return self.held.pop((port, turns[0][0]), []) if turns else []
+
+
+def alone(whole: Flow, plan: Plan, until_ns: float | None = None) -> tuple[int, Unfolded, Fluid]:
+    """Let a collective run alone, to its end or until an instant, and return when it stopped, itself, and its flows.
+
+    Args:
+        whole: What it is to others.
+        plan: What it does.
+        until_ns: After its start.
+    """
+    unfolded, fluid, now_ns = Unfolded(whole, plan), Fluid(), 0
+    fluid.start(0, unfolded.begun(), parts=True)
+    while (next_ns := fluid.settle(now_ns)) is not None and (until_ns is None or next_ns <= until_ns):
+        now_ns = next_ns
+        for flow, mark in fluid.advance(now_ns):
+            assert isinstance(flow, Letter)
+            unfolded.reached(flow, mark)
+            fluid.start(now_ns, unfolded.begun(), parts=True)
+    return now_ns, unfolded, fluid
