@@ -193,7 +193,7 @@ class Pricing:
         launch_s = price.total_s - sum(
             p.total_s(nbytes) - p.model.parameters.launch_s for p in self._phases(price.slices)
         )
-        found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases)
+        found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
         expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
         whole = Flow((), (expected_ns,), (Stage.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
         taken_ns, _, _ = alone(whole, found)

@@ -47,6 +47,8 @@ class Stage(NamedTuple):
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:
         """Make one, without what it does not need; with one message on everything unless it is said."""
+        if not len(shares):
+            return cls(end_ns, resources, shares, {}, {}, -1)
         needed = shares > 0
         each = np.ones(len(shares)) if messages is None else messages
         resources, shares = resources[needed], shares[needed]

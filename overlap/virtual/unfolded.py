@@ -26,11 +26,13 @@ class Plan(NamedTuple):
     Attributes:
         launch_ns: before its first phase.
         phases: one after the other.
+        ranks: how many take part.
         taken_ns: what all of it takes alone.
     """
 
     launch_ns: int
     phases: tuple[Phase, ...]
+    ranks: int
     taken_ns: int = 0
 
 
@@ -77,6 +79,7 @@ class Unfolded:
     def __init__(self, whole: Flow, plan: Plan) -> None:
         self.whole, self.letters = whole, 0
         self.finished: set[int] = set()
+        self._ranks = plan.ranks
         self._phases, self._phase = deque(plan.phases), _Phase(())
         self._new: list[Letter] = []
         self._after(plan.launch_ns, self._next_phase)
@@ -84,7 +87,7 @@ class Unfolded:
     @property
     def done(self) -> bool:
         """Whether all ranks are done with all phases."""
-        return not self._phases and len(self.finished) == self._phase.size
+        return len(self.finished) == self._ranks
 
     def begun(self) -> list[Letter]:
         """Return what has begun since it was last asked."""
@@ -170,7 +173,9 @@ class Unfolded:
     def _end(self, rank: int) -> None:
         self._phase.ended.add(rank)
         if not self._phases:
-            self.finished.add(rank)
+            lanes = range(rank % self._ranks, self._phase.size, self._ranks)
+            if self._phase.ended.issuperset(lanes):
+                self.finished.add(rank % self._ranks)
         elif len(self._phase.ended) == self._phase.size:
             self._next_phase()
 
@@ -180,7 +185,7 @@ class _Phase:
 
     Attributes:
         steps: Of the phase.
-        size: Ranks.
+        size: Ranks, once for each lane.
         awaited: (steps, ranks) Messages that are still to come.
         begun: (ranks,) Steps that each has begun.
         starting: (ranks,) Messages that each has not started yet, of those steps.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +22,8 @@ from .resources import Resources
 __all__ = ["ARRIVED", "LEFT", "MOST_MESSAGES", "STARTED", "Phase", "Post", "Step", "unfolding"]
 
 Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
 
-MOST_MESSAGES = 256
+MOST_MESSAGES = 512
 """Collectives of more messages are taken to get on as a whole: they would take longer than the rest of a simulation."""
 
 STARTED, LEFT, ARRIVED = range(3)
@@ -37,8 +37,9 @@ class Post:
     """A message of a step.
 
     Attributes:
-        src: position of the sender.
-        dst: position of the receiver.
+        src: position of the sender, and as many more as there are ranks in each further lane: lanes do not wait for
+            each other.
+        dst: that of the receiver, likewise.
         port: the wire on which it leaves: messages of a step wait there for those of the steps before.
         becomes: what becomes of it, of `STARTED`, `LEFT` and `ARRIVED`; it starts at once where that is left out.
         marks_ns: work at which that is so.
@@ -58,9 +59,9 @@ class Step:
     """What all ranks do in a step.
 
     Attributes:
-        posts: (ranks,) messages of each rank.
-        awaited: (ranks,) how many come to each.
-        local_ns: (ranks,) what each does before its first message.
+        posts: (lanes times ranks,) messages of each rank.
+        awaited: (lanes times ranks,) how many come to each.
+        local_ns: (lanes times ranks,) what each does before its first message.
     """
 
     posts: tuple[tuple[Post, ...], ...]
@@ -72,7 +73,7 @@ Phase: TypeAlias = tuple[Step, ...]
 
 
 def unfolding(parts: Sequence[Part], nbytes: float, ranks: Ints, resources: Resources) -> tuple[Phase, ...] | None:
-    """Lay out phases that follow one another; None if there are too many messages, or trees beside each other.
+    """Lay out phases that follow one another; None if there are too many messages.
 
     Args:
         parts: The phases, on wires as they are.
@@ -82,7 +83,7 @@ def unfolding(parts: Sequence[Part], nbytes: float, ranks: Ints, resources: Reso
     """
     rounds = [one for part in parts for one in part.placed.each]
     messages = sum(one.round.repeat * len(one.round.src) for one in rounds)
-    if not 0 < messages <= MOST_MESSAGES or any(part.placed.lanes > 1 for part in parts):
+    if not 0 < messages <= MOST_MESSAGES:
         return None
     return tuple(tuple(_steps(part, nbytes, ranks, resources)) for part in parts)
 
@@ -97,67 +98,85 @@ def _steps(part: Part, nbytes: float, ranks: Ints, resources: Resources) -> list
 
 
 def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources) -> Step:
-    size = len(ranks)
-    posts: list[list[Post]] = [[] for _ in range(size)]
-    memory_s, memories = _memory(part, one, slot_bytes, ranks, resources)
-    way, wires = part.placed.placement.routes(one.round.src, one.round.dst), part.placed.placement.wires()
-    rate = wires.bytes_per_s * part.placed.parameters.efficiencies(wires.kind)
-    slower = _ratio(one.wire_s(slot_bytes), one.wire_s_per_byte * slot_bytes)
-    overlaps = part.placed.parameters.reduction_overlaps
-    cores, sends = resources.cluster.cc_cores_per_rank, np.bincount(one.round.src, minlength=size)
-    for i, (src, dst) in enumerate(zip(one.round.src.tolist(), one.round.dst.tolist(), strict=True)):
-        crossed = way.wire[way.first[i] : way.first[i + 1]]
-        numbers = np.concatenate([resources.wires(crossed), memories[[src, dst]][: 2 * len(memory_s)]])
-        wire_s = one.round.sent[i] * slot_bytes / rate[crossed] * slower[i]
-        busy_s = np.concatenate([wire_s, memory_s[[src, dst]] if len(memory_s) else memory_s])
-        reducing_s = float(one.reducing_s_per_byte[i]) * slot_bytes
-        takes_s = max(float(busy_s.max()), reducing_s if overlaps else 0.0)
-        shares = _ratio(busy_s, np.full(len(busy_s), takes_s))
+    size, lanes, messages = len(ranks), part.placed.lanes, len(one.round.src)
+    apart = size * (np.zeros(messages, np.int64) if one.round.lane is None else one.round.lane)
+    memory_s, memory = _memory(part, one, slot_bytes, ranks, resources)
+    cores, core = resources.cluster.cc_cores_per_rank, resources.cc_cores(ranks).tolist()
+    sends = np.bincount(one.round.src, minlength=size).tolist()
+    reducing_s = (one.reducing_s_per_byte * slot_bytes).tolist()
+    overlaps, start_s, latency_s = (
+        part.placed.parameters.reduction_overlaps,
+        one.start_s.tolist(),
+        one.latency_s.tolist(),
+    )
+    ways, first_wires = _on_wires(part, one, slot_bytes, resources)
+    posts: list[list[Post]] = [[] for _ in range(size * lanes)]
+    each = zip(one.round.src.tolist(), one.round.dst.tolist(), apart.tolist(), ways, strict=True)
+    for i, (src, dst, lane, busy_s) in enumerate(each):
+        for end in (src, dst) if memory_s else ():  # a memory that both share carries both
+            busy_s[memory[end]] = busy_s.get(memory[end], 0.0) + memory_s[end]
+        takes_s = max(*busy_s.values(), reducing_s[i] if overlaps else 0.0)
+        needs = {number: busy / takes_s for number, busy in busy_s.items() if takes_s}
         if cores:  # each operation has one of them, for all messages of a rank at a time
-            numbers = np.append(numbers, resources.cc_cores(ranks[[src]]))
-            shares = np.append(shares, 1 / (cores * sends[src]))
-        late_s = float(one.latency_s[i]) + (0.0 if overlaps else reducing_s)
-        posts[src].append(_post(src, dst, int(crossed[0]), float(one.start_s[i]), takes_s, late_s, numbers, shares))
+            needs[core[src]] = 1 / (cores * sends[src])
+        late_s = latency_s[i] + (0.0 if overlaps else reducing_s[i])
+        posts[src + lane].append(_post(src + lane, dst + lane, first_wires[i], start_s[i], takes_s, late_s, needs))
     return Step(
         posts=tuple(map(tuple, posts)),
-        awaited=tuple(np.bincount(one.round.dst, minlength=size).tolist()),
-        local_ns=tuple(np.rint(one.local_s_per_byte * slot_bytes * 1e9).astype(np.int64).tolist()),
+        awaited=tuple(np.bincount(one.round.dst + apart, minlength=size * lanes).tolist()),
+        local_ns=tuple(np.rint(np.tile(one.local_s_per_byte, lanes) * slot_bytes * 1e9).astype(np.int64).tolist()),
     )
 
 
-def _memory(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources) -> tuple[Floats, Ints]:
+def _on_wires(
+    part: Part, one: PlacedRound, slot_bytes: float, resources: Resources
+) -> tuple[list[dict[int, float]], list[int]]:
+    """Return for how long each message alone keeps each wire busy, and the wire that it leaves on."""
+    way, wires = part.placed.placement.routes(one.round.src, one.round.dst), part.placed.placement.wires()
+    rate = wires.bytes_per_s * part.placed.parameters.efficiencies(wires.kind)
+    longest_s = one.wire_s_per_byte * slot_bytes
+    slower = np.divide(one.wire_s(slot_bytes), longest_s, out=np.ones(len(longest_s)), where=longest_s > 0)
+    busy_s = np.repeat(one.round.sent * slot_bytes * slower, np.diff(way.first)) / rate[way.wire]
+    numbers, first, each_s = resources.wires(way.wire).tolist(), way.first.tolist(), busy_s.tolist()
+    spans = list(pairwise(first))
+    return [dict(zip(numbers[a:b], each_s[a:b], strict=True)) for a, b in spans], [numbers[a] for a, _ in spans]
+
+
+def _memory(
+    part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources
+) -> tuple[list[float], list[int]]:
     """Return (ranks,) for how long a message keeps a rank's memory busy, nothing if that is not known, and its number.
 
     Messages that come to a memory or leave it take equal parts of what the step needs of it.
     """
     rate, memories = part.placed.placement.memory_bytes_per_s, resources.memories(ranks)
     if rate is None:
-        return np.zeros(0), memories
+        return [], []
     which = np.unique(memories, return_inverse=True)[1]
     touched = np.bincount(which, one.round.moving + one.round.adding)
     ends = np.bincount(which[np.concatenate([one.round.src, one.round.dst])], minlength=len(touched))
-    each = touched / np.maximum(ends, 1) * slot_bytes / (rate * part.placed.parameters.memory_efficiency)
-    return each[which], memories
-
-
-def _ratio(of: Floats, to: Floats) -> Floats:
-    return np.divide(of, to, out=np.ones(len(of)), where=to > 0)
+    each_s = touched / np.maximum(ends, 1) * slot_bytes / (rate * part.placed.parameters.memory_efficiency)
+    return each_s[which].tolist(), memories.tolist()
 
 
 def _post(
-    src: int, dst: int, port: int, start_s: float, takes_s: float, late_s: float, numbers: Ints, shares: Floats
+    src: int, dst: int, port: int, start_s: float, takes_s: float, late_s: float, needs: dict[int, float]
 ) -> Post:
-    ends_ns = [round(end_s * 1e9) for end_s in np.cumsum([start_s, takes_s, late_s]).tolist()]
-    numbers, which = np.unique(numbers, return_inverse=True)  # a memory that two ranks share is named twice
-    needs = numbers, quantised(np.bincount(which, shares))
-    stages = [Stage.of(end_ns, *each) for end_ns, each in zip(ends_ns, (_NOTHING, needs, _NOTHING), strict=True)]
-    long = [stage for stage, begun_ns in zip(stages, [0, *ends_ns], strict=False) if stage.end_ns > begun_ns]
-    at_once = not ends_ns[STARTED]
+    started_ns, left_ns = round(start_s * 1e9), round((start_s + takes_s) * 1e9)
+    arrived_ns = round((start_s + takes_s + late_s) * 1e9)
+    stages = []
+    if started_ns:
+        stages.append(Stage.of(started_ns, *_NOTHING))
+    if left_ns > started_ns:
+        shares = quantised(np.fromiter(needs.values(), np.float64, len(needs)))
+        stages.append(Stage.of(left_ns, np.fromiter(needs, np.int64, len(needs)), shares))
+    if arrived_ns > left_ns or not stages:
+        stages.append(Stage.of(arrived_ns, *_NOTHING))
     return Post(
         src=src,
         dst=dst,
         port=port,
-        becomes=(LEFT, ARRIVED) if at_once else (STARTED, LEFT, ARRIVED),
-        marks_ns=tuple(ends_ns[at_once:]),
-        stages=tuple(long or stages[-1:]),
+        becomes=(STARTED, LEFT, ARRIVED) if started_ns else (LEFT, ARRIVED),
+        marks_ns=(started_ns, left_ns, arrived_ns) if started_ns else (left_ns, arrived_ns),
+        stages=tuple(stages),
     )
