@@ -2,10 +2,11 @@
 
 From the bottom up: `clock` is Trio's clock on integer nanoseconds, `kernel` moves it. `flow` is something that gets
 on, `occupancy` adds up what flows need, `sharing` says how fast they are where that is too much, `fluid` keeps all of
-them. `resources` numbers what there is;
-`demand`, `loads` and `messages` say what an operation needs of it by the cost model, `unfolding` what each message of a
-collective does, and `unfolded` is one that goes message by message. `fabric` has everything in flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all. `compute_cost` says what
-computes take; `conditions` and `interference` hold what is not perfect, `faults` what goes wrong.
+them. `resources` numbers what there is; `demand`, `loads` and `messages` say what an operation needs of it by the cost
+model, `unfolding` what each message of a collective does, and `unfolded` is one that goes message by message. `fabric`
+has everything in flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all.
+`compute_cost` says what computes take; `conditions` and `interference` hold what is not perfect, `faults` what goes
+wrong.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class Fabric:
             there = self._on_wire.setdefault(wire, {})
             others.update(there)
             there[new] = None
-        if met := [each for each in others if not np.array_equal(each.demand.resources, new.demand.resources)]:
+        if met := [each for each in others if not _alike(each, new)]:
             self._met.update(dict.fromkeys([new, *met]))
 
     def _leave(self, transfer: Transfer) -> None:
@@ -284,21 +284,15 @@ class Fabric:
             torn = [each for each in self._fluid.crowded() if isinstance(each, Transfer) and self._torn(each)]
 
     def _torn(self, transfer: Transfer) -> bool:
-        """Return whether some messages of a collective are held up more than others, now or soon.
-
-        It gets on as a whole beside those that need the same wires as it does, if all of these hold it up alike.
-        """
+        """Return whether some wires hold up a collective more than others, beside one that needs the same wires."""
         if transfer.plan is None:
             return False
-        own = transfer.demand.resources
-        for other in self._fluid.others(transfer):
-            if not (isinstance(other, Transfer) and np.array_equal(other.demand.resources, own)):
-                return True
-        least, most = dict[str, float](), dict[str, float]()
-        for number, slope in self._fluid.slopes(transfer).items():
-            kind, _ = self.resources.kind_and_number(number)
-            least[kind], most[kind] = min(slope, least.get(kind, slope)), max(slope, most.get(kind, slope))
-        return any(most[kind] > least[kind] * _ALIKE for kind in least)
+        others = (each for each in self._fluid.others(transfer) if isinstance(each, Transfer))
+        if not any(_on_same(transfer, each) and not _same(transfer, each) for each in others):
+            return False
+        slopes = self._fluid.slopes(transfer)
+        on_wires = [slopes[wire] for wire in self._wires[transfer] if wire in slopes]
+        return bool(on_wires) and max(on_wires) > min(on_wires) * _ALIKE
 
     def _replace(self, now_ns: int, transfer: Transfer, plan: Plan) -> None:
         """Let the messages of a collective go on from where it is."""
@@ -363,3 +357,20 @@ class Fabric:
             else:
                 overlapped, factor = self._computing[flow.ranks], self.interference.of_communication(flow.kind)
             self._fluid.cap(flow, 1 / factor if overlapped.any() else 1.0)
+
+
+def _alike(one: Transfer, other: Transfer) -> bool:
+    return _on_same(one, other) or _same(one, other)
+
+
+def _on_same(one: Transfer, other: Transfer) -> bool:
+    return np.array_equal(one.demand.resources, other.demand.resources)
+
+
+def _same(one: Transfer, other: Transfer) -> bool:
+    """Return whether two collectives do the same, each in its own place."""
+    return (one.kind, one.demand.marks_ns, one.demand.ends_ns) == (
+        other.kind,
+        other.demand.marks_ns,
+        other.demand.ends_ns,
+    )
