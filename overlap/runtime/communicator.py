@@ -287,7 +287,9 @@ class Communicator:
         pattern, asked = match.pattern, operation.call
         if match.disputed:
             self._dispute(match, operation)
-        elif pattern is None or (pattern.dtype is None and pattern.agrees(asked)):
+        elif pattern is None:  # nobody else has come, and its own result was checked with its arguments
+            match.pattern, match.first = asked, operation
+        elif pattern.dtype is None and pattern.agrees(asked):
             match.pattern, match.first = asked, operation
             self._check_results(match)
         elif match.error is None and asked.dtype is None and pattern.agrees(asked):

@@ -203,12 +203,12 @@ class Issuer:
         stream: Stream | str | None,
         timeout_s: float | None,
     ) -> CollectiveFuture[Array]:
-        find_port = partial(self._message_port, operation.input is None, ends, tag, self._streams.find(stream))
+        which = operation.input is None, ends, tag, self._streams.find(stream)
         self._prepare(operation, timeout_s)
         if get_ident() == self._context.thread:
-            self._enqueue(operation, find_port())
+            self._enqueue(operation, self._message_port(*which))
         else:
-            self._enqueue_soon(operation, find_port)
+            self._enqueue_soon(operation, partial(self._message_port, *which))
         return operation
 
     def _prepare(self, operation: CollectiveFuture[Array], timeout_s: float | None) -> None:
