@@ -90,8 +90,8 @@ def test_dl1(op, peer_direct, expected_ms):
 def crossovers(op, machine, names):
     """Return the sizes in MB from which each of some algorithms wins, and the order in which they do."""
     cluster, order, sizes = topology.cluster(machine), [], []
-    for quarter in range(14 * 4, 31 * 4):
-        nbytes = round(2 ** (quarter / 4))
+    for half in range(14 * 2, 31 * 2):
+        nbytes = round(2 ** (half / 2))
         name = plan(op, nbytes, cluster).algorithm
         if name in names and name not in order:
             order.append(name)

@@ -29,6 +29,7 @@ def test_every_collective_has_a_plan_whose_table_is_proved(op):
     assert found.schedule() is table
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("nbytes", [64, 1 << 16, 1 << 22, 1 << 28])
 @pytest.mark.parametrize("name", ["trn2.48xlarge", "trn1.32xlarge x2", "dl1.24xlarge x2", "inf2.48xlarge"])
@@ -223,10 +224,8 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones():
         check_algorithm("rong")
 
 
-LOCAL = [(op, ranks) for op in GENERATORS for ranks in (2, 3, 8, 33)]
-
-
-@pytest.mark.parametrize(("op", "ranks"), LOCAL)
+@pytest.mark.parametrize("op", GENERATORS)
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 8, 33))])
 def test_ranks_of_one_process_take_the_short_cut_because_it_is_cheapest(op, ranks):
     cluster = topology.cluster("local", ranks=ranks)
     for nbytes in (0, 8, 1 << 16, 1 << 22, 1 << 30):
