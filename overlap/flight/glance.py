@@ -15,21 +15,15 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..timeline.ranklist import unlisted
 from .layout import (
-    CALL_BYTES,
-    CALL_HEAD,
-    CALLS,
     ENDING_AT,
-    HEAD,
-    MAGIC,
     RANK,
     RECORDS,
     RECORDS_BYTES,
     START_AT,
     TEXT_LIMIT_BYTES,
-    VERSION,
-    call_at,
-    file_bytes,
+    call_of,
     rank_at,
+    ranks_of,
     read_text,
     records_at,
 )
@@ -97,24 +91,22 @@ class Watched:
         try:
             with open(path, "rb") as file:
                 self._memory = mmap(file.fileno(), 0, access=ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        except ValueError:  # nothing is in it
+            raise UsageError(f"{path}: is no flight record") from None
         try:
-            self._ranks = self._checked()
+            self._ranks = ranks_of(self._memory)
+        except ValueError as error:
+            self.close()
+            raise UsageError(f"{path}: {error}") from None
+        try:
             self.start: Mapping[str, object] = json.loads(self._text(START_AT, TEXT_LIMIT_BYTES))
             numbers = {name: int(str(self.start[name])) for name in _NUMBERS}
             self.since_ns = numbers["unix_ns"] - numbers["clock_ns"]
         except (ValueError, KeyError, TypeError) as error:
             self.close()
-            raise UsageError(f"{path}: is no flight record of this version: {error}") from None
-
-    def _checked(self) -> int:
-        if len(self._memory) < HEAD.size or self._memory[: len(MAGIC)] != MAGIC:
-            raise ValueError("it does not begin as one")
-        _, version, ranks, records, calls = HEAD.unpack_from(self._memory)
-        if (version, records, calls) != (VERSION, RECORDS, CALLS) or len(self._memory) != file_bytes(ranks):
-            raise ValueError("it has other sizes")
-        return int(ranks)
+            raise UsageError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
 
     @property
     def has_ended(self) -> bool:
@@ -143,11 +135,11 @@ class Watched:
         return np.stack([issued + self.since_ns, number, call, step, ended, started])
 
     def _learn(self, number: int) -> None:
-        at = call_at(number)
-        if CALL_HEAD.unpack_from(self._memory, at)[0] != number:
-            return  # it is being written, or others have taken its place
         try:
-            told = json.loads(self._text(at + CALL_HEAD.size, CALL_BYTES - CALL_HEAD.size - 4))
+            there, text = call_of(self._memory, number)
+            if there != number:
+                return  # it is being written, or others have taken its place
+            told = json.loads(text)
             self.calls[number] = CallWords(
                 name=str(told.get("name", "")), kind=str(told.get("kind", "")), key=str(told.get("key", "")),
                 members=unlisted(told["members"]) if told.get("members") else (), site=str(told.get("site", "")),
@@ -157,7 +149,7 @@ class Watched:
             return
 
     def _text(self, at: int, limit_bytes: int) -> str:
-        return read_text(self._memory[at : at + 4 + limit_bytes], 0, limit_bytes)
+        return read_text(self._memory, at, limit_bytes)
 
     def close(self) -> None:
         """Give it back."""

@@ -18,7 +18,9 @@ is the next to be overwritten, and one that is unfinished never is.
 
 from __future__ import annotations
 
+from mmap import mmap
 from struct import Struct
+from typing import TypeAlias
 
 __all__ = [
     "CALLS",
@@ -35,9 +37,12 @@ __all__ = [
     "START_AT",
     "TEXT_LIMIT_BYTES",
     "VERSION",
+    "Record",
     "call_at",
+    "call_of",
     "file_bytes",
     "rank_at",
+    "ranks_of",
     "read_text",
     "records_at",
     "write_text",
@@ -62,12 +67,17 @@ ISSUE = Struct("=qqqq")
 CALLS = 256
 CALL_BYTES = 1024
 CALL_HEAD = Struct("=q")  # its number; then a text
+_CALL_TEXT_BYTES = CALL_BYTES - CALL_HEAD.size - 4
 
 RANK = Struct("=qqqq")
 """rank, step (-1: none), whether its program has finished, operations that found no free record."""
 RECORDS_BYTES = RECORDS * RECORD.size  # of one rank
 
 _LENGTH = Struct("=I")
+_MOST_RANKS = 1 << 16  # of one process: more is damage
+
+Record: TypeAlias = bytes | mmap
+"""Of a process: the whole file, as it was or as it is."""
 
 
 def call_at(number: int) -> int:
@@ -90,6 +100,31 @@ def file_bytes(ranks: int) -> int:
     return records_at(ranks, ranks)
 
 
+def ranks_of(record: Record) -> int:
+    """Return of how many ranks a file is the record.
+
+    Raises:
+        ValueError: If it is none, of another version, or of another size than it says.
+    """
+    if len(record) < HEAD.size or record[: len(MAGIC)] != MAGIC:
+        raise ValueError("is no flight record")
+    _, version, ranks, records, calls = HEAD.unpack_from(record)
+    if version != VERSION or (records, calls) != (RECORDS, CALLS):
+        raise ValueError(f"was written by another version of overlap (format {version}, this reads {VERSION})")
+    expected = file_bytes(min(ranks, _MOST_RANKS))
+    if len(record) < expected:
+        raise ValueError(f"is cut off: it has {len(record)} of {expected} bytes")
+    if len(record) > expected:
+        raise ValueError(f"is damaged: it has {len(record)} bytes, and should have {expected}")
+    return int(ranks)
+
+
+def call_of(record: Record, slot: int) -> tuple[int, str]:
+    """Return the number of the call that lies in a slot, 0 if there is none, and what is told of it."""
+    at = call_at(slot)
+    return CALL_HEAD.unpack_from(record, at)[0], read_text(record, at + CALL_HEAD.size, _CALL_TEXT_BYTES)
+
+
 def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
     """Write a text so that it is there as a whole or not at all; what is longer than the limit is cut."""
     data = text.encode(errors="replace")[:limit_bytes]
@@ -98,7 +133,7 @@ def write_text(memory: bytearray, at: int, text: str, limit_bytes: int) -> None:
     _LENGTH.pack_into(memory, at, len(data))
 
 
-def read_text(memory: bytes, at: int, limit_bytes: int) -> str:
+def read_text(memory: Record, at: int, limit_bytes: int) -> str:
     """Return a text.
 
     Raises:

@@ -11,29 +11,21 @@ from pathlib import Path
 from ..errors import UsageError
 from ..timeline.ranklist import unlisted
 from .layout import (
-    CALL_BYTES,
-    CALL_HEAD,
     CALLS,
     ENDING_AT,
-    HEAD,
-    MAGIC,
     RANK,
     RECORD,
-    RECORDS,
     RECORDS_BYTES,
     START_AT,
     TEXT_LIMIT_BYTES,
-    VERSION,
-    call_at,
-    file_bytes,
+    call_of,
     rank_at,
+    ranks_of,
     read_text,
     records_at,
 )
 
 __all__ = ["Flight", "Operation", "RankRecord", "WorldEnd", "read_flight"]
-
-MOST_RANKS = 1 << 16  # of one process: more is damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +159,10 @@ def read_flight(path: str | os.PathLike[str]) -> Flight:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    if len(data) < HEAD.size or not data.startswith(MAGIC):
-        raise UsageError(f"{path}: is no flight record")
-    _, version, ranks, records, calls = HEAD.unpack_from(data)
-    if version != VERSION or (records, calls) != (RECORDS, CALLS):
-        raise UsageError(f"{path}: was written by another version of overlap (format {version}, this reads {VERSION})")
-    expected = file_bytes(min(ranks, MOST_RANKS))
-    if len(data) < expected:
-        raise UsageError(f"{path}: is cut off: it has {len(data)} of {expected} bytes")
-    if len(data) > expected:
-        raise UsageError(f"{path}: is damaged: it has {len(data)} bytes, and should have {expected}")
+    try:
+        ranks = ranks_of(data)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
     try:
         return _flight(path, data, ranks)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -221,9 +207,8 @@ def _ending(text: str, since_ns: int) -> WorldEnd | None:
 def _calls(data: bytes) -> list[tuple[int, Mapping[str, str]]]:
     found: list[tuple[int, Mapping[str, str]]] = []
     for slot in range(CALLS):
-        (number,) = CALL_HEAD.unpack_from(data, call_at(slot))
+        number, text = call_of(data, slot)
         if number > 0:
-            text = read_text(data, call_at(slot) + CALL_HEAD.size, CALL_BYTES - CALL_HEAD.size - 4)
             found.append((number, {str(name): str(value) for name, value in json.loads(text).items()}))
     return found
 
