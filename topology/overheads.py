@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .grouprules import Confidence
 
-__all__ = ["Collectives", "Curve", "Figure", "Overheads", "Program", "WireOverheads"]
+__all__ = ["Collectives", "Curve", "Figure", "Library", "Overheads", "Program", "WireOverheads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,21 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What the machine's own library chooses from; measurements of it are judged by the best of these.
+
+    Attributes:
+        algorithms: their names, as plans spell them.
+        source: as of a figure.
+        confidence: as of a figure.
+    """
+
+    algorithms: tuple[str, ...]
+    source: str
+    confidence: Confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
     """The `[collectives]` table.
 
@@ -137,9 +152,11 @@ class Collectives:
         host_copies: the same, where adapters reach host memory only; None if nothing is known of that.
         between_nodes: the same on more than one node, None if nothing differs there.
         program: of whole programs.
+        library: of collectives, that comes with the machine; None if it is not known what that has.
     """
 
     usual: Overheads = field(default=Overheads())
     host_copies: Overheads | None = None
     between_nodes: Overheads | None = None
     program: Program = field(default=Program())
+    library: Library | None = None

@@ -17,12 +17,13 @@ from .keys import (
     NotNegative,
     Share,
     Text,
+    Texts,
     TomlTable,
     figure,
     figure_or_none,
     wrong,
 )
-from .overheads import Collectives, Curve, Figure, Overheads, Program, WireOverheads
+from .overheads import Collectives, Curve, Figure, Library, Overheads, Program, WireOverheads
 
 Point = Annotated[tuple[NotNegative, Share], Meta(description="a pair of bytes and a share, such as [65536, 0.5]")]
 
@@ -126,12 +127,29 @@ class ProgramTable(TomlTable):
     trigger_s: DurationKey | None = None
 
 
+class LibraryTable(TomlTable):
+    """`[collectives.library]`."""
+
+    algorithms: Texts
+    source: Text = ""
+    confidence: Confidence = "E"
+
+    def __post_init__(self) -> None:
+        if not self.algorithms:
+            raise ValueError("algorithms: expected names such as 'ring', found none")
+
+    def record(self, where: str) -> Library:
+        """Return the record."""
+        return Library(algorithms=self.algorithms, source=self.source or where, confidence=self.confidence)
+
+
 class CollectivesTable(OverheadsTable):
     """`[collectives]`."""
 
     host_copies: OverheadsKey = None
     between_nodes: OverheadsKey = None
     program: Annotated[ProgramTable | None, Meta(description="a table")] = None
+    library: Annotated[LibraryTable | None, Meta(description="a table")] = None
 
     def kinds(self) -> Iterator[tuple[str, str]]:
         """Yield the kinds of wires that are spoken of, each after its key."""
@@ -153,6 +171,7 @@ class CollectivesTable(OverheadsTable):
                 doubling_s=figure_or_none(program.doubling_s, where),
                 trigger_s=figure_or_none(program.trigger_s, where),
             ),
+            library=self.library.record(where) if self.library else None,
         )
 
 

@@ -23,7 +23,7 @@ from ..collectives.cost.validation import (
 )
 from ..units import format_bytes, format_ns
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 
 _WIDTH = 80

@@ -58,6 +58,10 @@ serial_reduction = true
 [collectives.program]
 launch_s = 1e-3
 trigger_s = 1e-5
+[collectives.library]
+algorithms = ["ring", "mesh"]
+source = "a leaflet"
+confidence = "A"
 """
 )
 
@@ -169,7 +173,16 @@ def test_many_senders_to_one_receiver_wait_for_each_other(load):
     assert cost(placed, 0).total_s == pytest.approx(1e-6 + 2 * 3e-6)
 
 
+def test_a_file_says_what_the_machines_own_library_has(load):
+    library = load(GOOD).machine.collectives.library
+    assert library is not None
+    assert (library.algorithms, library.source, library.confidence) == (("ring", "mesh"), "a leaflet", "A")
+    assert load(BARE).machine.collectives.library is None
+
+
 BAD = [
+    ('["ring", "mesh"]', "[]", "collectives.library.algorithms: expected names such as 'ring', found none"),
+    ('["ring", "mesh"]', '"ring"', "collectives.library.algorithms: expected a list of texts, found 'ring'"),
     ("slices = 2", "slices = 1.5", "collectives.slices: expected a whole number, found 1.5"),
     ("cut_through = 0", "cut_through = 2", "collectives.cut_through: expected a share from 0 to 1, found 2.0"),
     (

@@ -41,13 +41,9 @@ def _rows(
             unit=unit,
             source=source,
             fits=(fits or {}).get(size, ""),
-            library=_RUNTIME if source in _BY_NEURON else (),
         )
 
 
-#: What Neuron's runtime chooses from; it has no trees (aws-neuron/aws-neuron-sdk:neuron-runtime/explore/,
-#: intranode-collective-comm.rst and internode-collective-comm.rst).
-_RUNTIME = ("mesh", "one_shot", "rdh", "ring", "multi_ring", "kangaring", "hierarchical")
 _MIB = 1 << 20
 _XPU = "davidshtian/xpu-perf, nccom-test, 2026-03"
 _INF2 = "nccom-test on inf2.xlarge, uint8"
@@ -60,7 +56,6 @@ _OF_2023 = "aws-neuron/aws-neuron-sdk:tools/neuron-sys-tools/nccom-test.rst, 202
 _KILN = "foxl-ai/kiln:docs/neuron-notes.md"
 _INTRANODE = "aws-neuron/aws-neuron-sdk:neuron-runtime/explore/intranode-collective-comm.rst"
 _NCCOM = "aws-neuron/aws-neuron-sdk:tools/neuron-sys-tools/nccom-test.rst"
-_BY_NEURON = (_XPU, _INF2, _PAIR, _TRN1, _ONE_EACH, _OF_2023)
 
 
 def _dl1(collective: str, host_copies: float, peer_direct: float) -> Iterator[Measurement]:

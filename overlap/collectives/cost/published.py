@@ -30,7 +30,6 @@ class Measurement:
             all-reduce and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
         source: where it is published.
         fits: the figure of the model that was fitted to this row, empty if the model has not seen it.
-        library: the algorithms of the library that was measured; empty if they are not known.
     """
 
     machine: str
@@ -45,7 +44,6 @@ class Measurement:
     unit: Unit
     source: str
     fits: str = ""
-    library: tuple[str, ...] = ()
 
     @property
     def travelling(self) -> float:

@@ -268,15 +268,16 @@ def _collective_s(row: Measurement) -> float:
 
 
 def _planned_s(row: Measurement, nbytes: int) -> float:
-    """Return the price of what the planner chooses, or of the best that the library which was measured has."""
-    group = row.group or None
-    found = plan(row.collective, nbytes, cluster(row.machine), group, dtype=row.dtype, peer_direct=row.peer_direct)
-    if not row.library or found.algorithm in row.library:
+    """Return the price of what the planner chooses, or of the best that the machine's own library has."""
+    group, machine = row.group or None, cluster(row.machine)
+    found = plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct)
+    library = machine.machine.collectives.library
+    if library is None or found.algorithm in library.algorithms:
         return found.predicted_s
     return next(
         other.predicted_s
         for other in found.alternatives
-        if other.predicted_s is not None and other.algorithm in row.library
+        if other.predicted_s is not None and other.algorithm in library.algorithms
     )
 
 
