@@ -70,7 +70,9 @@ class NodeProcess:
                     what.command,
                     env=_environment(what, node, descriptors),
                     pass_fds=list(descriptors.values()),
-                    start_new_session=True,  # Ctrl-C is for the launcher alone, which passes it on
+                    # Ctrl-C is for the launcher alone, which passes it on. No session of its own: that may be a group
+                    # of its own for the scheduler, so that processes which share cores could not let each other run.
+                    process_group=0,
                     stdin=None if node == 0 and not _is_terminal() else subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,

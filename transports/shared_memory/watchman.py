@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 
 import trio
@@ -18,11 +20,13 @@ from transports.common import Watcher
 from transports.patience import LONG_TURN_S, Patience
 from transports.shared_memory.board import Boards, fence
 
-__all__ = ["FENCED", "Watchman", "must_ring"]
+__all__ = ["AUTOGROUP", "FENCED", "Watchman", "looking_s", "must_ring"]
 
 # Where processes share cores they let each other run while they look, which takes nothing from whom they wait for; a
 # moment is as long as the others need. Measured on 4 processes that share 2 cores, 8 bytes: 28 us, 71 without.
-_LOOK_IN_TURN_S = 300e-6
+_LOOK_S, _LOOK_IN_TURN_S = 50e-6, 300e-6
+#: Says whether the scheduler groups processes by session (sched(7)).
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
 #: Whether taking and releasing a lock orders what processors see.
 FENCED = platform.machine() in ("x86_64", "AMD64")
@@ -31,6 +35,28 @@ FENCED = platform.machine() in ("x86_64", "AMD64")
 def must_ring(asleep: memoryview) -> bool:
     """Whether a process sleeps; where nothing orders what processors see, always."""
     return bool(asleep[0]) or not FENCED
+
+
+def looking_s(others: Sequence[int], cores: int) -> tuple[float, bool]:
+    """Return how many seconds it may be worth to look before sleeping, and whether to let others run meanwhile.
+
+    Where Linux makes each session a scheduling group, a process only lets those of its own session run.
+
+    Args:
+        others: Ids of the processes that share memory with this one.
+        cores: That this process may use.
+    """
+    if len(others) < cores:
+        return _LOOK_S, False
+    grouped = AUTOGROUP.exists() and AUTOGROUP.read_text(encoding="ascii").strip() == "1"
+    reached = not grouped or all(_session(other) == os.getsid(0) for other in others)
+    return (_LOOK_IN_TURN_S if reached else 0.0), True
+
+
+def _session(pid: int) -> int | None:
+    with suppress(OSError):  # it is gone
+        return os.getsid(pid)
+    return None
 
 
 class Watchman(trio.abc.Instrument):
@@ -42,14 +68,15 @@ class Watchman(trio.abc.Instrument):
         boards: Of this process.
         bell: Descriptor that becomes readable when somebody rings.
         asleep: Word that says whether somebody needs to. The loop writes it, or a thread that has taken its place.
-        crowded: Whether there are fewer cores than processes.
+        look_s: How long to look at most.
+        in_turn: Whether to let others run meanwhile.
     """
 
-    def __init__(self, boards: Boards, bell: int, asleep: memoryview, *, crowded: bool) -> None:
+    def __init__(self, boards: Boards, bell: int, asleep: memoryview, *, look_s: float, in_turn: bool) -> None:
         self._boards, self._bell, self._asleep = boards, bell, asleep
-        self._crowded = crowded
+        self._in_turn = in_turn
         self._sleeps = False  # the loop, or it is about to
-        self._patience = Patience(_LOOK_IN_TURN_S) if crowded else Patience()
+        self._patience = Patience(look_s)
         boards.watchman = self
 
     # -- what boards ask for -------------------------------------------------------------------------------------------
@@ -78,7 +105,7 @@ class Watchman(trio.abc.Instrument):
                 self._patience.learn(came=False)
                 return False
             before = now
-            if self._crowded:
+            if self._in_turn:
                 os.sched_yield()
             now = perf_counter()
             if now - before > LONG_TURN_S:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from unittest.mock import Mock
 
@@ -16,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import watchman
 from transports.shared_memory.board import fence
+from transports.shared_memory.watchman import looking_s
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
@@ -184,6 +186,32 @@ def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypa
 
     run(main)
     assert not rung.called
+
+
+@pytest.mark.parametrize(
+    ("others", "grouped", "session", "expected"),
+    [
+        ([7], "1", 1, (50e-6, False)),
+        ([7, 8], "0", 1, (300e-6, True)),
+        ([7, 8], "1", 0, (300e-6, True)),
+        ([7, 8], "1", 1, (0.0, True)),
+        ([7, 8], None, 1, (300e-6, True)),
+    ],
+)
+def test_others_are_let_run_where_they_can_be(
+    others: list[int],
+    grouped: str | None,
+    session: int,
+    expected: tuple[float, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switch = tmp_path / "switch"
+    if grouped is not None:
+        switch.write_text(f"{grouped}\n")
+    monkeypatch.setattr(watchman, "AUTOGROUP", switch)
+    monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
+    assert looking_s(others, 2) == expected
 
 
 def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
