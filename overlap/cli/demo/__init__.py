@@ -47,7 +47,7 @@ examples:
   overlap demo                                     8 ranks, links about half as busy as compute
   overlap demo --ranks 4 --bandwidth 100MB --trace demo.trace.json
   overlap timeline demo.trace.json --step 3        look closer
-  overlap demo --nnodes 2                          the same on two processes
+  overlap demo --ranks 2 --processes 2             one process a rank
 
 The data are 1797 images from the UCI Machine Learning Repository (E. Alpaydin, C. Kaynak, 1998, CC BY 4.0).
 """
@@ -58,10 +58,12 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("strategy", nargs="?", default="digits", metavar="NAME", help="which one (default: digits)")
     parser.add_argument(
-        "--list", action="store_true", help="list them; --ranks, --nnodes, --steps, --bandwidth: of digits"
+        "--list", action="store_true", help="list them; --ranks, --processes, --steps, --bandwidth: of digits"
     )
     parser.add_argument("--ranks", type=int, default=8, metavar="N", help="data-parallel ranks (default: 8)")
-    parser.add_argument("--nnodes", type=count, default=1, metavar="N", help="spread over N processes (default: 1)")
+    parser.add_argument(
+        "--processes", "--nnodes", dest="nnodes", type=count, default=1, metavar="N", help="spread over N (default: 1)"
+    )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps of each model (default: 20)")
     parser.add_argument("--bandwidth", metavar="SIZE", help="bytes per second of a link; default: fits this machine")
     parser.add_argument(
