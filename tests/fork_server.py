@@ -12,6 +12,7 @@ import runpy
 import select
 import socket
 import sys
+import warnings
 from contextlib import suppress
 from importlib import import_module
 
@@ -41,7 +42,9 @@ class ForkServer:
         request, descriptors, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, 4)
         if not request:
             os._exit(0)  # whoever asked is gone
-        pid = os.fork()
+        with warnings.catch_warnings():  # of the threads of numpy's BLAS, which ends and starts them around a fork
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             self._requests.detach()
             return become(json.loads(request), descriptors[:3])
