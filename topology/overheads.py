@@ -84,6 +84,9 @@ class Overheads:
             absent.
         memory_bytes_per_s: what reads and writes of all ranks of a node get together, where they share one memory and
             the chip names none.
+        cached_bytes: of all reads and writes, up to which caches give `cached_bytes_per_s`; the rest goes
+            at `memory_bytes_per_s`. No caches if absent.
+        cached_bytes_per_s: what they give.
         memory_efficiency: share of a memory's bandwidth that collectives get; 1 if absent.
         reducer_bytes_per_s: what the reducer of one physical core adds; no limit if absent.
         serial_reduction: whether a rank receives nothing while it reduces.
@@ -100,6 +103,8 @@ class Overheads:
     launch_s: Figure | None = None
     cut_through: Figure | None = None
     memory_bytes_per_s: Figure | None = None
+    cached_bytes: Figure | None = None
+    cached_bytes_per_s: Figure | None = None
     memory_efficiency: Figure | None = None
     reducer_bytes_per_s: Figure | None = None
     serial_reduction: bool | None = None

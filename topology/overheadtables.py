@@ -73,6 +73,8 @@ class OverheadsTable(TomlTable):
     launch_s: DurationKey | None = None
     cut_through: DurationKey | None = None
     memory_bytes_per_s: AmountKey | None = None
+    cached_bytes: AmountKey | None = None
+    cached_bytes_per_s: AmountKey | None = None
     memory_efficiency: ShareKey | None = None
     reducer_bytes_per_s: AmountKey | None = None
     serial_reduction: Flag | None = None
@@ -103,6 +105,8 @@ class OverheadsTable(TomlTable):
             launch_s=figure_or_none(self.launch_s, where) or rest.launch_s,
             cut_through=figure_or_none(self.cut_through, where) or rest.cut_through,
             memory_bytes_per_s=figure_or_none(self.memory_bytes_per_s, where) or rest.memory_bytes_per_s,
+            cached_bytes=figure_or_none(self.cached_bytes, where) or rest.cached_bytes,
+            cached_bytes_per_s=figure_or_none(self.cached_bytes_per_s, where) or rest.cached_bytes_per_s,
             memory_efficiency=_value(self.memory_efficiency, where) or rest.memory_efficiency,
             reducer_bytes_per_s=figure_or_none(self.reducer_bytes_per_s, where) or rest.reducer_bytes_per_s,
             serial_reduction=rest.serial_reduction if self.serial_reduction is None else self.serial_reduction,

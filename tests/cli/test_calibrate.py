@@ -278,7 +278,7 @@ def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors
     code, out, err = overlap("calibrate", "--here", "-o", "mine.toml")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert len([line for line in lines if line.endswith("left out")]) == 1 + processes
+    assert len([line for line in lines if line.endswith("left out")]) == 2 + processes
     assert max(map(len, lines)) <= 80
-    assert f"rows left out: {1 + processes}, median error" in out
+    assert f"rows left out: {2 + processes}, median error" in out
     assert overlap("plan", "all_reduce", "--bytes", "1M", "--cluster", "mine.toml x2")[0] == 0

@@ -37,6 +37,9 @@ class ShortCut(Option):
         self._ranks = request.geometry.size
         self._meeting_s = told.meeting_s.value * self._ranks if told.meeting_s else 0.0
         self._bytes_per_s = told.memory_bytes_per_s.value if told.memory_bytes_per_s else inf
+        cached = told.cached_bytes if told.cached_bytes_per_s else None
+        self._cached_bytes = cached.value if cached else 0.0
+        self._cached_bytes_per_s = told.cached_bytes_per_s.value if told.cached_bytes_per_s else inf
         self._touches = _TOUCHES[request.collective](self._ranks, len(request.pairs))
 
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:
@@ -56,7 +59,8 @@ class ShortCut(Option):
         )
 
     def _memory_s(self, nbytes: float) -> float:
-        return self._touches * nbytes / self._bytes_per_s
+        cached = min(self._touches * nbytes, self._cached_bytes)
+        return cached / self._cached_bytes_per_s + (self._touches * nbytes - cached) / self._bytes_per_s
 
     def schedule(self, slices: int = 1) -> Schedule:
         """Refuse: there are no transfers.
