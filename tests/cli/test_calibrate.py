@@ -247,6 +247,36 @@ def test_from_a_log_to_a_prediction(overlap, tmp_path):
     assert plan("all_gather", size, machine).predicted_s == pytest.approx(expected_s, rel=0.03)
 
 
+def nccl_log(nodes, launch_s=300e-6, bytes_per_s=150e9):
+    """What all_reduce_perf prints of nodes with eight ranks each."""
+    ranks = 8 * nodes
+    head = [
+        f"#  Rank {r:2d} Group  0 Pid {r} on host-{r // 8} device  {r % 8} [0000:01:00] NVIDIA H100"
+        for r in range(ranks)
+    ]
+    rows = []
+    for power in range(20, 32):
+        time_s = launch_s + (1 << power) / bytes_per_s
+        rate = f"{(1 << power) / time_s / 1e9:.2f}"
+        half = f"{time_s * 1e6:.2f} {rate} {rate} 0"
+        rows.append(f"{1 << power:12d} {1 << power - 2:12d} float sum -1 {half} {half}")
+    start = "# Collective test starting: all_reduce_perf"
+    return "\n".join([start, *head, *rows, "# Avg bus bandwidth    : 1", ""])
+
+
+@pytest.mark.slow
+def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(overlap, log):
+    path = log(nccl_log(2))
+    code, out, err = overlap("calibrate", path, "--cluster", "p5.48xlarge x2", "-o", "ours.toml")
+    assert (code, err) == (0, "")
+    assert "rows left out: 4, median error " in out
+    assert out.count("All rows cross nodes: groups inside one node are charged their launch too.") == 1
+    code, out, err = overlap("simulate", "--model", "llama-8b", "--tp", "8", "--on", "ours.toml x4")
+    assert (code, err) == (0, "")
+    assert out.startswith("llama-8b (8.03 billion parameters) on ours x4, 32 ranks, virtual time\n")
+    assert " typical, " in out.splitlines()[-2] + out.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [

@@ -116,7 +116,15 @@ def _page(found: Fit, told: Sequence[Log], cluster: topology.Cluster) -> list[st
         f"rows left out: {left[0]}, median error {left[1]:.1%}, worst {left[2]:.1%}"
         + ("" if left[0] else ": nothing says how far to trust this"),
         "Other sizes, ranks and collectives than these are extrapolated.",
+        *([_CROSSING] if all(_crosses(row.sample, cluster) for row in found.rows) else []),
     ]
+
+
+_CROSSING = "All rows cross nodes: groups inside one node are charged their launch too."
+
+
+def _crosses(sample: Sample, cluster: topology.Cluster) -> bool:
+    return len({cluster.place(rank).node for rank in sample.ranks}) > 1
 
 
 def _line(row: Fitted[Sample]) -> str:

@@ -94,7 +94,14 @@ def fit_own(samples: Sequence[OwnSample], *, cores: int) -> OwnFit:
 def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
     """Return the machine with other figures; all that it says besides stays."""
     told = machine.collectives
-    usual = replace(told.usual, **{name: _figure(value) for name, value in inside.items()})
+    figures = {name: _figure(value) for name, value in inside.items()}
+    usual = replace(
+        told.usual,
+        meeting_s=figures["meeting_s"],
+        memory_bytes_per_s=figures["memory_bytes_per_s"],
+        cached_bytes=figures["cached_bytes"],
+        cached_bytes_per_s=figures["cached_bytes_per_s"],
+    )
     found = told.between_nodes
     if between and found is not None:
         network = machine.network
