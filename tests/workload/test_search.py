@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 
@@ -28,9 +29,9 @@ def searched(model=MODEL, names=NAMES, like=LIKE):
     return found, ordered
 
 
-def step_of(layout):
+def step_of(layout, model=MODEL):
     try:
-        return estimate(MODEL, layout, MACHINE, CLOCK).step_s
+        return estimate(model, layout, MACHINE, CLOCK).step_s
     except TopologyError:  # illegal there
         return float("inf")
 
@@ -43,6 +44,25 @@ def test_the_best_layout_is_that_of_trying_all(names):
     assert found.complete
     assert found.best.step_s == min(steps.values())
     assert all(each.bound_s <= steps[each.layout] for each in ordered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_of_any_small_model_the_best_layout_is_that_of_trying_all(seed):
+    random = Random(seed)
+    heads = random.choice((4, 8, 16))
+    model = replace(
+        load(random.choice(("llama-8b", "mixtral-8x7b", "gpt3-175b"))), name="random", layers=random.randint(1, 5),
+        hidden=heads * random.choice((64, 128)), heads=heads, kv_heads=heads // random.choice((1, 2, 4)),
+        ffn=random.choice((1024, 4096, 16384)), expert_ffn=0, sequence=random.choice((256, 1024, 4096)),
+    )  # fmt: skip
+    like = Layout(global_batch=random.choice((8, 16)), zero=random.randint(0, 3))
+    names = ("tp", "pp", "dp", "schedule", "checkpointing", random.choice(("micro_batch", "order", "bucket_bytes")))
+    found, ordered = searched(model, names, like)
+    steps = [step_of(each.layout, model) for each in ordered]
+    assert found.complete
+    assert found.best.step_s == min(steps)
+    assert all(each.bound_s <= step for each, step in zip(ordered, steps, strict=True))
 
 
 def test_every_layout_is_simulated_or_left_out_for_a_reason():

@@ -189,15 +189,22 @@ def search_page(names: Sequence[str], found: Found, *, width: int) -> Iterator[s
     yield ""
     ordered = sorted(found.simulated, key=lambda each: each[1])
     best_s = ordered[0][1]
-    rows = [(_told_apart(layout, names), _ms(s * 1e9), f"{s / best_s - 1:+.1%}") for layout, s in ordered[:_LISTED]]
-    yield from columns(("layout", "step ms", "to best"), rows, width=width, words=[0])
+    shown = list(dict.fromkeys((*_DEGREES, *names)))
+    rows = [
+        (_ms(s * 1e9), f"{s / best_s - 1:+.1%}", *(_value(layout, name) for name in shown))
+        for layout, s in ordered[:_LISTED]
+    ]
+    heads = [{"bucket_bytes": "bucket"}.get(name, name) for name in shown]
+    yield from columns(("step ms", "to best", *heads), rows, width=width)
     yield ""
 
 
-def _told_apart(layout: Layout, names: Sequence[str]) -> str:
-    rest = [name for name in names if name not in ("tp", "pp", "dp", "cp", "ep")]
-    values = [(name, getattr(layout, name)) for name in rest]
-    return " ".join([str(layout), *(f"{n}={format_bytes(v) if n == 'bucket_bytes' else v}" for n, v in values)])
+_DEGREES = ("tp", "pp", "dp")
+
+
+def _value(layout: Layout, name: str) -> str:
+    value = getattr(layout, name)
+    return format_bytes(value) if name == "bucket_bytes" else str(value)
 
 
 def _number(count: int) -> str:
