@@ -65,7 +65,9 @@ class Reports:
         """Note on an interrupt who was waiting for whom."""
         self.take_stock()
         await self.gather()
-        sentence, lines = self.sentence(), self.lines()
+        stall, lines = find_stall({standing.rank: standing for standing in self.stood}), self.lines()
+        # ranks that wait for each other at one moment may be about to go on: their bytes are on the way
+        sentence = stall.sentence if stall is not None and not stall.hopeless else ""
         more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
         for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
             interrupt.add_note(f"  {line}")

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 
 import pytest
+import trio
 
 from overlap.errors import OverlapError
 from overlap.remote import standing_codec
 from overlap.runtime import stall_watch
+from overlap.runtime.backend import RealBackend
+from overlap.runtime.reports import Reports
 from overlap.runtime.stall_watch import StallLimits, StallWatch
-from overlap.runtime.standing import Standing, find_stall
+from overlap.runtime.standing import Standing, find_stall, report_lines
 
 SLEEPS = "whose program is at train.py:12"
 
@@ -231,3 +234,14 @@ def test_long_standings_are_cut() -> None:
 def test_standings_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(OverlapError, match=r"^a process told where a rank stands in a way that cannot be meant: "):
         standing_codec.unpack([told], range(2))
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_interrupt_does_not_claim_that_ranks_can_never_go_on(hangs: bool) -> None:
+    """One look cannot know that: what they wait for may be on its way. Who keeps the others can be seen at once."""
+    reports = Reports([], RealBackend(), None)
+    reports.stood = [waits(0, 1), elsewhere(1) if hangs else waits(1, 0)]
+    interrupt = KeyboardInterrupt()
+    trio.run(reports.note_on, interrupt)
+    lines = [f"  {line}" for line in report_lines(reports.stood)]
+    assert interrupt.__notes__ == ([f"  rank 0 waits for rank 1, {SLEEPS}"] if hangs else []) + lines
