@@ -7,7 +7,8 @@ itself as long as it works: its latencies cannot be hidden behind another phase 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -52,7 +53,7 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     done = [0] * count  # slices that each phase is through with
     left_s = list(phases_s)  # of the slice that it works on
     while done[-1] < slices:
-        at_work = [p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1])]
+        at_work = tuple(p for p in range(count) if done[p] < slices and (p == 0 or done[p] < done[p - 1]))
         rate = _rates(at_work, shared)
         step_s = min(left_s[p] / rate[p] for p in at_work)
         now_s += step_s
@@ -64,7 +65,8 @@ def in_slices_s(phases_s: Sequence[float], slices: int, shared: Uses) -> float:
     return now_s
 
 
-def _rates(at_work: Sequence[int], shared: Uses) -> dict[int, float]:
+@lru_cache(maxsize=4096)  # a plan of many slices and sizes asks for the same few again and again
+def _rates(at_work: tuple[int, ...], shared: Uses) -> Mapping[int, float]:
     """Return how fast phases get on: all rise together until a resource is used up, then those that do not need it."""
     rate = dict.fromkeys(at_work, 0.0)
     rising = set(at_work)
