@@ -25,7 +25,7 @@ from transports.matching import Chunk, ProtocolError
 
 __all__ = ["Owner", "Rail"]
 
-# So many frames may arrive before the other side is told, and can let go of them. Where it keeps 64, their memory leaves
+# So many frames may arrive before the other side is told, and can let go of them. Were 64 kept, their memory would leave
 # its caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
 _ACKNOWLEDGE_EVERY = 16
 
