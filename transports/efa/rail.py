@@ -25,8 +25,8 @@ from transports.matching import Chunk, ProtocolError
 
 __all__ = ["Owner", "Rail"]
 
-# So many frames may arrive before the other side is told, and can let go of them. Were 64 kept, their memory would leave
-# its caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
+# So many frames may arrive before the other side is told, and can let go of them. Were 64 kept, their memory left the
+# caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
 _ACKNOWLEDGE_EVERY = 16
 
 # Small frames that are due together leave in one system call, up to about this much.
