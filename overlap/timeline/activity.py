@@ -90,7 +90,7 @@ def _outside(taken: Merged, spans: Sequence[Span]) -> Merged:
 
 
 def _cut(piece: Piece, known: Merged) -> Iterator[Piece]:
-    for start_ns, end_ns in subtract([(piece.start_ns, piece.end_ns)], known):
+    for start_ns, end_ns in subtract(merge([(piece.start_ns, piece.end_ns)]), known):
         yield Piece(start_ns, end_ns, piece.doing, piece.span)
 
 

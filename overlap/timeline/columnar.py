@@ -17,7 +17,7 @@ from .span import CollectiveInfo, Kind, Span
 if TYPE_CHECKING:
     from .intervals import Interval
 
-__all__ = ["INDEXES", "KINDS", "NONE", "WHOLES", "Group", "SpanColumns", "SpanList", "Table"]
+__all__ = ["INDEXES", "KINDS", "NONE", "WHOLES", "Group", "SpanColumns", "SpanList", "Table", "Wholes"]
 
 Wholes: TypeAlias = NDArray[np.int64]
 Indexes: TypeAlias = NDArray[np.int32]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from .axis import ruler
 from .folding import Fold, fold
-from .intervals import Interval, Merged, merge
+from .intervals import Interval, Merged, union
 from .lanes import Piece, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
 from .legend import legend
 from .metrics import Coverage, coverage
@@ -248,18 +250,16 @@ def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverag
 
 def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
     """Return when which stream of each rank was active, for ranks with several, but not too many."""
-    found: dict[int, dict[str, list[Interval]]] = {}
-    hull = min(cover.window[0] for cover in covers.values()), max(cover.window[1] for cover in covers.values())
-    for span in timeline.near(hull):
-        if span.kind == "comm" and span.rank in covers:
-            window = covers[span.rank].window
-            if span.start_ns < window[1] and span.end_ns > window[0]:
-                found.setdefault(span.rank, {}).setdefault(span.lane, []).append((span.start_ns, span.end_ns))
-    return {
-        rank: {lane: merge(intervals) for lane, intervals in sorted(lanes.items())}
-        for rank, lanes in found.items()
-        if len(lanes) <= STREAMS_UP_TO
-    }
+    found: dict[int, dict[str, Merged]] = {}
+    columns = timeline.columns
+    for rank, spans in columns.take(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).by_rank().items():
+        window = covers[rank].window
+        seen = spans.take((spans.start_ns < window[1]) & (spans.end_ns > window[0]))
+        numbers = np.unique(seen.index[1]).tolist()
+        if len(numbers) <= STREAMS_UP_TO:
+            lanes = {seen.texts[number]: seen.index[1] == number for number in numbers}
+            found[rank] = {lane: union(seen.start_ns[on], seen.end_ns[on]) for lane, on in sorted(lanes.items())}
+    return found
 
 
 def _rank_lanes(cover: Coverage, look: _Look, waits: Sequence[tuple[int, int, int]]) -> Sequence[_Line]:

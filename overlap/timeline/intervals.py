@@ -1,68 +1,112 @@
-"""Unions of half-open intervals `(start_ns, end_ns)`, the arithmetic under every metric. Exact: integers only."""
+"""Unions of half-open intervals `(start_ns, end_ns)`, the arithmetic under every metric. Exact: integers only.
+
+They are kept as columns, so that an operation on a million of them takes some ten milliseconds.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 Interval: TypeAlias = tuple[int, int]
-Merged: TypeAlias = list[Interval]
-"""Sorted, non-empty, pairwise disjoint and not touching."""
+Instants: TypeAlias = NDArray[np.int64]
+
+_EVER = np.iinfo(np.int64)
+
+
+class Merged(Sequence[Interval]):
+    """Intervals, sorted, non-empty, pairwise disjoint and not touching.
+
+    Attributes:
+        start_ns: n instants at which they begin, int64,
+        end_ns: and before which they end.
+    """
+
+    __slots__ = ("end_ns", "start_ns")
+
+    def __init__(self, start_ns: Instants, end_ns: Instants) -> None:
+        self.start_ns, self.end_ns = start_ns, end_ns
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @overload
+    def __getitem__(self, at: int) -> Interval: ...
+    @overload
+    def __getitem__(self, at: slice) -> Merged: ...
+    def __getitem__(self, at: int | slice) -> Interval | Merged:
+        if isinstance(at, slice):
+            return Merged(self.start_ns[at], self.end_ns[at])
+        return int(self.start_ns[at]), int(self.end_ns[at])
+
+    def __iter__(self) -> Iterator[Interval]:
+        return iter(zip(self.start_ns.tolist(), self.end_ns.tolist(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Merged | list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 def merge(intervals: Iterable[Interval]) -> Merged:
     """Return the union. Empty intervals disappear. O(n log n)."""
-    merged: Merged = []
-    for start, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
+    table = np.array(list(intervals), np.int64).reshape(-1, 2)
+    return union(table[:, 0], table[:, 1])
+
+
+def union(start_ns: Instants, end_ns: Instants) -> Merged:
+    """Return the union of the intervals between n instants each. Empty intervals disappear. O(n log n)."""
+    real = start_ns < end_ns
+    start_ns, end_ns = start_ns[real], end_ns[real]
+    order = np.argsort(start_ns, kind="stable")
+    start_ns, reach_ns = start_ns[order], np.maximum.accumulate(end_ns[order])
+    begins, ends = np.ones(len(order), bool), np.ones(len(order), bool)
+    begins[1:] = start_ns[1:] > reach_ns[:-1]
+    ends[:-1] = begins[1:]
+    return Merged(start_ns[begins], reach_ns[ends])
 
 
 def intersect(left: Merged, right: Merged) -> Merged:
-    """Return what is covered by both. O(n + m)."""
-    both: Merged = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if start < end:
-            both.append((start, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return both
+    """Return what is covered by both. O(n log m)."""
+    first = np.searchsorted(right.end_ns, left.start_ns, "right")
+    stop = np.searchsorted(right.start_ns, left.end_ns, "left")
+    at, other = counted(first, stop)
+    return Merged(
+        np.maximum(left.start_ns[at], right.start_ns[other]), np.minimum(left.end_ns[at], right.end_ns[other])
+    )
+
+
+def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return every number from `first` up to `stop` of n ranges, none shorter than 0, and before it that of its range.
+
+    `counted([4, 7], [6, 8])` is `[0, 0, 1], [4, 5, 7]`.
+    """
+    many = stop - first
+    at = np.repeat(np.arange(len(first)), many)
+    return at, np.arange(len(at)) + np.repeat(first - (np.cumsum(many) - many), many)
 
 
 def subtract(left: Merged, right: Merged) -> Merged:
-    """Return what `left` covers and `right` does not. O(n + m)."""
-    rest: Merged = []
-    j = 0
-    for start, end in left:
-        while j < len(right) and right[j][1] <= start:
-            j += 1
-        k = j
-        while k < len(right) and right[k][0] < end:
-            if start < right[k][0]:
-                rest.append((start, right[k][0]))
-            start = right[k][1]
-            k += 1
-        if start < end:
-            rest.append((start, end))
-    return rest
+    """Return what `left` covers and `right` does not. O(n log m)."""
+    between = Merged(np.append(_EVER.min, right.end_ns), np.append(right.start_ns, _EVER.max))
+    return intersect(left, between)
 
 
 def clip(merged: Merged, window: Interval) -> Merged:
     """Return what lies in a window. O(log n), and what is returned."""
     low, high = window
-    first = bisect_right(merged, low, key=lambda interval: interval[1])
-    last = bisect_left(merged, high, key=lambda interval: interval[0])
-    return [(max(start, low), min(end, high)) for start, end in merged[first:last]]
+    first = int(np.searchsorted(merged.end_ns, low, "right"))
+    last = int(np.searchsorted(merged.start_ns, high, "left"))
+    inside = merged[first:last]
+    return Merged(np.maximum(inside.start_ns, low), np.minimum(inside.end_ns, high))
 
 
 def length(merged: Merged) -> int:
     """Total covered length."""
-    return sum(end - start for start, end in merged)
+    return int((merged.end_ns - merged.start_ns).sum())

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeAlias
 
+import numpy as np
+
 from .intervals import Interval, Merged, intersect
 from .metrics import Coverage
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
@@ -133,14 +135,16 @@ def _states(cover: Coverage, window: Interval, cells: int) -> bytes:
 
 def _paint(window: Interval, units: int, *layers: Merged) -> bytes:
     """Return one byte per unit: the number (from 1) of the last layer that covers it, 0 where none does."""
-    row = bytearray(units)
+    row = np.zeros(units, np.uint8)
     low, length = window[0], max(window[1] - window[0], 1)
+    # from which instant on each unit is the nearest one; the product may have more than 64 bits
+    edges_ns = np.array([low + -(-length * (2 * unit - 1) // (2 * units)) for unit in range(1, units + 1)], np.int64)
     for value, layer in enumerate(layers, 1):
-        for start, end in layer:
-            first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)
-            last = max(((end - low) * units * 2 + length) // (2 * length), first + 1)
-            row[first:last] = bytes([value]) * (last - first)
-    return bytes(row)
+        first = np.minimum(np.searchsorted(edges_ns, layer.start_ns, "right"), units - 1)
+        last = np.maximum(np.searchsorted(edges_ns, layer.end_ns, "right"), first + 1)
+        changes = np.bincount(first, minlength=units + 1) - np.bincount(last, minlength=units + 1)
+        row[np.cumsum(changes[:units]) > 0] = value
+    return row.tobytes()
 
 
 def _translated(row: bytes, glyphs: bytes) -> str:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import UsageError
-from .columnar import NONE, SpanColumns
-from .intervals import Interval, Merged, clip, intersect, length, merge, subtract
+from .columnar import NONE, SpanColumns, Wholes
+from .intervals import Interval, Merged, clip, intersect, length, merge, subtract, union
 from .ranklist import listed
-from .spans import Span, Timeline
+from .spans import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +162,11 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     """
     windows = windows_of(timeline, step)
     chosen = _chosen_ranks(sorted(windows), ranks)
-    by_rank: dict[int, list[Span]] = {rank: [] for rank in chosen}
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
-    for span in timeline.near(window):
-        if span.rank in by_rank:
-            by_rank[span.rank].append(span)
-    return [_cover(rank, step, windows[rank], spans) for rank, spans in by_rank.items()]
+    columns = timeline.columns
+    by_rank = columns.take(columns.near(window) & np.isin(columns.rank, chosen)).by_rank()
+    nothing = columns.take(np.zeros(0, np.intp))
+    return [_cover(rank, step, windows[rank], by_rank.get(rank, nothing)) for rank in chosen]
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
@@ -251,19 +250,21 @@ def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -
     return windows
 
 
-def _cover(rank: int, step: int | None, window: Interval, spans: list[Span]) -> Coverage:
-    def inside(intervals: Iterable[Interval]) -> Merged:
-        return intersect(merge(intervals), merge([window]))
+def _cover(rank: int, step: int | None, window: Interval, spans: SpanColumns) -> Coverage:
+    whole = merge([window])
 
-    comm = [span for span in spans if span.kind == "comm"]
-    infos = [span.info for span in comm if span.info]
-    unknown = [(span.start_ns, span.end_ns) for span in comm if not span.info]
+    def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
+        return intersect(union(start_ns, end_ns), whole)
+
+    compute, comm = spans.take(spans.is_kind("compute")), spans.take(spans.is_kind("comm"))
+    moved_ns = np.where(comm.is_operation, np.maximum(comm.met_ns, comm.start_ns), comm.start_ns)
+    called_ns = np.where(comm.is_operation, comm.issued_ns, comm.start_ns)
     return Coverage(
         rank=rank,
         step=step,
         window=window,
-        compute=inside((span.start_ns, span.end_ns) for span in spans if span.kind == "compute"),
-        comm=inside((span.start_ns, span.end_ns) for span in comm),
-        transfer=inside(unknown + [(max(info.met_ns, info.start_ns), info.end_ns) for info in infos]),
-        called=inside(unknown + [(info.issued_ns, info.end_ns) for info in infos]),
+        compute=inside(compute.start_ns, compute.end_ns),
+        comm=inside(comm.start_ns, comm.end_ns),
+        transfer=inside(moved_ns, comm.end_ns),
+        called=inside(called_ns, comm.end_ns),
     )

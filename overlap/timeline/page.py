@@ -69,7 +69,7 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
         lanes.setdefault((span.rank, span.kind != "compute", span.lane), []).append(span)
         if span.kind == "compute":
             computed.setdefault(span.rank, []).append((span.start_ns, span.end_ns))
-    busy = {rank: merge(intervals) for rank, intervals in computed.items()}
+    busy, nothing = {rank: merge(intervals) for rank, intervals in computed.items()}, merge([])
     rows = [
         (f"{rank} {lane}" if number == 1 else f"{rank} {lane} ({number})", row)
         for (rank, _, lane), spans in sorted(lanes.items())
@@ -81,7 +81,9 @@ def page_data(timeline: Timeline, *, step: int | None = None, ranks: Iterable[in
         "left_out": left_out,
         "lanes": [name for name, _ in rows],
         "spans": [
-            _row(span, place, first_ns, busy.get(span.rank, [])) for place, (_, row) in enumerate(rows) for span in row
+            _row(span, place, first_ns, busy.get(span.rank, nothing))
+            for place, (_, row) in enumerate(rows)
+            for span in row
         ],
     }
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView, render_text
 from overlap.timeline.axis import in_unit, ruler, tick_step_ns, unit_for
-from overlap.timeline.lanes import ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from overlap.timeline.intervals import clip, merge
+from overlap.timeline.lanes import ascii_lanes, ascii_row, block_lanes, block_row, painted, stream_lane
 from overlap.timeline.metrics import coverage
 from overlap.timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
@@ -221,7 +222,25 @@ def test_waiting_differs_from_bytes_and_is_named_where_there_is_room():
 
 def test_a_stream_shows_only_what_is_its_own():
     cover = cover_of([], [(0, 40)])
-    assert text_of(stream_lane([(8, 16)], cover, (0, 40), 5, ascii=False, color=False)) == " █   "
+    assert text_of(stream_lane(merge([(8, 16)]), cover, (0, 40), 5, ascii=False, color=False)) == " █   "
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60))),
+    st.tuples(st.integers(0, 60), st.integers(1, 60)),
+    st.integers(1, 30),
+    st.sampled_from([1, 10**15 + 1]),
+)
+def test_an_interval_paints_the_units_between_the_nearest_edges(pairs, window, units, scale):
+    (low, length), busy = window, merge((start * scale, end * scale) for start, end in pairs)
+    low, length = low * scale, length * scale
+    cover = replace(cover_of([(0, 1)], []), compute=clip(busy, (low, low + length)))
+    row = bytearray(units)
+    for start, end in cover.compute:
+        first = min(((start - low) * units * 2 + length) // (2 * length), units - 1)
+        last = max(((end - low) * units * 2 + length) // (2 * length), first + 1)
+        row[first:last] = bytes([1]) * (last - first)
+    assert painted(cover, (low, low + length), units)[0] == bytes(row)
 
 
 def test_the_height_counts_on_a_terminal_only(training):
