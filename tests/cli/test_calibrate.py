@@ -1,12 +1,13 @@
 """`overlap calibrate`: logs of every tool become the same rows, and machine files predict what was measured."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import topology
 from overlap.cli.calibrate.logs import read
-from overlap.collectives.cost.fitting import Sample, fit, with_shares
+from overlap.collectives.cost.fitting import Launches, Sample, fit, with_shares
 from overlap.collectives.select import plan
 from overlap.errors import UsageError
 
@@ -193,6 +194,7 @@ def test_more_ranks_than_the_cluster_has(overlap, log):
     assert (code, err) == (2, "overlap: it.log:8: 4 ranks do not fit trn1.2xlarge, which has 2\n")
 
 
+LAUNCHES = Launches(inside_s=50e-6, between_s=None)
 SIZES = tuple(1 << power for power in range(12, 29, 2))
 
 
@@ -213,19 +215,36 @@ def samples_of(cluster):
 def test_figures_are_found_again():
     """Times of a machine whose figures are known give these figures, and its left out rows to 1 %."""
     machine = topology.cluster("dl1.24xlarge").machine
-    strange = topology.Cluster.of(with_shares(machine, 50e-6, {"roce": 0.4}, "made up"))
+    strange = topology.Cluster.of(with_shares(machine, LAUNCHES, {"roce": 0.4}, "made up"))
     found = fit(topology.cluster("dl1.24xlarge"), samples_of(strange))
-    assert found.launch_s == pytest.approx(50e-6, rel=0.05)
+    assert found.launches == Launches(inside_s=pytest.approx(50e-6, rel=0.05), between_s=None)
     assert found.shares == {"roce": pytest.approx(0.4, rel=0.03)}
     count, median, worst = found.errors(left_out=True)
     assert count == 3
     assert median <= worst <= 0.03
 
 
+def test_what_is_measured_inside_a_node_is_told_apart_from_what_crosses_nodes():
+    machine = topology.cluster("p5.48xlarge x2").machine
+    launches = Launches(inside_s=30e-6, between_s=300e-6)
+    shares = {"nvlink": 0.6, "efa": 0.5}
+    strange = replace(topology.cluster("p5.48xlarge x2"), machine=with_shares(machine, launches, shares, "made up"))
+    samples = [
+        replace(sample, ranks=ranks, time_s=plan("all_gather", sample.nbytes, strange, ranks).predicted_s)
+        for sample in samples_of(topology.cluster("p5.48xlarge x2"))[4:]
+        for ranks in (tuple(range(8)), tuple(range(16)))
+    ]
+    found = fit(topology.cluster("p5.48xlarge x2"), samples)
+    assert found.launches == Launches(
+        inside_s=pytest.approx(30e-6, rel=0.05), between_s=pytest.approx(300e-6, rel=0.05)
+    )
+    assert found.errors(left_out=True)[2] <= 0.05
+
+
 def test_from_a_log_to_a_prediction(overlap, tmp_path):
     """One command makes the machine file, and the planner takes it."""
     strange = topology.Cluster.of(
-        with_shares(topology.cluster("dl1.24xlarge").machine, 50e-6, {"roce": 0.4}, "made up")
+        with_shares(topology.cluster("dl1.24xlarge").machine, LAUNCHES, {"roce": 0.4}, "made up")
     )
     rows = [
         {
@@ -270,7 +289,7 @@ def test_from_a_log_of_nccl_tests_to_a_training_step_and_how_far_to_trust_it(ove
     code, out, err = overlap("calibrate", path, "--cluster", "p5.48xlarge x2", "-o", "ours.toml")
     assert (code, err) == (0, "")
     assert "rows left out: 2, median error " in out
-    assert out.count("All rows cross nodes: groups inside one node are charged their launch too.") == 1
+    assert out.count("All rows cross nodes: of groups inside one nothing was measured.") == 1
     figures = "--tp", "8", "--layers", "2", "--sequence", "1024", "--global-batch", "8"
     code, out, err = overlap("simulate", "--model", "llama-8b", *figures, "--on", "ours.toml x2")
     assert (code, err) == (0, "")

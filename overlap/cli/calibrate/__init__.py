@@ -9,7 +9,7 @@ from pathlib import Path
 
 import topology
 
-from ...collectives.cost.fitting import Fit, Sample, fit
+from ...collectives.cost.fitting import Fit, Launches, Sample, crosses, fit
 from ...collectives.cost.left_out import Fitted
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     found = fit(cluster, samples)
     source = ", ".join(f"{log.tool} in {Path(path).name}" for log, path in zip(told, args.logs, strict=True))
     name = args.name or (Path(args.output).stem if args.output else f"{base} calibrated")
-    text = _toml(base, name, found, source, args.logs)
+    text = _toml(cluster.machine, base, name, found, source, args.logs)
     print("\n".join(_page(found, told, cluster)))
     if args.output is None:
         print("\n" + text, end="")
@@ -111,20 +111,24 @@ def _page(found: Fit, told: Sequence[Log], cluster: topology.Cluster) -> list[st
     return [
         *lines,
         "",
-        f"on {cluster.name}: launch {format_ns(found.launch_s * 1e9)}, {shares}",
+        f"on {cluster.name}: {_launch(found.launches)}, {shares}",
         f"rows fitted: {fitted[0]}, median error {fitted[1]:.1%}, worst {fitted[2]:.1%}",
         f"rows left out: {left[0]}, median error {left[1]:.1%}, worst {left[2]:.1%}"
         + ("" if left[0] else ": nothing says how far to trust this"),
         "Other sizes, ranks and collectives than these are extrapolated.",
-        *([_CROSSING] if all(_crosses(row.sample, cluster) for row in found.rows) else []),
+        *([_CROSSING] if all(crosses(row.sample, cluster) for row in found.rows) else []),
     ]
 
 
-_CROSSING = "All rows cross nodes: groups inside one node are charged their launch too."
+_CROSSING = "All rows cross nodes: of groups inside one nothing was measured."
 
 
-def _crosses(sample: Sample, cluster: topology.Cluster) -> bool:
-    return len({cluster.place(rank).node for rank in sample.ranks}) > 1
+def _launch(launches: Launches) -> str:
+    inside_s, between_s = launches.inside_s, launches.between_s
+    told = [] if inside_s is None else [format_ns(inside_s * 1e9)]
+    if between_s is not None:
+        told.append(f"{format_ns(between_s * 1e9)} {'more ' if told else ''}between nodes")
+    return f"launch {', '.join(told)}"
 
 
 def _line(row: Fitted[Sample]) -> str:
@@ -133,7 +137,7 @@ def _line(row: Fitted[Sample]) -> str:
     return f"{of.collective:<15} {format_bytes(of.nbytes):>10} {times}{'  left out' if row.left_out else ''}"
 
 
-def _toml(base: str, name: str, found: Fit, source: str, paths: Sequence[str]) -> str:
+def _toml(machine: topology.Machine, base: str, name: str, found: Fit, source: str, paths: Sequence[str]) -> str:
     count, middle, worst = found.errors(left_out=True)
     hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in paths)
     origin = f'source = "fitted: {source}", confidence = "B"'
@@ -142,10 +146,12 @@ def _toml(base: str, name: str, found: Fit, source: str, paths: Sequence[str]) -
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
         f'extends = "{base}"',
         f'name = "{name}"',
-        "",
-        "[collectives]",
-        f"launch_s = {{ value = {found.launch_s:.6g}, {origin} }}",
     ]
+    inside_s, between_s = found.launches.inside_s, found.launches.between_s
+    if inside_s is not None:
+        lines += ["", "[collectives]", f"launch_s = {{ value = {inside_s:.6g}, {origin} }}"]
     for kind, share in found.shares.items():
         lines += ["", f"[collectives.wires.{kind}]", f"efficiency = {{ value = {share:.4g}, {origin} }}"]
+        if machine.network and kind == machine.network.link and between_s is not None:
+            lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
     return "\n".join(lines) + "\n"

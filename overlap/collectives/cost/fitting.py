@@ -1,7 +1,8 @@
 """The figures of a machine's `[collectives]` from measured collectives: a few with a meaning, and how far they carry.
 
-What is fitted: the launch of an operation, the share of their bandwidth that wires inside nodes give, and that of the
-network. Every third row of each collective is left out, and tells how well the others predict it.
+What is fitted: the launch of an operation, what it takes longer between nodes, the share of their bandwidth that wires
+inside nodes give, and that of the network. Every third row of each collective is left out, and tells how well the
+others predict it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from math import exp, log
 import numpy as np
 
 from topology import Cluster, Figure, Machine, WireOverheads
+from topology.overheads import Overheads
 
 from ..placement import Floats
 from ..select import plan
 from .left_out import Fitted, FittedRows, left_out_rows
 
-__all__ = ["Fit", "Sample", "fit", "with_shares"]
+__all__ = ["Fit", "Launches", "Sample", "crosses", "fit", "with_shares"]
 
 _LEAST_SHARE = 0.02
 # Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
@@ -51,24 +53,48 @@ class Fit(FittedRows[Sample]):
     """What was found.
 
     Attributes:
-        launch_s: of an operation.
+        launches: of an operation.
         shares: of their bandwidth that wires give, by kind.
     """
 
-    launch_s: float
+    launches: Launches
     shares: Mapping[str, float]
 
 
-def with_shares(machine: Machine, launch_s: float, shares: Mapping[str, float], source: str) -> Machine:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """What an operation takes besides its messages.
+
+    Attributes:
+        inside_s: anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
+        between_s: besides that, where it needs the network; None if no row did.
+    """
+
+    inside_s: float | None
+    between_s: float | None
+
+
+def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float], source: str) -> Machine:
     """Return a machine with other figures of collectives; all that the file says besides stays."""
     told = machine.collectives
-    wires = {wire.kind: wire for wire in told.usual.wires}
-    for kind, share in shares.items():
-        figure = Figure(value=share, source=source, confidence="B")
-        wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=figure)
-    launch = Figure(value=launch_s, source=source, confidence="B")
-    usual = replace(told.usual, launch_s=launch, wires=tuple(wires.values()))
-    return replace(machine, collectives=replace(told, usual=usual))
+    link = machine.network.link if machine.network else ""
+
+    def changed(overheads: Overheads) -> Overheads:
+        wires = {wire.kind: wire for wire in overheads.wires}
+        for kind, share in shares.items():
+            wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=_figure(share, source))
+        if link and launches.between_s is not None:
+            between = wires.get(link, WireOverheads(kind=link))
+            wires[link] = replace(between, launch_s=_figure(launches.between_s, source))
+        launch = overheads.launch_s if launches.inside_s is None else _figure(launches.inside_s, source)
+        return replace(overheads, launch_s=launch, wires=tuple(wires.values()))
+
+    between_nodes = None if told.between_nodes is None else changed(told.between_nodes)
+    return replace(machine, collectives=replace(told, usual=changed(told.usual), between_nodes=between_nodes))
+
+
+def _figure(value: float, source: str) -> Figure:
+    return Figure(value=value, source=source, confidence="B")
 
 
 def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
@@ -84,12 +110,41 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
         for kind in kinds:
             shares[kind] = _best(cluster, seen, shares, kind)
     without_s = _predicted_s(cluster, samples, shares)
-    launch_s = _launch_s(seen, without_s[~np.array(left_out)])
+    launches = _launches(cluster, seen, without_s[~np.array(left_out)])
     rows = (
-        Fitted(sample=sample, predicted_s=launch_s + float(time_s), left_out=out)
-        for sample, time_s, out in zip(samples, without_s, left_out, strict=True)
+        Fitted(sample=sample, predicted_s=time_s, left_out=out)
+        for sample, time_s, out in zip(
+            samples, _launched_s(cluster, samples, without_s, launches), left_out, strict=True
+        )
     )
-    return Fit(launch_s=launch_s, shares=shares, rows=tuple(rows))
+    return Fit(launches=launches, shares=shares, rows=tuple(rows))
+
+
+def crosses(sample: Sample, cluster: Cluster) -> bool:
+    """Whether a collective needs the network."""
+    return len({cluster.place(rank).node for rank in sample.ranks}) > 1
+
+
+def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
+    """Return the launches that, added to the predictions, make them best."""
+    between = np.array([crosses(sample, cluster) for sample in samples])
+    inside_s, all_s = (
+        _launch_s([s for s, out in zip(samples, some, strict=True) if out], without_s[some]) if some.any() else None
+        for some in (~between, between)
+    )
+    told = cluster.machine.collectives.usual.launch_s
+    known_s = inside_s if inside_s is not None else told.value if told else 0.0
+    return Launches(inside_s=inside_s, between_s=None if all_s is None else max(0.0, all_s - known_s))
+
+
+def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
+    """Return predictions with the launches that they lack."""
+    told = cluster.machine.collectives.usual.launch_s
+    inside_s = launches.inside_s if launches.inside_s is not None else told.value if told else 0.0
+    return [
+        float(time_s) + inside_s + (launches.between_s or 0.0) * crosses(sample, cluster)
+        for sample, time_s in zip(samples, without_s, strict=True)
+    ]
 
 
 def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
@@ -105,7 +160,7 @@ def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, floa
 
     def loss(share: float) -> float:
         times_s = _predicted_s(cluster, samples, {**shares, kind: exp(share)})
-        return _loss(samples, times_s + _launch_s(samples, times_s))
+        return _loss(samples, np.array(_launched_s(cluster, samples, times_s, _launches(cluster, samples, times_s))))
 
     low, high = log(_LEAST_SHARE), 0.0
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -124,7 +179,8 @@ def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, floa
 
 def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float]) -> Floats:
     """Predict samples on a machine with these shares, without any launch."""
-    machine = replace(cluster, machine=with_shares(cluster.machine, 0.0, shares, "being fitted"))
+    none = Launches(inside_s=0.0, between_s=0.0)
+    machine = replace(cluster, machine=with_shares(cluster.machine, none, shares, "being fitted"))
     return np.array(
         [plan(s.collective, s.nbytes, machine, s.ranks, dtype=s.dtype).predicted_s for s in samples], np.float64
     )
