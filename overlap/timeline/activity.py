@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from .intervals import Interval, Merged, merge, subtract
-from .meetings import Key, Last, key_of, last_ranks
+import numpy as np
+from numpy.typing import NDArray
+
+from .columnar import SpanColumns, Wholes
+from .intervals import Interval, Merged, inside, outside, subtract, union
+from .meetings import Last, last_rows
 from .spans import Span, Timeline
 
-__all__ = ["Activity", "Piece"]
+__all__ = ["COMPUTE", "NO_PIECES", "PROGRAM", "WAITING", "WIRE", "Activity", "Piece", "Pieces"]
+
+Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
+Rows: TypeAlias = NDArray[np.intp]
+
+COMPUTE, PROGRAM, WIRE, WAITING = range(4)
+_DOING: tuple[Doing, ...] = ("compute", "program", "wire", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +29,33 @@ class Piece:
 
     start_ns: int
     end_ns: int
-    doing: Literal["compute", "program", "wire", "waiting"]
+    doing: Doing
     span: Span
+    row: int  # of the span in the columns of the activity
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """n pieces as columns; `doing` is one of the numbers above, `row` that of the span in the columns."""
+
+    start_ns: Wholes
+    end_ns: Wholes
+    doing: NDArray[np.int64]
+    row: Rows
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, which: Rows | NDArray[np.bool_]) -> Pieces:
+        """Return those of a mask, or of their numbers."""
+        return Pieces(self.start_ns[which], self.end_ns[which], self.doing[which], self.row[which])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pieces]) -> Pieces:
+        """Return those of several, one after the other."""
+        columns = [(part.start_ns, part.end_ns, part.doing, part.row) for part in parts]
+        start_ns, end_ns, doing, row = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return cls(start_ns, end_ns, doing, row)
 
 
 class Activity:
@@ -32,132 +64,137 @@ class Activity:
     Args:
         timeline: The run.
         window: From when to when.
+
+    Attributes:
+        columns: The spans that matter to the window; no text and no group is numbered twice.
+        last: For each of them, the number of the span of the rank that came last to it; -1 where that is not known.
     """
 
     def __init__(self, timeline: Timeline, window: Interval) -> None:
-        near = timeline.near(window)
-        self._last: Mapping[Key, Last] = last_ranks(near)
-        self._spans: dict[int, list[Span]] = {}
-        for span in near:
-            if span.kind in ("compute", "comm", "program") and span.end_ns > window[0] and span.start_ns < window[1]:
-                self._spans.setdefault(span.rank, []).append(span)
-        self._pieces: dict[int, tuple[list[int], list[Piece]]] = {}
+        near = timeline.columns.near(window)
+        self._timeline, self._numbers = timeline, np.flatnonzero(near)
+        columns = timeline.columns if near.all() else timeline.columns.take(near)
+        if len(set(columns.texts)) < len(columns.texts) or len(set(columns.groups)) < len(columns.groups):
+            columns = SpanColumns.joined([columns])
+        self.columns = columns
+        self.last = last_rows(columns)
+        does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
+        rows = np.flatnonzero(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
+        rows = rows[np.argsort(columns.rank[rows], kind="stable")]
+        ranks, firsts = np.unique(columns.rank[rows], return_index=True)
+        self._rows: dict[int, Rows] = dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
+        self._pieces: dict[int, Pieces] = {}
+        self._made: dict[int, tuple[list[int], list[Piece]]] = {}
 
-    def last_of(self, span: Span) -> Last | None:
+    def last_of(self, piece: Piece) -> Last | None:
         """Return who came last to an operation, if that is known."""
-        key = key_of(span)
-        return None if key is None else self._last.get(key)
+        row = int(self.last[piece.row])
+        if row < 0:
+            return None
+        columns = self.columns
+        return Last(int(columns.rank[row]), int(columns.start_ns[row]), columns.texts[columns.index[6, row]])
 
-    def oldest(self, rank: int, inside: Merged) -> Iterator[Piece]:
-        """Yield, for every instant inside, the oldest operation that moves bytes, or else the oldest that waits."""
-        return _oldest(self._spans.get(rank, ()), inside)
+    def oldest(self, rank: int, where: Merged) -> Pieces:
+        """Return for every instant in `where` the oldest operation that moves bytes, or else the oldest that waits."""
+        return _oldest(self.columns, self._rows.get(rank, _NOTHING), where)
 
-    def of(self, rank: int) -> tuple[list[int], list[Piece]]:
-        """Return all that a rank did, in order and without overlaps, and when each begins.
+    def pieces(self, rank: int) -> Pieces:
+        """Return all that a rank did, in order and without overlaps.
 
         Where there is nothing only its program can have run.
         """
         if rank not in self._pieces:
-            pieces = _activity(self._spans.get(rank, ()))
-            self._pieces[rank] = [piece.start_ns for piece in pieces], pieces
+            self._pieces[rank] = _activity(self.columns, self._rows.get(rank, _NOTHING))
         return self._pieces[rank]
 
-    def between(self, rank: int, start_ns: int, end_ns: int) -> Iterator[Piece]:
-        """Yield what a rank did from one instant to another."""
-        starts, pieces = self.of(rank)
-        for index in range(max(bisect_right(starts, start_ns) - 1, 0), len(pieces)):
-            piece = pieces[index]
-            if piece.start_ns >= end_ns:
-                return
-            if piece.end_ns > start_ns:
-                yield Piece(max(piece.start_ns, start_ns), min(piece.end_ns, end_ns), piece.doing, piece.span)
+    def of(self, rank: int) -> tuple[list[int], list[Piece]]:
+        """Return the same with the spans themselves, and when each begins. Cost: some microseconds each, once."""
+        if rank not in self._made:
+            pieces = self.pieces(rank)
+            rows, at = np.unique(pieces.row, return_inverse=True)
+            wanted = np.zeros(len(self._timeline.columns), bool)
+            wanted[self._numbers[rows]] = True
+            spans = self._timeline.chosen(wanted)
+            starts = pieces.start_ns.tolist()
+            told = zip(
+                starts, pieces.end_ns.tolist(), pieces.doing.tolist(), at.tolist(), pieces.row.tolist(), strict=True
+            )
+            made = [Piece(start_ns, end_ns, _DOING[doing], spans[at], row) for start_ns, end_ns, doing, at, row in told]
+            self._made[rank] = starts, made
+        return self._made[rank]
 
 
-def _activity(spans: Sequence[Span]) -> list[Piece]:
+_NOTHING: Rows = np.zeros(0, np.intp)
+NO_PIECES = Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), _NOTHING)
+
+
+def _activity(columns: SpanColumns, rows: Rows) -> Pieces:
     """Return what a rank did, without overlaps, in order: it computes before it moves bytes before it waits."""
-    compute = list(_disjoint([span for span in spans if span.kind == "compute"], "compute"))
-    program = list(_disjoint([span for span in spans if span.kind == "program"], "program"))
-    taken = merge((piece.start_ns, piece.end_ns) for piece in compute)
-    comm_in = _outside(taken, spans)
-    moved = list(_oldest(spans, comm_in))
-    known = merge((piece.start_ns, piece.end_ns) for piece in [*compute, *moved])
-    rest = [cut for piece in program for cut in _cut(piece, known)]
-    return sorted([*compute, *moved, *rest], key=lambda piece: piece.start_ns)
+    compute = _disjoint(columns, rows[columns.is_kind("compute")[rows]], COMPUTE)
+    program = _disjoint(columns, rows[columns.is_kind("program")[rows]], PROGRAM)
+    comm = rows[columns.is_kind("comm")[rows]]
+    active = union(columns.start_ns[comm], columns.end_ns[comm])
+    moved = _oldest(columns, rows, subtract(active, union(compute.start_ns, compute.end_ns)))
+    known = Pieces.joined([compute, moved])
+    at, start_ns, end_ns = inside(program.start_ns, program.end_ns, outside(union(known.start_ns, known.end_ns)))
+    found = Pieces.joined([known, Pieces(start_ns, end_ns, program.doing[at], program.row[at])])
+    return found.take(np.argsort(found.start_ns, kind="stable"))
 
 
-def _outside(taken: Merged, spans: Sequence[Span]) -> Merged:
-    return subtract(merge((span.start_ns, span.end_ns) for span in spans if span.kind == "comm"), taken)
+def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:
+    """Return spans in order, each from where those before it have ended."""
+    rows = rows[np.lexsort((columns.end_ns[rows], columns.start_ns[rows]))]
+    start_ns, end_ns = columns.start_ns[rows], columns.end_ns[rows]
+    start_ns[1:] = np.maximum(start_ns[1:], np.maximum.accumulate(end_ns)[:-1])
+    return Pieces(start_ns, end_ns, np.full(len(rows), doing), rows).take(start_ns < end_ns)
 
 
-def _cut(piece: Piece, known: Merged) -> Iterator[Piece]:
-    for start_ns, end_ns in subtract(merge([(piece.start_ns, piece.end_ns)]), known):
-        yield Piece(start_ns, end_ns, piece.doing, piece.span)
+def _oldest(columns: SpanColumns, rows: Rows, where: Merged) -> Pieces:
+    """Return for every instant in `where` the oldest operation that moves bytes, or else the oldest that waits."""
+    comm = rows[columns.is_kind("comm")[rows] & (columns.start_ns[rows] < columns.end_ns[rows])]
+    comm = comm[np.argsort(columns.start_ns[comm], kind="stable")]
+    if not len(comm) or not len(where):
+        return NO_PIECES
+    known, start_ns, end_ns = columns.is_operation[comm], columns.start_ns[comm], columns.end_ns[comm]
+    # when bytes began to move; in time that went back, at least inside the span
+    met_ns = np.where(known, np.clip(columns.met_ns[comm], start_ns, end_ns), start_ns)
+    by_age = np.argsort(np.where(known, columns.issued_ns[comm], start_ns), kind="stable")
+    instants = np.unique(np.concatenate([start_ns, met_ns, end_ns, where.start_ns, where.end_ns]))
+    starts, meets, ends = (np.searchsorted(instants, each[by_age]) for each in (start_ns, met_ns, end_ns))
+    moving, waiting = _first(meets, ends, len(instants) - 1), _first(starts, meets, len(instants) - 1)
+    who = np.where(moving < len(comm), moving, waiting)
+    of = np.searchsorted(where.start_ns, instants[:-1], "right") - 1
+    found = np.flatnonzero((of >= 0) & (instants[:-1] < where.end_ns[of]) & (who < len(comm)))
+    doing = np.where(moving < len(comm), WIRE, WAITING)[found]
+    return _joined(Pieces(instants[found], instants[found + 1], doing, comm[by_age[who[found]]]))
 
 
-def _disjoint(spans: Sequence[Span], doing: Literal["compute", "program"]) -> Iterator[Piece]:
-    """Yield spans in order, each from where those before it have ended."""
-    at_ns: int | None = None
-    for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
-        start_ns = span.start_ns if at_ns is None else max(span.start_ns, at_ns)
-        if start_ns < span.end_ns:
-            yield Piece(start_ns, span.end_ns, doing, span)
-            at_ns = span.end_ns
+def _first(begin: Rows, end: Rows, units: int) -> Rows:
+    """Return, for each of so many units, which of n ranges of units is the first that has it; n where none has.
+
+    A range is covered by two whose length is a power of two; what holds for one of those holds for both its halves.
+    Cost: the units, times the logarithm of the longest range.
+    """
+    power = np.frexp(end - begin)[1] - 1
+    first = np.full(units, len(begin), np.intp)
+    for exponent in range(int(power.max(initial=-1)), -1, -1):
+        length = 1 << exponent
+        halves = first.copy()
+        np.minimum(halves[length:], first[: units - length], out=halves[length:])
+        (which,) = np.nonzero(power == exponent)
+        np.minimum.at(halves, begin[which], which)
+        np.minimum.at(halves, end[which] - length, which)
+        first = halves
+    return first
 
 
-def _oldest(spans: Sequence[Span], inside: Merged) -> Iterator[Piece]:
-    """Yield, for every instant inside, the oldest operation that moves bytes, or else the oldest that waits."""
-    before: Piece | None = None
-    for piece in _elementary(spans, inside):
-        if before and (before.end_ns, before.doing) == (piece.start_ns, piece.doing) and before.span is piece.span:
-            before = Piece(before.start_ns, piece.end_ns, piece.doing, piece.span)
-            continue
-        if before:
-            yield before
-        before = piece
-    if before:
-        yield before
-
-
-def _elementary(spans: Sequence[Span], inside: Merged) -> Iterator[Piece]:
-    comm = [span for span in spans if span.kind == "comm" and span.start_ns < span.end_ns]
-    edges_ns = {at for span in comm for at in (span.start_ns, _met_ns(span), span.end_ns)}
-    instants = sorted(edges_ns.union(*inside))
-    comm.sort(key=lambda span: span.start_ns)
-    moving: list[tuple[int, int, int]] = []  # heaps of (issued, number, end)
-    waiting: list[tuple[int, int, int]] = []
-    meets: list[tuple[int, int]] = []  # when those that wait begin to move
-    taken = 0
-    edges = iter([*inside, (0, 0)])
-    low, high = next(edges)
-    for at_ns, next_ns in pairwise(instants):
-        while taken < len(comm) and comm[taken].start_ns <= at_ns:
-            span = comm[taken]
-            heappush(waiting, (_issued_ns(span), taken, _met_ns(span)))
-            heappush(meets, (_met_ns(span), taken))
-            taken += 1
-        while meets and meets[0][0] <= at_ns:
-            _, number = heappop(meets)
-            heappush(moving, (_issued_ns(comm[number]), number, comm[number].end_ns))
-        while high and high <= at_ns:
-            low, high = next(edges)
-        if not (low <= at_ns and next_ns <= high):
-            continue
-        if (moves := _first(moving, at_ns)) is not None:
-            yield Piece(at_ns, next_ns, "wire", comm[moves])
-        elif (waits := _first(waiting, at_ns)) is not None:
-            yield Piece(at_ns, next_ns, "waiting", comm[waits])
-
-
-def _first(heap: list[tuple[int, int, int]], at_ns: int) -> int | None:
-    while heap and heap[0][2] <= at_ns:
-        heappop(heap)
-    return heap[0][1] if heap else None
-
-
-def _met_ns(span: Span) -> int:
-    """When bytes began to move; in time that went back, at least inside the span."""
-    return span.start_ns if span.info is None else min(max(span.info.met_ns, span.start_ns), span.end_ns)
-
-
-def _issued_ns(span: Span) -> int:
-    return span.start_ns if span.info is None else span.info.issued_ns
+def _joined(pieces: Pieces) -> Pieces:
+    """Join those that follow each other and are of one span and alike."""
+    begins, ends = np.ones(len(pieces), bool), np.ones(len(pieces), bool)
+    begins[1:] = (
+        (pieces.start_ns[1:] != pieces.end_ns[:-1])
+        | (pieces.doing[1:] != pieces.doing[:-1])
+        | (pieces.row[1:] != pieces.row[:-1])
+    )
+    ends[:-1] = begins[1:]
+    return Pieces(pieces.start_ns[begins], pieces.end_ns[ends], pieces.doing[begins], pieces.row[begins])

@@ -93,11 +93,11 @@ def _before(activity: Activity, rank: int, at_ns: int) -> Piece | None:
     if index < 0:
         return None
     piece = pieces[index]
-    return piece if piece.end_ns <= at_ns else Piece(piece.start_ns, at_ns, piece.doing, piece.span)
+    return piece if piece.end_ns <= at_ns else Piece(piece.start_ns, at_ns, piece.doing, piece.span, piece.row)
 
 
 def _further(activity: Activity, piece: Piece, rank: int) -> Last | None:
-    last = activity.last_of(piece.span) if piece.span.kind == "comm" else None
+    last = activity.last_of(piece) if piece.span.kind == "comm" else None
     return None if last is None or last.rank == rank else last
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from .axis import ruler
 from .folding import Fold, fold
 from .intervals import Interval, Merged, union
-from .lanes import Piece, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from .lanes import NO_WAITS, Piece, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
 from .legend import legend
 from .metrics import Coverage, coverage
-from .reasons import reasons, summed
+from .reasons import reasons
 from .spans import Timeline
 from .table import table
 from .verdict import Verdict, judge
@@ -34,7 +34,6 @@ _LINES_PER_ROW = 3  # two lanes, and a line of the table
 _LINES_BESIDE_ROWS = 9  # what the command says before, title, ruler, legend, two blanks, head of the table, the prompt
 
 _Line: TypeAlias = list[Piece]
-_Waits: TypeAlias = Mapping[int, Sequence[tuple[int, int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,9 @@ class TimelineView:
         self._all = all or ranks is not None
         self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
         self._rows = [cover.breakdown() for cover in self._covers.values()]
-        found = list(reasons(timeline, list(self._covers.values())))
-        self.verdict: Verdict = judge(self._rows, summed(found), step=step)
-        self._waits: dict[int, list[tuple[int, int, int]]] = {}
-        for one in found:
-            if one.rank is not None:
-                self._waits.setdefault(one.victim, []).append((one.start_ns, one.end_ns, one.rank))
+        found = reasons(timeline, list(self._covers.values()))
+        self.verdict: Verdict = judge(self._rows, found.causes(), step=step)
+        self._waits = found.waits()
         self._streams = _streams(timeline, self._covers)
         self.length_ns = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
         self._title = _title(timeline, step, len(self._covers))
@@ -148,7 +144,7 @@ class TimelineView:
         `height` bounds the number of rows as for `lines`.
         """
         folds = self._folded(height, 0)
-        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, [])) for one in folds]
+        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, NO_WAITS)) for one in folds]
         return f"{self._title}{_note(folds)}", drawn
 
     def _folded(self, height: int | None, said: int) -> list[Fold]:
@@ -166,7 +162,7 @@ class TimelineView:
     def _drawn(self, head: str, cover: Coverage, look: _Look, wide: int) -> list[_Line]:
         """Draw one rank: its lanes, each with its name and edges."""
         edge = "|" if look.ascii else "│"
-        bodies = _rank_lanes(cover, look, self._waits.get(cover.rank, ()))
+        bodies = _rank_lanes(cover, look, self._waits.get(cover.rank, NO_WAITS))
         names = ["compute", "comm"] if look.two_lanes else [""]
         streams = self._streams.get(cover.rank, {})
         if look.streams and len(streams) > 1:
@@ -262,7 +258,7 @@ def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, di
     return found
 
 
-def _rank_lanes(cover: Coverage, look: _Look, waits: Sequence[tuple[int, int, int]]) -> Sequence[_Line]:
+def _rank_lanes(cover: Coverage, look: _Look, waits: Waits) -> Sequence[_Line]:
     if look.ascii:
         if look.two_lanes:
             return ascii_lanes(cover, look.window, look.cells, waits)

@@ -74,12 +74,16 @@ def union(start_ns: Instants, end_ns: Instants) -> Merged:
 
 def intersect(left: Merged, right: Merged) -> Merged:
     """Return what is covered by both. O(n log m)."""
-    first = np.searchsorted(right.end_ns, left.start_ns, "right")
-    stop = np.searchsorted(right.start_ns, left.end_ns, "left")
+    _, start_ns, end_ns = inside(left.start_ns, left.end_ns, right)
+    return Merged(start_ns, end_ns)
+
+
+def inside(start_ns: Instants, end_ns: Instants, merged: Merged) -> tuple[NDArray[np.intp], Instants, Instants]:
+    """Return the parts of n non-empty intervals that are covered: of which it is one, its start and its end."""
+    first = np.searchsorted(merged.end_ns, start_ns, "right")
+    stop = np.searchsorted(merged.start_ns, end_ns, "left")
     at, other = counted(first, stop)
-    return Merged(
-        np.maximum(left.start_ns[at], right.start_ns[other]), np.minimum(left.end_ns[at], right.end_ns[other])
-    )
+    return at, np.maximum(start_ns[at], merged.start_ns[other]), np.minimum(end_ns[at], merged.end_ns[other])
 
 
 def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -94,8 +98,12 @@ def counted(first: NDArray[np.intp], stop: NDArray[np.intp]) -> tuple[NDArray[np
 
 def subtract(left: Merged, right: Merged) -> Merged:
     """Return what `left` covers and `right` does not. O(n log m)."""
-    between = Merged(np.append(_EVER.min, right.end_ns), np.append(right.start_ns, _EVER.max))
-    return intersect(left, between)
+    return intersect(left, outside(right))
+
+
+def outside(merged: Merged) -> Merged:
+    """Return what is not covered, from the beginning of all time to its end."""
+    return Merged(np.append(_EVER.min, merged.end_ns), np.append(merged.start_ns, _EVER.max))
 
 
 def clip(merged: Merged, window: Interval) -> Merged:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .intervals import Interval, Merged, intersect
 from .metrics import Coverage
@@ -27,11 +28,15 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _UNITS_PER_CELL = 8
 
 
-Waits: TypeAlias = "Sequence[tuple[int, int, int]]"
-"""From when to when which rank was waited for."""
+Waits: TypeAlias = NDArray[np.int64]
+"""A row for each: from when to when which rank was waited for."""
+
+NO_WAITS: Waits = np.zeros((0, 3), np.int64)
 
 
-def ascii_lanes(cover: Coverage, window: Interval, cells: int, waits: Waits = ()) -> tuple[list[Piece], list[Piece]]:
+def ascii_lanes(
+    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS
+) -> tuple[list[Piece], list[Piece]]:
     """Draw a compute and a communication lane with `#`, `=` (hidden), `!` (wire), `~` (waiting) and `.` (idle)."""
     compute = _paint(window, cells, cover.compute)
     comm = _translated(_paint(window, cells, *_layers(cover)), b".=~!")
@@ -44,7 +49,7 @@ def ascii_row(cover: Coverage, window: Interval, cells: int) -> list[Piece]:
 
 
 def block_lanes(
-    cover: Coverage, window: Interval, cells: int, waits: Waits = (), *, color: bool
+    cover: Coverage, window: Interval, cells: int, waits: Waits = NO_WAITS, *, color: bool
 ) -> tuple[list[Piece], list[Piece]]:
     """Draw a compute and a communication lane with block characters; who is waited for is named where it fits."""
     units = cells * _UNITS_PER_CELL
@@ -69,7 +74,7 @@ def _layers(cover: Coverage) -> tuple[Merged, Merged, Merged]:
 
 def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cells: int) -> list[Piece]:
     """Write into shaded runs whose time is mostly one rank's whom that is, as far as they are long enough."""
-    if not waits:
+    if not len(waits):
         return pieces
     low, length = window[0], max(window[1] - window[0], 1)
     named: list[Piece] = []
@@ -86,12 +91,14 @@ def _named(pieces: list[Piece], shade: str, waits: Waits, window: Interval, cell
 
 def whom(waits: Waits, first_ns: int, last_ns: int) -> int | None:
     """Return who is waited for in at least half of the waiting between two instants."""
-    found: dict[int, int] = {}
-    for start_ns, end_ns, rank in waits:
-        if start_ns < last_ns and end_ns > first_ns:
-            found[rank] = found.get(rank, 0) + min(end_ns, last_ns) - max(start_ns, first_ns)
-    most = max(found, key=lambda rank: (found[rank], -rank), default=None)
-    return most if most is not None and 2 * found[most] >= sum(found.values()) else None
+    shared_ns = np.minimum(waits[:, 1], last_ns) - np.maximum(waits[:, 0], first_ns)
+    ranks, of = np.unique(waits[shared_ns > 0, 2], return_inverse=True)
+    if not len(ranks):
+        return None
+    sums_ns = np.zeros(len(ranks), np.int64)
+    np.add.at(sums_ns, of, shared_ns[shared_ns > 0])
+    most = int(sums_ns.argmax())  # of several, the lowest rank
+    return int(ranks[most]) if 2 * sums_ns[most] >= sums_ns.sum() else None
 
 
 def _label(run: str, rank: int | None) -> str:

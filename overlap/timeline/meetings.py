@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from .columnar import SpanColumns
 from .spans import Span
 
-__all__ = ["PAIRED", "Key", "Last", "key_of", "last_ranks", "number_of"]
+__all__ = ["PAIRED", "Key", "Last", "key_of", "last_ranks", "last_rows", "number_of"]
 
 Key: TypeAlias = tuple[object, ...]
 
@@ -76,3 +80,37 @@ def last_ranks(spans: Iterable[Span]) -> dict[Key, Last]:
         if known is None or (span.start_ns, -span.rank) > (known.start_ns, -known.rank):
             found[key] = Last(span.rank, span.start_ns, span.info.call_site)
     return {key: last for key, last in found.items() if len(ranks[key]) > 1}
+
+
+def last_rows(columns: SpanColumns) -> NDArray[np.intp]:
+    """Return, for each of n spans, the number of the span of whom `last_ranks` names; -1 where that is not known.
+
+    The columns number no text and no group twice. Cost: a sort of the operations.
+    """
+    rows = np.flatnonzero(columns.is_operation)
+    found = np.full(len(columns), -1, np.intp)
+    if not len(rows):
+        return found
+    keys = _key_columns(columns.take(rows))
+    order = np.lexsort(keys)
+    rows = rows[order]
+    begins = np.ones(len(rows), bool)
+    begins[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    firsts, of = np.flatnonzero(begins), np.cumsum(begins) - 1
+    start_ns, rank = columns.start_ns[rows], columns.rank[rows]
+    is_last = start_ns == np.maximum.reduceat(start_ns, firsts)[of]
+    lowest = np.minimum.reduceat(np.where(is_last, rank, np.iinfo(np.int64).max), firsts)
+    is_last &= rank == lowest[of]
+    last = np.minimum.reduceat(np.where(is_last, rows, len(columns)), firsts)
+    is_shared = np.minimum.reduceat(rank, firsts) != np.maximum.reduceat(rank, firsts)
+    found[rows] = np.where(is_shared, last, -1)[of]
+    return found
+
+
+def _key_columns(operations: SpanColumns) -> list[NDArray[np.int64]]:
+    """Return what `key_of` puts together."""
+    texts, index = len(operations.texts) + 1, operations.index.astype(np.int64)
+    paired = [number for number, text in enumerate(operations.texts) if text in PAIRED]
+    met_ns = np.where(np.isin(index[3], paired), operations.met_ns, 0)
+    keys = [(index[7] * texts + index[1]) * texts + index[3], operations.whole[4]]
+    return [*keys, met_ns] if met_ns.any() else keys

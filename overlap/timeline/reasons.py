@@ -11,19 +11,26 @@ what is told, even if it was on to something else by the time that it was waited
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
-from .activity import Activity, Piece
+import numpy as np
+from numpy.typing import NDArray
+
+from .activity import COMPUTE, NO_PIECES, PROGRAM, WAITING, WIRE, Activity, Pieces
+from .columnar import NONE, Wholes
 from .excess import Excess
-from .meetings import Last
+from .intervals import counted
 from .metrics import Coverage, coverage
-from .spans import Span, Timeline
+from .spans import Timeline
 
-__all__ = ["Cause", "Doing", "Reason", "causes", "causes_of", "reasons", "summed"]
+__all__ = ["Cause", "Doing", "Reason", "Reasons", "causes", "causes_of", "reasons"]
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
+
+_DOING: tuple[Doing, ...] = ("compute", "program", "wire", "unknown")
+_UNKNOWN = 3
 
 FOLLOWED = 16
 """Ranks of a chain in which each waits for the next, before it is cut."""
@@ -84,92 +91,202 @@ def causes(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] 
 
 def causes_of(timeline: Timeline, covers: Sequence[Coverage]) -> list[Cause]:
     """Do the same with what `coverage` has returned."""
-    return summed(reasons(timeline, covers))
+    return reasons(timeline, covers).causes()
 
 
-def summed(found: Iterable[Reason]) -> list[Cause]:
-    """Add up the reasons of each rank that say the same, those that cost most first."""
-    totals: dict[tuple[int, int | None, Doing, str, str], int] = {}
-    for one in found:
-        key = one.victim, one.rank, one.doing, one.name, one.call_site
-        totals[key] = totals.get(key, 0) + one.end_ns - one.start_ns
-    told = [
-        Cause(victim=victim, rank=rank, doing=doing, name=name, call_site=site, duration_ns=duration_ns)
-        for (victim, rank, doing, name, site), duration_ns in totals.items()
-    ]
-    return sorted(told, key=lambda one: (-one.duration_ns, one.victim, str(one)))
+class Reasons(Sequence[Reason]):
+    """Columns that look like a list of reasons, rank by rank and in order of time.
+
+    Args:
+        table: A row for each attribute of a `Reason`; `NONE` where there is no rank, texts and doings by number.
+        texts: What the names and places number.
+    """
+
+    def __init__(self, table: Wholes, texts: Sequence[str]) -> None:
+        self._table, self._texts = table, texts
+
+    def __len__(self) -> int:
+        return len(self._table[0])
+
+    @overload
+    def __getitem__(self, at: int) -> Reason: ...
+    @overload
+    def __getitem__(self, at: slice) -> Reasons: ...
+    def __getitem__(self, at: int | slice) -> Reason | Reasons:
+        if isinstance(at, slice):
+            return Reasons(self._table[:, at], self._texts)
+        return self._reason(*self._table[:, at].tolist())
+
+    def __iter__(self) -> Iterator[Reason]:
+        return (self._reason(*row) for row in self._table.T.tolist())
+
+    def _reason(self, victim: int, start_ns: int, end_ns: int, rank: int, doing: int, name: int, site: int) -> Reason:
+        whom = None if rank == NONE else rank
+        return Reason(victim, start_ns, end_ns, whom, _DOING[doing], self._texts[name], self._texts[site])
+
+    def causes(self) -> list[Cause]:
+        """Add up the reasons of each rank that say the same, those that cost most first."""
+        keys = self._table[[6, 5, 4, 3, 0]]
+        order = np.lexsort(list(keys))
+        firsts = np.flatnonzero(_differ(keys[:, order]))
+        if not len(firsts):
+            return []
+        sums_ns = np.add.reduceat((self._table[2] - self._table[1])[order], firsts)
+        by_first = np.argsort(order[firsts])  # causes that cost the same are told in order of time
+        told = []
+        for at, duration_ns in zip(order[firsts][by_first].tolist(), sums_ns[by_first].tolist(), strict=True):
+            one = self[at]
+            told.append(
+                Cause(
+                    victim=one.victim, rank=one.rank, doing=one.doing, name=one.name, call_site=one.call_site,
+                    duration_ns=duration_ns,
+                )
+            )  # fmt: skip
+        return sorted(told, key=lambda one: (-one.duration_ns, one.victim, str(one)))
+
+    def waits(self) -> dict[int, Wholes]:
+        """Return, by victim, a row for each time that it waited for a rank: from when, to when, and for whom."""
+        waits = self._table[:4, self._table[3] != NONE]
+        firsts = np.flatnonzero(_differ(waits[:1]))
+        parts = np.split(waits[1:].T, firsts[1:])
+        return dict(zip(waits[0, firsts].tolist(), parts, strict=False))
 
 
-def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> list[Reason]:
+def _differ(rows: Wholes) -> NDArray[np.bool_]:
+    """Whether each column is the first, or differs from that before it."""
+    return np.append(np.ones(min(rows.shape[1], 1), bool), (rows[:, 1:] != rows[:, :-1]).any(axis=0))
+
+
+def reasons(timeline: Timeline, covers: Sequence[Coverage]) -> Reasons:
     """Return, rank by rank, why communication is exposed at every instant at which it is, in order."""
     if not covers:
-        return []
+        return Reasons(np.zeros((7, 0), np.int64), ())
     window = min(cover.window[0] for cover in covers), max(cover.window[1] for cover in covers)
     activity = Activity(timeline, window)
-    found = [reason for cover in covers for reason in _exposed(activity, cover)]
-    return _with_excess(found, Excess(timeline.near(window), window))
+    search = _Search(activity)
+    search.run(covers)
+    return _with_excess(search.found(), [*activity.columns.texts, ""], Excess(activity.columns, window))
 
 
-def _with_excess(found: Sequence[Reason], excess: Excess) -> list[Reason]:
+def _with_excess(table: Wholes, texts: Sequence[str], excess: Excess) -> Reasons:
     """Name the compute that makes a rank late instead of the one that it was at."""
-    waited_ns: dict[tuple[int, int], int] = {}
-    for one in found:
-        if one.doing == "compute" and one.rank is not None:
-            pair = one.victim, one.rank
-            waited_ns[pair] = waited_ns.get(pair, 0) + one.end_ns - one.start_ns
-    most = {pair: excess.most(*pair) for pair in waited_ns}
-    named = {pair: (name, site) for pair, (name, site, ns) in most.items() if 2 * ns >= waited_ns[pair]}
-    return [
-        Reason(one.victim, one.start_ns, one.end_ns, one.rank, one.doing, *named[one.victim, one.rank])
-        if one.doing == "compute" and one.rank is not None and (one.victim, one.rank) in named
-        else one
-        for one in found
-    ]
+    numbers: Mapping[str, int] = {text: number for number, text in enumerate(texts)}
+    of = np.flatnonzero((table[4] == COMPUTE) & (table[3] != NONE))
+    of = of[np.lexsort((table[3, of], table[0, of]))]
+    firsts = np.flatnonzero(_differ(table[[0, 3]][:, of]))
+    for which in np.split(of, firsts[1:]) if len(of) else ():
+        name, site, ns = excess.most(int(table[0, which[0]]), int(table[3, which[0]]))
+        if 2 * ns >= int((table[2, which] - table[1, which]).sum()):
+            table[5, which], table[6, which] = numbers[name], numbers[site]
+    return Reasons(table, texts)
 
 
-def _exposed(activity: Activity, cover: Coverage) -> Iterator[Reason]:
-    """Yield the reasons for what is exposed on a rank."""
-    for piece in activity.oldest(cover.rank, cover.exposed):
-        if piece.doing == "wire":
-            yield _reason(cover.rank, None, "wire", piece)
-        else:
-            yield from _behind(activity, cover.rank, piece, frozenset([cover.rank]))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waits:
+    """Waits as columns: whose they are (by place), in which operation, and which ranks led there, the victim first."""
+
+    place: NDArray[np.intp]
+    start_ns: Wholes
+    end_ns: Wholes
+    row: NDArray[np.intp]
+    passed: Wholes  # n, depth
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> _Waits:
+        return _Waits(self.place[which], self.start_ns[which], self.end_ns[which], self.row[which], self.passed[which])
 
 
-def _behind(activity: Activity, victim: int, piece: Piece, passed: frozenset[int]) -> Iterator[Reason]:
-    """Yield what is behind a wait."""
-    last = activity.last_of(piece.span)
-    if last is None or last.rank in passed:
-        yield _reason(victim, None, "unknown", piece)
-        return
-    at_ns = piece.start_ns
-    for under in [*activity.between(last.rank, piece.start_ns, piece.end_ns), None]:
-        free_ns = piece.end_ns if under is None else under.start_ns
-        if at_ns < free_ns:
-            yield Reason(victim, at_ns, free_ns, last.rank, "program", piece.span.name, last.call_site)
-        if under is not None:
-            at_ns = under.end_ns
-            yield from _under(activity, victim, piece, under, last, passed | {last.rank})
+class _Search:
+    """Looks behind all waits at once, a rank further with each pass."""
 
+    def __init__(self, activity: Activity) -> None:
+        self._activity, self._columns = activity, activity.columns
+        self._none = len(activity.columns.texts)  # the number of no text
+        self._told: list[tuple[NDArray[np.intp], Wholes]] = []
 
-def _under(
-    activity: Activity, victim: int, piece: Piece, under: Piece, last: Last, passed: frozenset[int]
-) -> Iterator[Reason]:
-    """Yield what the last rank did meanwhile."""
-    if under.doing == "program":
-        yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", "", under.span.name)
-    elif under.doing != "waiting":
-        yield _reason(victim, last.rank, under.doing, under)
-    elif (further := activity.last_of(under.span)) and further.rank not in passed and len(passed) < FOLLOWED:
-        yield from _behind(activity, victim, under, passed)
-    else:  # whatever it waits for, that waits for it
-        name, site = piece.span.name, last.call_site
-        yield Reason(victim, under.start_ns, under.end_ns, last.rank, "program", name, site)
+    def run(self, covers: Sequence[Coverage]) -> None:
+        """Find the reasons for what is exposed on each rank."""
+        parts = [self._activity.oldest(cover.rank, cover.exposed) for cover in covers]
+        place = np.repeat(np.arange(len(covers)), [len(part) for part in parts])
+        victims = np.array([cover.rank for cover in covers], np.int64)
+        pieces = Pieces.joined(parts)
+        waits = _Waits(place, pieces.start_ns, pieces.end_ns, pieces.row, victims[place][:, None])
+        moves = pieces.doing == WIRE
+        self._tell_of(waits.take(moves), NONE, WIRE)
+        waits = waits.take(~moves)
+        while len(waits.row):
+            waits = self._behind(waits)
 
+    def found(self) -> Wholes:
+        """Return what has been found, rank by rank, in order of time."""
+        places, table = (np.concatenate(parts, axis=-1) for parts in zip(*self._told, strict=True))
+        return np.ascontiguousarray(table[:, np.lexsort((table[1], places))])
 
-def _reason(victim: int, rank: int | None, doing: Doing, piece: Piece) -> Reason:
-    return Reason(victim, piece.start_ns, piece.end_ns, rank, doing, piece.span.name, _site(piece.span))
+    def _behind(self, waits: _Waits) -> _Waits:
+        """Tell what is behind waits; return those of the last ranks that are to be followed."""
+        last = self._activity.last[waits.row]
+        rank = self._columns.rank[last]
+        known = (last >= 0) & (waits.passed != rank[:, None]).all(axis=1)
+        self._tell_of(waits.take(~known), NONE, _UNKNOWN)
+        waits, last, rank = waits.take(known), last[known], rank[known]
+        at, under = self._between(rank, waits)
+        of, whom, site = waits.take(at), rank[at], self._columns.index[6, last]
+        self._tell_gaps(waits, rank, site, at, under)
+        name, place = self._columns.index[2, under.row], self._columns.index[6, under.row]
+        busy = (under.doing == COMPUTE) | (under.doing == WIRE)
+        self._tell(of, under, busy, whom, under.doing, name, place)
+        self._tell(of, under, under.doing == PROGRAM, whom, PROGRAM, self._none, name)
+        passed = np.concatenate([of.passed, whom[:, None]], axis=1)
+        further = self._activity.last[under.row]
+        follows = (further >= 0) & (passed != self._columns.rank[further][:, None]).all(axis=1)
+        follows &= (under.doing == WAITING) & (passed.shape[1] < FOLLOWED)
+        # whatever the others wait for, that waits for it
+        stuck = (under.doing == WAITING) & ~follows
+        self._tell(of, under, stuck, whom, PROGRAM, self._columns.index[2, of.row], site[at])
+        return _Waits(of.place, under.start_ns, under.end_ns, under.row, passed).take(follows)
 
+    def _between(self, rank: Wholes, waits: _Waits) -> tuple[NDArray[np.intp], Pieces]:
+        """Return what ranks did during waits, in order, and before it the number of the wait."""
+        by_rank = np.argsort(rank, kind="stable")
+        firsts = np.flatnonzero(_differ(rank[None, by_rank]))
+        ats, parts = [np.zeros(0, np.intp)], [NO_PIECES]
+        for which in np.split(by_rank, firsts[1:]) if len(rank) else ():
+            pieces = self._activity.pieces(int(rank[which[0]]))
+            start_ns, end_ns = waits.start_ns[which], waits.end_ns[which]
+            first = np.searchsorted(pieces.end_ns, start_ns, "right")
+            at, number = counted(first, np.searchsorted(pieces.start_ns, end_ns, "left"))
+            part = pieces.take(number)
+            begun_ns, ended_ns = np.maximum(part.start_ns, start_ns[at]), np.minimum(part.end_ns, end_ns[at])
+            ats.append(which[at])
+            parts.append(Pieces(begun_ns, ended_ns, part.doing, part.row))
+        at, under = np.concatenate(ats), Pieces.joined(parts)
+        order = np.lexsort((under.start_ns, at))
+        return at[order], under.take(order)
 
-def _site(span: Span) -> str:
-    return span.info.call_site if span.info else span.call_site
+    def _tell_gaps(
+        self, waits: _Waits, rank: Wholes, site: NDArray[np.int32], at: NDArray[np.intp], under: Pieces
+    ) -> None:
+        """Tell of where the last ranks did nothing: only their programs can have run."""
+        every = np.arange(len(rank))
+        of = np.concatenate([every, at])
+        start_ns = np.concatenate([waits.start_ns, under.end_ns])  # of the wait, and of what comes after each piece
+        order = np.argsort(of, kind="stable")
+        of, start_ns = of[order], start_ns[order]
+        end_ns = waits.end_ns[of]
+        same = of[1:] == of[:-1]
+        begun_ns = np.concatenate([waits.start_ns, under.start_ns])[order]
+        end_ns[:-1] = np.where(same, begun_ns[1:], end_ns[:-1])
+        gaps = Pieces(start_ns, end_ns, np.full(len(of), PROGRAM), waits.row[of])
+        name = self._columns.index[2, gaps.row]
+        self._tell(waits.take(of), gaps, start_ns < end_ns, rank[of], PROGRAM, name, site[of])
+
+    def _tell_of(self, waits: _Waits, rank: int, doing: int) -> None:
+        """Tell of operations as such."""
+        pieces = Pieces(waits.start_ns, waits.end_ns, np.full(len(waits.row), doing), waits.row)
+        name, site = self._columns.index[2, waits.row], self._columns.index[6, waits.row]
+        self._tell(waits, pieces, np.ones(len(waits.row), bool), rank, doing, name, site)
+
+    def _tell(self, of: _Waits, pieces: Pieces, which: NDArray[np.bool_], *told: NDArray[np.integer] | int) -> None:
+        """Take down some pieces of waits: whom, doing what, name and place."""
+        columns = (of.passed[:, 0], pieces.start_ns, pieces.end_ns, *told)
+        table = np.array([np.broadcast_to(column, which.shape)[which] for column in columns], np.int64)
+        self._told.append((of.place[which], table))

@@ -2,12 +2,15 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap.timeline import Span, breakdowns, causes
+from overlap.timeline.activity import Activity
 from overlap.timeline.excess import Excess
+from overlap.timeline.meetings import Last, key_of, last_ranks, last_rows
 from overlap.timeline.metrics import coverage
 from overlap.timeline.reasons import FOLLOWED, reasons
-from tests.timeline.made import comm, compute, timeline_of, traces
+from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 
 def at(spans, now):
@@ -84,6 +87,28 @@ def test_every_nanosecond_has_the_cause_that_one_finds_by_looking(timeline):
     assert told == {}
 
 
+@given(traces(), st.lists(st.tuples(st.integers(0, RANKS - 1), st.integers(0, 9), st.sampled_from(["send", "gather"]))))
+def test_columns_name_the_same_last_rank_as_a_look_at_each_span(timeline, others):
+    spans = [comm(rank, start, start + rank, 20, op=op, seq=start % 2) for rank, start, op in others]
+    timeline = timeline_of(*timeline.spans, *spans)
+    last, rows = last_ranks(timeline.spans), last_rows(timeline.columns)
+    for span, row in zip(timeline.spans, rows.tolist(), strict=True):
+        one = timeline.spans[row]
+        named = None if row < 0 else Last(one.rank, one.start_ns, one.info.call_site)
+        assert named == last.get(key_of(span))
+
+
+@given(traces())
+def test_what_each_rank_did_is_what_one_finds_by_looking(timeline):
+    activity = Activity(timeline, (0, 2 * LIMIT_NS))
+    for rank in timeline.ranks():
+        _, pieces = activity.of(rank)
+        did = {now: (one.doing, one.span) for one in pieces for now in range(one.start_ns, one.end_ns)}
+        for now in range(2 * LIMIT_NS):
+            what, span = did.get(now, ("program", None))
+            assert (what, None if what == "compute" else span) == doing(timeline, rank, now)
+
+
 @given(traces())
 def test_causes_add_up_to_what_is_exposed(timeline):
     found = causes(timeline)
@@ -115,9 +140,9 @@ def test_it_is_what_the_victim_does_not_compute_even_if_the_rank_is_on_to_someth
         comm(0, 10, 14, 20), comm(1, 14, 14, 20),
     )  # fmt: skip
     assert only(timeline)[1] == (1, "compute 'tokenise' at train.py:31", 4)
-    assert Excess(timeline.spans, (0, 20)).most(0, 1) == ("tokenise", "train.py:31", 4)
-    assert Excess(timeline.spans, (2, 8)).most(0, 1) == ("tokenise", "train.py:31", 2)
-    assert Excess(timeline.spans, (0, 20)).most(0, 2) == ("", "", 0)
+    assert Excess(timeline.columns, (0, 20)).most(0, 1) == ("tokenise", "train.py:31", 4)
+    assert Excess(timeline.columns, (2, 8)).most(0, 1) == ("tokenise", "train.py:31", 2)
+    assert Excess(timeline.columns, (0, 20)).most(0, 2) == ("", "", 0)
 
 
 def test_a_program_that_kept_the_loop_busy_is_told_with_its_place():

@@ -12,7 +12,7 @@ from ....timeline.intervals import Interval, merge
 from ....timeline.lanes import Piece, ascii_lanes, block_lanes, stream_lane
 from ....timeline.meetings import Last, key_of, last_ranks
 from ....timeline.metrics import coverage
-from ....timeline.reasons import Reason, reasons, summed
+from ....timeline.reasons import Reason, Reasons, reasons
 from ....timeline.replay.machine import Machine
 from ....timeline.spans import Kind, Span, Timeline
 from ....timeline.verdict import Verdict, judge
@@ -115,12 +115,16 @@ class Track:
     @cached_property
     def reasons(self) -> list[Reason]:
         """Why communication was exposed, on all ranks."""
-        return list(reasons(self.timeline, list(self._covers.values())))
+        return list(self._reasons)
+
+    @cached_property
+    def _reasons(self) -> Reasons:
+        return reasons(self.timeline, list(self._covers.values()))
 
     @cached_property
     def verdict(self) -> Verdict:
         """What it comes to."""
-        return judge([cover.breakdown() for cover in self._covers.values()], summed(self.reasons), step=None)
+        return judge([cover.breakdown() for cover in self._covers.values()], self._reasons.causes(), step=None)
 
     @cached_property
     def _last(self) -> dict[tuple[object, ...], Last]:
