@@ -79,10 +79,7 @@ class Activity:
         self.columns = columns
         self.last = last_rows(columns)
         does = columns.is_kind("compute") | columns.is_kind("comm") | columns.is_kind("program")
-        rows = np.flatnonzero(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
-        rows = rows[np.argsort(columns.rank[rows], kind="stable")]
-        ranks, firsts = np.unique(columns.rank[rows], return_index=True)
-        self._rows: dict[int, Rows] = dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
+        self._rows = columns.rows_by_rank(does & (columns.end_ns > window[0]) & (columns.start_ns < window[1]))
         self._pieces: dict[int, Pieces] = {}
         self._made: dict[int, tuple[list[int], list[Piece]]] = {}
 
@@ -159,7 +156,8 @@ def _oldest(columns: SpanColumns, rows: Rows, where: Merged) -> Pieces:
     # when bytes began to move; in time that went back, at least inside the span
     met_ns = np.where(known, np.clip(columns.met_ns[comm], start_ns, end_ns), start_ns)
     by_age = np.argsort(np.where(known, columns.issued_ns[comm], start_ns), kind="stable")
-    instants = np.unique(np.concatenate([start_ns, met_ns, end_ns, where.start_ns, where.end_ns]))
+    instants = np.sort(np.concatenate([start_ns, met_ns, end_ns, where.start_ns, where.end_ns]), kind="stable")
+    instants = instants[np.append(True, instants[1:] != instants[:-1])]
     starts, meets, ends = (np.searchsorted(instants, each[by_age]) for each in (start_ns, met_ns, end_ns))
     moving, waiting = _first(meets, ends, len(instants) - 1), _first(starts, meets, len(instants) - 1)
     who = np.where(moving < len(comm), moving, waiting)

@@ -188,10 +188,15 @@ class SpanColumns:
 
     def by_rank(self) -> dict[int, SpanColumns]:
         """Return the columns of each rank that has any, ranks ascending, in the order of these."""
-        order = np.argsort(self.rank, kind="stable")
-        ranks, firsts = np.unique(self.rank[order], return_index=True)
-        rows = np.split(order, firsts[1:])
-        return {rank: self.take(which) for rank, which in zip(ranks.tolist(), rows, strict=False)}
+        rows = self.rows_by_rank(np.ones(len(self), bool))
+        return {rank: self.take(which) for rank, which in rows.items()}
+
+    def rows_by_rank(self, which: NDArray[np.bool_]) -> dict[int, NDArray[np.intp]]:
+        """Return the numbers of the spans of a mask by rank, ranks ascending, each in the order of these."""
+        rows = np.flatnonzero(which)
+        rows = rows[np.argsort(self.rank[rows], kind="stable")]
+        ranks, firsts = np.unique(self.rank[rows], return_index=True)
+        return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 
     def order(self) -> NDArray[np.intp]:
         """Return the numbers of the spans in the order of `span_order`."""

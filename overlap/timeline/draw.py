@@ -248,13 +248,13 @@ def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, di
     """Return when which stream of each rank was active, for ranks with several, but not too many."""
     found: dict[int, dict[str, Merged]] = {}
     columns = timeline.columns
-    for rank, spans in columns.take(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).by_rank().items():
+    for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():
         window = covers[rank].window
-        seen = spans.take((spans.start_ns < window[1]) & (spans.end_ns > window[0]))
-        numbers = np.unique(seen.index[1]).tolist()
-        if len(numbers) <= STREAMS_UP_TO:
-            lanes = {seen.texts[number]: seen.index[1] == number for number in numbers}
-            found[rank] = {lane: union(seen.start_ns[on], seen.end_ns[on]) for lane, on in sorted(lanes.items())}
+        rows = rows[(columns.start_ns[rows] < window[1]) & (columns.end_ns[rows] > window[0])]
+        lane_of = columns.index[1, rows]
+        lanes = {columns.texts[number]: rows[lane_of == number] for number in np.unique(lane_of).tolist()}
+        if len(lanes) <= STREAMS_UP_TO:
+            found[rank] = {lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())}
     return found
 
 

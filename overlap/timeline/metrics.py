@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .columnar import NONE, SpanColumns, Wholes
+from .columnar import KINDS, NONE, SpanColumns, Wholes
 from .intervals import Interval, Merged, clip, intersect, length, merge, subtract, union
 from .ranklist import listed
 from .spans import Timeline
@@ -164,9 +165,9 @@ def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int
     chosen = _chosen_ranks(sorted(windows), ranks)
     window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
     columns = timeline.columns
-    by_rank = columns.take(columns.near(window) & np.isin(columns.rank, chosen)).by_rank()
-    nothing = columns.take(np.zeros(0, np.intp))
-    return [_cover(rank, step, windows[rank], by_rank.get(rank, nothing)) for rank in chosen]
+    rows = columns.rows_by_rank(columns.near(window) & np.isin(columns.rank, chosen))
+    nothing = np.zeros(0, np.intp)
+    return [_cover(rank, step, windows[rank], columns, rows.get(rank, nothing)) for rank in chosen]
 
 
 def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
@@ -250,21 +251,23 @@ def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -
     return windows
 
 
-def _cover(rank: int, step: int | None, window: Interval, spans: SpanColumns) -> Coverage:
+def _cover(rank: int, step: int | None, window: Interval, columns: SpanColumns, rows: NDArray[np.intp]) -> Coverage:
     whole = merge([window])
 
     def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
         return intersect(union(start_ns, end_ns), whole)
 
-    compute, comm = spans.take(spans.is_kind("compute")), spans.take(spans.is_kind("comm"))
-    moved_ns = np.where(comm.is_operation, np.maximum(comm.met_ns, comm.start_ns), comm.start_ns)
-    called_ns = np.where(comm.is_operation, comm.issued_ns, comm.start_ns)
+    kind = columns.index[0, rows]
+    compute, comm = (rows[kind == KINDS.index(name)] for name in ("compute", "comm"))
+    start_ns, end_ns, is_known = columns.start_ns[comm], columns.end_ns[comm], columns.index[3, comm] >= 0
+    moved_ns = np.where(is_known, np.maximum(columns.met_ns[comm], start_ns), start_ns)
+    called_ns = np.where(is_known, columns.issued_ns[comm], start_ns)
     return Coverage(
         rank=rank,
         step=step,
         window=window,
-        compute=inside(compute.start_ns, compute.end_ns),
-        comm=inside(comm.start_ns, comm.end_ns),
-        transfer=inside(moved_ns, comm.end_ns),
-        called=inside(called_ns, comm.end_ns),
+        compute=inside(columns.start_ns[compute], columns.end_ns[compute]),
+        comm=inside(start_ns, end_ns),
+        transfer=inside(moved_ns, end_ns),
+        called=inside(called_ns, end_ns),
     )
