@@ -127,9 +127,9 @@ NO_PIECES = Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.
 
 def _activity(columns: SpanColumns, rows: Rows) -> Pieces:
     """Return what a rank did, without overlaps, in order: it computes before it moves bytes before it waits."""
-    compute = _disjoint(columns, rows[columns.is_kind("compute")[rows]], COMPUTE)
-    program = _disjoint(columns, rows[columns.is_kind("program")[rows]], PROGRAM)
-    comm = rows[columns.is_kind("comm")[rows]]
+    compute = _disjoint(columns, columns.of_kind("compute", rows), COMPUTE)
+    program = _disjoint(columns, columns.of_kind("program", rows), PROGRAM)
+    comm = columns.of_kind("comm", rows)
     active = union(columns.start_ns[comm], columns.end_ns[comm])
     moved = _oldest(columns, rows, subtract(active, union(compute.start_ns, compute.end_ns)))
     known = Pieces.joined([compute, moved])
@@ -148,11 +148,12 @@ def _disjoint(columns: SpanColumns, rows: Rows, doing: int) -> Pieces:
 
 def _oldest(columns: SpanColumns, rows: Rows, where: Merged) -> Pieces:
     """Return for every instant in `where` the oldest operation that moves bytes, or else the oldest that waits."""
-    comm = rows[columns.is_kind("comm")[rows] & (columns.start_ns[rows] < columns.end_ns[rows])]
+    comm = columns.of_kind("comm", rows)
+    comm = comm[columns.start_ns[comm] < columns.end_ns[comm]]
     comm = comm[np.argsort(columns.start_ns[comm], kind="stable")]
     if not len(comm) or not len(where):
         return NO_PIECES
-    known, start_ns, end_ns = columns.is_operation[comm], columns.start_ns[comm], columns.end_ns[comm]
+    known, start_ns, end_ns = columns.index[3, comm] >= 0, columns.start_ns[comm], columns.end_ns[comm]
     # when bytes began to move; in time that went back, at least inside the span
     met_ns = np.where(known, np.clip(columns.met_ns[comm], start_ns, end_ns), start_ns)
     by_age = np.argsort(np.where(known, columns.issued_ns[comm], start_ns), kind="stable")

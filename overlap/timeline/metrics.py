@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .columnar import KINDS, NONE, SpanColumns, Wholes
+from .columnar import NONE, SpanColumns, Wholes
 from .intervals import Interval, Merged, clip, intersect, length, merge, subtract, union
 from .ranklist import listed
 from .spans import Timeline
@@ -131,14 +131,15 @@ class Coverage:
 
     def breakdown(self) -> Breakdown:
         """Measure the intervals."""
+        comm_ns, exposed = length(self.comm), self.exposed
         return Breakdown(
             rank=self.rank,
             step=self.step,
             wall_ns=self.window[1] - self.window[0],
             compute_ns=length(self.compute),
-            comm_ns=length(self.comm),
-            overlapped_ns=length(self.overlapped),
-            waiting_ns=length(self.waiting),
+            comm_ns=comm_ns,
+            overlapped_ns=comm_ns - length(exposed),
+            waiting_ns=length(subtract(exposed, self.transfer)),
             transfer_ns=length(self.transfer),
             queued_ns=length(self.queued),
         )
@@ -257,8 +258,7 @@ def _cover(rank: int, step: int | None, window: Interval, columns: SpanColumns, 
     def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
         return intersect(union(start_ns, end_ns), whole)
 
-    kind = columns.index[0, rows]
-    compute, comm = (rows[kind == KINDS.index(name)] for name in ("compute", "comm"))
+    compute, comm = columns.of_kind("compute", rows), columns.of_kind("comm", rows)
     start_ns, end_ns, is_known = columns.start_ns[comm], columns.end_ns[comm], columns.index[3, comm] >= 0
     moved_ns = np.where(is_known, np.maximum(columns.met_ns[comm], start_ns), start_ns)
     called_ns = np.where(is_known, columns.issued_ns[comm], start_ns)
