@@ -160,6 +160,17 @@ def _what_is_long_by_nature_has_an_hour(request: pytest.FixtureRequest) -> None:
         faulthandler.dump_traceback_later(_LONGEST_S, exit=True, file=sys.__stderr__)
 
 
+# -- what a process remembers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_is_remembered() -> Iterator[None]:
+    """A process takes OVERLAP_SECRET out of its environment, and keeps it for its next worlds: here for other tests."""
+    yield
+    if module := sys.modules.get("overlap.rendezvous.secret"):
+        module._kept.clear()
+
+
 # -- what is left ------------------------------------------------------------------------------------------------
 
 _DESCRIPTORS = "/proc/self/fd"
