@@ -113,7 +113,9 @@ class SocketRail(Rail):
         if self.dead or self.reading.behind:
             return False
         before = self.read_bytes + self.written_bytes
-        if not self.idle:
+        if (
+            not self.idle and not self.owner.departures.contended
+        ):  # whoever issues something urgent must come in between
             self._write()  # the writing task finds nothing to do then
         try:
             self._read_there()  # whatever it stops at, the reading task finds that again in the socket

@@ -47,6 +47,11 @@ class Departures:
         return bool(self._frames or self._chunks or self._outgoing.due)
 
     @property
+    def contended(self) -> bool:
+        """Whether several long messages are under way: which goes on may change with the next one that is issued."""
+        return len(self._outgoing.sends) > 1
+
+    @property
     def due_bytes(self) -> int:
         """How much of long messages could leave now."""
         return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
