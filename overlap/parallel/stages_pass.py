@@ -99,7 +99,7 @@ class Pass:
             self._give(Kind.BACKWARD, stage - 1, i, dx)
             return self._add(stage, dw)
         dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
-        self._give(Kind.BACKWARD, stage - 1, i, dx)
+        self._give(Kind.BACKWARD, stage - 1, i, self._alone(dx) if self._stays(stage - 1) else dx)
         return dx
 
     async def _forward(self, stage: int, i: int) -> object:
@@ -187,13 +187,21 @@ class Pass:
         if stage < 0:
             return
         pipeline, owner = self._pipeline, self._schedule.owners[stage]
-        if owner == pipeline.group.rank:
+        if self._stays(stage):
             self._here[kind, stage, i] = value
             return
         source = stage - 1 if kind is Kind.FORWARD else stage + 1
         name = f"{Action(source, kind, i)} to {stage}"
         x = cast("NDArray[Any]", value)
         pipeline.group.send(x, owner, self._tag(kind, stage, i), stream=pipeline.stream, name=name)
+
+    def _stays(self, stage: int) -> bool:
+        """Whether a stage is on this rank."""
+        return stage >= 0 and self._schedule.owners[stage] == self._pipeline.group.rank
+
+    def _alone(self, dx: object) -> object:
+        """Return a gradient that may lie here for long without what it came with, which its own weights' turn frees."""
+        return self._pipeline.work.compute(_itself, dx, name="turn", moved_bytes=0) if isinstance(dx, Future) else dx
 
     def _tag(self, kind: Kind, stage: int, i: int) -> int:
         """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
@@ -202,3 +210,7 @@ class Pass:
 
 def _joined(stage: int, name: str) -> str:
     return f"{stage}.{name}" if name else str(stage)
+
+
+def _itself(value: object) -> object:
+    return value

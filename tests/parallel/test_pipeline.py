@@ -94,6 +94,9 @@ SCHEDULES = {
     "1f1b, few microbatches": schedules.one_f_one_b(4, 2),
     "interleaved-1f1b": schedules.interleaved_1f1b(2, 4, 3),
     "zb-h1": schedules.zb_h1(4, 8),
+    "zb-h2": schedules.make("zb-h2", ranks=4, microbatches=8),
+    "zb-v": schedules.make("zb-v", ranks=2, microbatches=4),
+    "dualpipe-v": schedules.make("dualpipe-v", ranks=2, microbatches=4),
     "one rank": schedules.zb_h1(1, 2),
     "one microbatch": schedules.gpipe(2, 1),
     "both ways": PipelineSchedule.parse("0F1,0F0,3F1,3F0,3B0,3B1,0B1,0B0\n1F0,1F1,2F1,2F0,2B1,2B0,1B0,1B1"),
@@ -154,7 +157,9 @@ def test_the_measured_bubble_is_that_of_the_formula(name: str, durations: Durati
     ended, timeline = simulate(one_batch, 4, schedule, durations, cluster=mesh(4, bytes_per_s=1e30))
     microbatch = durations.of(Kind.FORWARD) + durations.of(Kind.BACKWARD)
     busy = 8 * microbatch * schedule.stages // 4
-    assert max(ended) / MS - busy == FAMILIES[name].bubble(4, 8, durations)
+    formula = FAMILIES[name].bubble(4, 8, durations)
+    assert formula in (None, max(ended) / MS - busy)
+    assert formula is not None or durations != Durations()  # some are known for equal durations only
     assert [begun(timeline, rank) for rank in range(4)] == on_paper(schedule, durations)
 
 
