@@ -82,6 +82,11 @@ class RankMap:
         """Nodes in one UltraServer; 1 where nodes are joined by the network only."""
         return min(self.nodes, self.machine.ultraserver.servers[-1]) if self.machine.ultraserver else 1
 
+    @property
+    def ranks_per_unit(self) -> int:
+        """Ranks of a node, or of all nodes of an UltraServer: what only the network joins with others."""
+        return self.servers * self.ranks_per_node
+
     def place(self, rank: int) -> Place:
         """Tell where a rank sits.
 

@@ -208,7 +208,7 @@ class SimulatedEngine(BaseEngine):
         geometry = Geometry(cluster=self._cluster, ranks=members)
         together = max(len(node) for node in geometry.nodes)
         figures = parameters(
-            self._cluster, peer_direct=self._peer_direct, ranks_per_process=together, networked=geometry.units > 1
+            self._cluster, peer_direct=self._peer_direct, ranks_per_process=together, networked=len(geometry.units) > 1
         )
         return on(place(self._cluster, members), asked, parameters=figures)
 

@@ -57,7 +57,7 @@ def candidates(
         peer_direct=peer_direct,
         ranks_per_process=together,
         processes=len(request.geometry.nodes),
-        networked=request.geometry.units > 1,
+        networked=len(request.geometry.units) > 1,
     )
     placement = place(cluster, ranks)
     found = (

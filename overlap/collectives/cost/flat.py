@@ -157,7 +157,7 @@ def _why_no_kangaring(g: Geometry) -> str | None:
         return "it needs all ranks of every device in the group"
     if g.cluster.ranks_per_device % 2:
         return f"it pairs ranks of a device, and a device has {g.cluster.ranks_per_device}"
-    if g.units > 1:
+    if len(g.units) > 1:
         return "only the network joins its nodes"
     return None if g.rings else "its devices hold no ring of wires"
 

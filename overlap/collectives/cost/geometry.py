@@ -43,9 +43,9 @@ class Geometry:
         return self._by(self._world // self.cluster.ranks_per_node)
 
     @cached_property
-    def units(self) -> int:
-        """How many sets of devices that only the network joins."""
-        return len(np.unique(self._world // self.cluster.ranks_per_node // self.cluster.servers))
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Group ranks of each set of devices that only the network joins with others: a node, or an UltraServer."""
+        return self._by(self._world // self.cluster.ranks_per_unit)
 
     @cached_property
     def _world(self) -> NDArray[np.int64]:
@@ -79,7 +79,7 @@ class Geometry:
 
     @cached_property
     def _why_no_cube(self) -> str | None:
-        if self.units > 1:
+        if len(self.units) > 1:
             return "only the network joins its nodes"
         try:
             self.cluster.hypercube_axes(self.ranks)

@@ -101,10 +101,11 @@ class _Levels:
         """Put the phase between nodes on the machine: for all places at once, each with a share of the vector.
 
         Yields:
-            An algorithm, the phase, and whether one node stands for all in it.
+            An algorithm, the phase, and whether one unit stands for all in it.
         """
         for algorithm in _BETWEEN[collective]:
-            alike = regular_rounds(collective, algorithm, len(self.nodes)) if self.stage.folds else None
+            ring = self.stage.ring
+            alike = regular_rounds(collective, algorithm, len(self.nodes), ring) if ring else None
             if alike is None:
                 of_some = self.stage.between()
                 found = self._phases(
@@ -115,9 +116,10 @@ class _Levels:
                 yield algorithm, self._folded(collective, algorithm, alike, share), True
 
     def _folded(self, collective: str, algorithm: str, alike: Rounds, share: float) -> Part:
-        """Put one node's part of a phase between nodes on the machine."""
-        placement, local_size = self.stage.node, len(self.places)
-        model = on(placement, alike.copied([[place] for place in range(local_size)], local_size), **self._figures)
+        """Put one unit's part of a phase between nodes on the machine."""
+        unit = self.stage.unit
+        places = list(zip(*unit.groups, strict=True))
+        model = on(unit.placement, alike.copied(places, unit.placement.size), **self._figures)
         return Part(lambda: self._whole(collective, algorithm), share, model=model)
 
     def _whole(self, collective: str, algorithm: str) -> Placed:

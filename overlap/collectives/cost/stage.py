@@ -1,7 +1,8 @@
 """What has to be looked at of a group of equal nodes to know what a phase takes: a few of its ranks stand for all.
 
-Inside nodes one node stands for all. Between nodes, where all nodes do the same, one node stands for all; where they do
-not, as in a tree, the ranks that share one set of adapters stand for those that share others.
+Inside nodes one node stands for all. Between nodes, where all nodes do the same, the nodes of one unit stand for all,
+which is a node or an UltraServer; where they do not, as in a tree, the ranks that share one set of adapters stand for
+those that share others.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Stage:
         geometry: of the group.
         placement: of the group.
         home: the node that stands for all.
-        folds: whether one stands for all: they have the same places, and only the network joins them.
+        folds: whether one stands for all: they have the same places, and there is a network between some.
     """
 
     geometry: Geometry
@@ -50,7 +51,7 @@ class Stage:
         """Look at a group."""
         cluster, ranks = geometry.cluster, geometry.ranks
         places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
-        folds = cluster.servers == 1 and len(places) == 1 and cluster.machine.network is not None
+        folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
         return cls(geometry=geometry, placement=placement, home=home, folds=folds)
 
     @cached_property
@@ -59,11 +60,24 @@ class Stage:
         return tuple(self.geometry.ranks[index] for index in self.geometry.nodes[self.home])
 
     @cached_property
-    def node(self) -> Placement:
-        """The home node alone, where it has one neighbour in the network: of more, nothing is different."""
-        cluster = self.geometry.cluster
-        two = replace(cluster, nodes=2, world_size=2 * cluster.ranks_per_node)
-        return place(two, [rank % cluster.ranks_per_node for rank in self._ranks])
+    def ring(self) -> tuple[int, ...]:
+        """The nodes of a unit, as numbers in it, in the order in which a ring of one place passes them; none if units
+        do not stand for each other.
+        """
+        g = self.geometry
+        if not self.folds or len({tuple(g.ranks[index] % g.cluster.ranks_per_unit for index in u) for u in g.units}) > 1:
+            return ()
+        count = len(g.nodes) // len(g.units)
+        return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
+
+    @cached_property
+    def unit(self) -> Sample:
+        """The first unit alone, where it has one neighbour in the network: of more, nothing is different."""
+        cluster, count = self.geometry.cluster, len(self.ring)
+        two = replace(cluster, nodes=2 * cluster.servers, world_size=2 * cluster.ranks_per_unit)
+        world = [self.geometry.ranks[index] % cluster.ranks_per_unit for index in self.geometry.units[0]]
+        groups = [range(at, at + len(self._ranks)) for at in range(0, count * len(self._ranks), len(self._ranks))]
+        return Sample(placement=place(two, world), groups=groups)
 
     @cached_property
     def _bundle(self) -> tuple[int, ...]:
@@ -85,11 +99,10 @@ class Stage:
         return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
 
     def inside(self, folded: bool) -> Sample | None:
-        """Return who stands for phases inside nodes: the home node, alone or among those that stand for others."""
+        """Return who stands for phases inside nodes: a unit, or the home node among those that stand for others."""
         if not self.folds:
             return None
-        size = len(self._ranks)
-        return Sample(placement=self.node if folded else self._some[0], groups=[range(size)])
+        return self.unit if folded else Sample(placement=self._some[0], groups=[range(len(self._ranks))])
 
     def between(self) -> Sample | None:
         """Return who stands for phases between nodes in which these differ."""
