@@ -1,10 +1,13 @@
 """What stands for all of a group of equal nodes takes exactly what all of them take."""
 
+from dataclasses import replace
+
 import pytest
 
 import topology
 from overlap.collectives.cost import cost
 from overlap.collectives.cost.candidates import candidates
+from overlap.collectives.cost.stage import Stage
 from overlap.collectives.generators.composed import KINDS
 from overlap.collectives.select import plan
 
@@ -46,12 +49,87 @@ def test_the_same_places_of_all_nodes():
 
 
 EVERYDAY = ("all_reduce", "broadcast", "all_to_all")  # one of each family
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
-@pytest.mark.parametrize("op", [op if op in EVERYDAY else pytest.param(op, marks=pytest.mark.slow) for op in KINDS])
-def test_the_largest_machines_are_planned_from_a_few_ranks(op):
+def prices(machine, op, ranks):
+    """Return what every option of two levels takes, of three sizes, in one, two and three pieces."""
+    candidates.cache_clear()
+    root = len(ranks) * 5 // 8 + 1 if op in ROOTED else 0
+    options, _ = candidates(op, machine, ranks, root, None, True, "hierarchical", False)
+    return [
+        (
+            option.detail,
+            nbytes,
+            slices,
+            option.in_slices_s([part.total_s(nbytes / slices) for part in option.parts], slices),
+        )
+        for option in options
+        for nbytes in (1e3, 1e6, 1e8)
+        for slices in (1, 2, 3)
+    ]
+
+
+def check_one_stands_for_all(monkeypatch, name, op, servers, per_node):
+    """Price a group that has the first ranks of some servers of every UltraServer, by a few of them and by all."""
+    machine = topology.cluster(name)
+    place = [divmod(rank, machine.ranks_per_node) for rank in range(machine.world_size)]
+    ranks = tuple(
+        rank for rank, (node, local) in enumerate(place) if node % machine.servers in servers and local < per_node
+    )
+    few = prices(machine, op, ranks)
+    looked_at = Stage.of
+
+    def of_all(geometry, placement, home):
+        return replace(looked_at(geometry, placement, home), folds=False)
+
+    monkeypatch.setattr(Stage, "of", of_all)
+    assert few == prices(machine, op, ranks)
+    candidates.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        *(("trn2u.48xlarge x12", op) for op in ("all_reduce", "all_to_all", "reduce")),
+        ("trn2u.48xlarge x16", "all_gather"),  # a power of two
+    ],
+)
+def test_one_ultraserver_takes_what_all_take(name, op, monkeypatch):
+    check_one_stands_for_all(monkeypatch, name, op, servers=(0, 1, 2, 3), per_node=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [(0, 1, 2, 3), (1, 2), (2,)])
+@pytest.mark.parametrize("op", KINDS)
+@pytest.mark.parametrize("name", [f"trn2u.48xlarge x{4 * units}" for units in (2, 3, 4, 7, 8)])
+def test_some_servers_of_one_ultraserver_take_what_those_of_all_take(name, op, servers, monkeypatch):
+    check_one_stands_for_all(monkeypatch, name, op, servers, per_node=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", KINDS)
+@pytest.mark.parametrize("name", ["trn2u.48xlarge x8", "trn2u.48xlarge x16", "trn2.48xlarge x3"])
+def test_whole_servers_are_priced_exactly_by_a_few_ranks(name, op, monkeypatch):
+    check_one_stands_for_all(monkeypatch, name, op, servers=(0, 1, 2, 3), per_node=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        *(("trn2.48xlarge x256", op) for op in EVERYDAY),
+        ("trn2u.48xlarge x256", "all_to_all"),
+        *(
+            pytest.param(name, op, marks=pytest.mark.slow)
+            for name in ("trn2.48xlarge x256", "trn2u.48xlarge x256")
+            for op in KINDS
+            if op not in EVERYDAY or (name == "trn2u.48xlarge x256" and op != "all_to_all")
+        ),
+    ],
+)
+def test_the_largest_machines_are_planned_from_a_few_ranks(name, op):
     """16,384 ranks: no phase that is looked at has as many as a tenth of them."""
-    machine = topology.cluster("trn2.48xlarge x256")
+    machine = topology.cluster(name)
     found = plan(op, 1 << 26, machine)
     assert found.algorithm == "hierarchical"
     assert max(part.model.placement.size for part in found.option.parts) < 1640

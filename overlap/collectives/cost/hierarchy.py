@@ -92,7 +92,7 @@ class _Levels:
         """Put a phase inside the root's node on the machine."""
         (home, place), last = self.home, self.request.collective == "reduce"
         copies = place if self.request.collective == "broadcast" else None
-        of_one = self.stage.inside(False)
+        of_one = self.stage.root_node()
         return self._phases(
             collective, SCATTERS, self.inside, [self.nodes[home]], of_one, root=place, continues=last, copies=copies
         )
@@ -162,7 +162,7 @@ class _Levels:
 
         if model is None:
             return Part(whole(), share)
-        copied = asked.copied(model.groups, model.placement.size)
+        copied = asked.copied(model.groups, model.placement.size).likewise(*model.alike)
         return Part(whole, share, model=on(model.placement, copied, **self._figures))
 
     def maker(self, intra: str, inter: str, scatter: str | None) -> Callable[[int], Schedule]:

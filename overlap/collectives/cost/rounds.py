@@ -102,6 +102,11 @@ class Rounds:
         rest = self.continued()
         return replace(rest, rounds=(replace(rest.rounds[0], local=local), *rest.rounds[1:])) if rest.rounds else rest
 
+    def likewise(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
+        """Return the same, but that some ranks work as much as others do, for messages that are left out."""
+        to, of = np.asarray(ranks, np.int64), np.asarray(like, np.int64)
+        return replace(self, rounds=tuple(_likewise(each, to, of) for each in self.rounds)) if len(to) else self
+
     def copied(self, groups: Sequence[Sequence[int]], size: int) -> Rounds:
         """Return what all of some groups do at once, each of them these rounds.
 
@@ -111,6 +116,22 @@ class Rounds:
         """
         plays = np.asarray(groups, np.int64)
         return Rounds(size=size, slots=self.slots, rounds=tuple(_copied(each, plays, size) for each in self.rounds))
+
+
+def _likewise(one: Round, ranks: Ints, like: Ints) -> Round:
+    def spread(amount: Floats) -> Floats:
+        whole = amount.copy()
+        whole[ranks] = amount[like]
+        return whole
+
+    return replace(
+        one,
+        added=spread(one.added),
+        local_added=spread(one.local_added),
+        moving=spread(one.moving),
+        adding=spread(one.adding),
+        local=spread(one.local),
+    )
 
 
 def _copied(one: Round, plays: Ints, size: int) -> Round:

@@ -24,10 +24,13 @@ class Sample:
     Attributes:
         placement: of these ranks.
         groups: those that do a phase at once, as numbers in the placement.
+        alike: ranks that do the same as others in a node of their own, and are all that is looked at of it: their
+            numbers, and those of the others.
     """
 
     placement: Placement
     groups: Sequence[Sequence[int]]
+    alike: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,10 @@ class Stage:
         do not stand for each other.
         """
         g = self.geometry
-        if not self.folds or len({tuple(g.ranks[index] % g.cluster.ranks_per_unit for index in u) for u in g.units}) > 1:
+        if (
+            not self.folds
+            or len({tuple(g.ranks[index] % g.cluster.ranks_per_unit for index in u) for u in g.units}) > 1
+        ):
             return ()
         count = len(g.nodes) // len(g.units)
         return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
@@ -102,7 +108,16 @@ class Stage:
         """Return who stands for phases inside nodes: a unit, or the home node among those that stand for others."""
         if not self.folds:
             return None
-        return self.unit if folded else Sample(placement=self._some[0], groups=[range(len(self._ranks))])
+        if folded:
+            return self.unit
+        placement, size = self._some[0], len(self._ranks)
+        others = range(size, placement.size)
+        like = self._bundle * (len(others) // len(self._bundle))
+        return Sample(placement=placement, groups=[range(size)], alike=(others, like))
+
+    def root_node(self) -> Sample | None:
+        """Return who stands for a phase inside the home node: all of it, among those that stand for others."""
+        return Sample(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
 
     def between(self) -> Sample | None:
         """Return who stands for phases between nodes in which these differ."""
