@@ -103,8 +103,8 @@ class _Levels:
         Yields:
             An algorithm, the phase, and whether one unit stands for all in it.
         """
+        ring = self.stage.ring
         for algorithm in _BETWEEN[collective]:
-            ring = self.stage.ring
             alike = regular_rounds(collective, algorithm, len(self.nodes), ring) if ring else None
             if alike is None:
                 of_some = self.stage.between()

@@ -67,11 +67,9 @@ class Stage:
         """The nodes of a unit, as numbers in it, in the order in which a ring of one place passes them; none if units
         do not stand for each other.
         """
-        g = self.geometry
-        if (
-            not self.folds
-            or len({tuple(g.ranks[index] % g.cluster.ranks_per_unit for index in u) for u in g.units}) > 1
-        ):
+        g, whole = self.geometry, self.geometry.cluster.ranks_per_unit
+        places = {tuple(g.ranks[index] % whole for index in unit) for unit in g.units}
+        if not self.folds or len(places) > 1:
             return ()
         count = len(g.nodes) // len(g.units)
         return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
