@@ -198,7 +198,10 @@ class SpanColumns:
     def rows_by_rank(self, which: NDArray[np.bool_]) -> dict[int, NDArray[np.intp]]:
         """Return the numbers of the spans of a mask by rank, ranks ascending, each in the order of these."""
         rows = np.flatnonzero(which)
-        rows = rows[np.argsort(self.rank[rows], kind="stable")]
+        rank = self.rank[rows]
+        if rank.min(initial=0) >= 0 and rank.max(initial=0) < 1 << 15:
+            rank = rank.astype(np.int16)  # NumPy sorts 16 bits by counting
+        rows = rows[np.argsort(rank, kind="stable")]
         ranks, firsts = np.unique(self.rank[rows], return_index=True)
         return dict(zip(ranks.tolist(), np.split(rows, firsts[1:]), strict=False))
 

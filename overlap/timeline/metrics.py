@@ -253,10 +253,8 @@ def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -
 
 
 def _cover(rank: int, step: int | None, window: Interval, columns: SpanColumns, rows: NDArray[np.intp]) -> Coverage:
-    whole = merge([window])
-
     def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
-        return intersect(union(start_ns, end_ns), whole)
+        return clip(union(start_ns, end_ns) if window[0] < window[1] else merge([]), window)
 
     compute, comm = columns.of_kind("compute", rows), columns.of_kind("comm", rows)
     start_ns, end_ns, is_known = columns.start_ns[comm], columns.end_ns[comm], columns.index[3, comm] >= 0
