@@ -170,6 +170,11 @@ def test_the_same_over_sockets(some: range) -> None:
     assert "list" in kinds
 
 
+def test_what_waits_for_rails_ends_with_those_who_bring_them_back() -> None:
+    """A process that can open no socket any more, in the middle of a message that cannot be withdrawn."""
+    check(live(34, 2, train, rails=2), 2)
+
+
 @pytest.mark.parametrize("some", seeds(6, 156, at_once=50), ids=str)
 def test_rails_may_die_one_by_one_or_all_at_once(some: range) -> None:
     lost = 0

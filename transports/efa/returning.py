@@ -114,10 +114,14 @@ class Returning:
 
     async def run(self) -> None:
         """Bring rails back until cancelled."""
-        async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._keep_door)
-            for link, place in self._early:
-                self._lost(link, place)
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._keep_door)
+                for link, place in self._early:
+                    self._lost(link, place)
+        finally:
+            for link in self._links.values():
+                link.on_loss = _nothing
 
     def _lost(self, link: EfaLink, place: int) -> None:
         if self._nursery is None:
@@ -273,3 +277,7 @@ class Returning:
             return reason
         wanted.append((link, theirs.number))
         return self._joining.hello(str(Detail(theirs.number, *link.got(theirs.number % RAILS_LIMIT))))
+
+
+def _nothing(place: int) -> None:
+    """Bring nothing back."""

@@ -184,14 +184,18 @@ class Efa(MatchedTransport):
         return len(members) > 1 and self._joining.spans_hosts(members)
 
     async def _run(self, scope: trio.CancelScope) -> None:
-        with scope:
-            async with trio.open_nursery() as nursery:
-                if self._joining.returns:
-                    nursery.start_soon(self._returning.run)
-                for link in self.links.values():
-                    for rail in tuple(link.rails):
-                        nursery.start_soon(rail.run)
-                nursery.start_soon(self._keep_watch)
+        try:
+            with scope:
+                async with trio.open_nursery() as nursery:
+                    if self._joining.returns:
+                        nursery.start_soon(self._returning.run)
+                    for link in self.links.values():
+                        for rail in tuple(link.rails):
+                            nursery.start_soon(rail.run)
+                    nursery.start_soon(self._keep_watch)
+        finally:  # after an error nobody brings rails back, and nothing may wait for them
+            for link in self.links.values():
+                link.give_up("this side can no longer reach it")
 
     def _agree(self, link: EfaLink, connection: Connection) -> None:
         """Settle what becomes of a process without connections, now that it is known what joins it."""
