@@ -214,7 +214,10 @@ def _ansi(line: _Line) -> str:
     from rich.color import ColorSystem
     from rich.style import Style
 
-    return "".join(Style.parse(style).render(text, color_system=ColorSystem.TRUECOLOR) for text, style in line)
+    # A style keeps the codes of the terminal that it was first shown on, and is kept by its definition: with a space
+    # that changes nothing this one is nobody else's.
+    styles = ((text, Style.parse(f"{style} ")) for text, style in line)
+    return "".join(style.render(text, color_system=ColorSystem.TRUECOLOR) for text, style in styles)
 
 
 def _title(timeline: Timeline, step: int | None, ranks: int) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.style import Style
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, TimelineView, render_text
@@ -154,7 +155,11 @@ def test_poor_terminals_get_what_they_can_show(training, arguments, charset):
 
 def test_a_terminal_gets_colour_and_so_does_text_on_request(training, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
+    few = {"environ": {"TERM": "xterm-256color"}, "force_terminal": True}
+    printed(TimelineView(training(3), step=1), width=80, height=60, **few)  # whose colours are not those of others
     coloured = render_text(training(3), step=1, color=True)
+    for cached in (Style.parse, Style._add):  # rich shows a style as it first did
+        cached.cache_clear()
     arguments = {"environ": {"TERM": "xterm", "COLORTERM": "truecolor"}, "force_terminal": True}
     shown = printed(TimelineView(training(3), step=1), width=80, height=60, **arguments)
     assert coloured == stripped(shown)
