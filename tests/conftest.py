@@ -25,13 +25,16 @@ settings.load_profile("everyday")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow, of each test marked with `pairs`, what its other cases imply."""
+    """Mark as slow, of each test marked with `pairs` or `every`, what its other cases imply, or are much like."""
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("pairs"):
+        if isinstance(item, pytest.Function) and (item.get_closest_marker("pairs") or item.get_closest_marker("every")):
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        kept = covering(sorted(cases, key=lambda case: case.nodeid))
+        cases = [case for case in cases if not case.get_closest_marker("slow")]
+        ordered = sorted(cases, key=lambda case: case.nodeid)
+        every = ordered[0].get_closest_marker("every") if ordered else None
+        kept = covering(ordered) if every is None else set(ordered[:: every.args[0]])
         for case in cases:
             if case not in kept:
                 case.add_marker("slow")

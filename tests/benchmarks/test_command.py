@@ -165,6 +165,7 @@ def small(monkeypatch):
 PROCESSES = ("import", "run")  # these start interpreters, over and over
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "cost",
     [

@@ -279,6 +279,7 @@ def test_settings_of_the_user_do_not_reach_what_is_measured(monkeypatch):
     assert not {"RANK", "WORLD_SIZE"} & set(environ)
 
 
+@pytest.mark.slow
 def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
     code, out, err = overlap(
         *("bench", "allr", "-b", "8", "-e", "64K", "-f", "8192", "-n", "2", "-w", "0", "--json", "-"),

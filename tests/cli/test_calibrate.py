@@ -224,6 +224,7 @@ def test_figures_are_found_again():
     assert median <= worst <= 0.03
 
 
+@pytest.mark.slow
 def test_what_is_measured_inside_a_node_is_told_apart_from_what_crosses_nodes():
     machine = topology.cluster("p5.48xlarge x2").machine
     launches = Launches(inside_s=30e-6, between_s=300e-6)

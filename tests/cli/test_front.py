@@ -118,6 +118,7 @@ text = "gerade Größen"
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "argv",
     [
@@ -201,6 +202,7 @@ def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
 LOST = "overlap: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
 @pytest.mark.parametrize(
     ("argv", "unbuffered"),

@@ -127,6 +127,7 @@ def test_mpiexec_starts_the_nodes_of_an_mpi_library(overlap, script, monkeypatch
 BY_HAND = ("--nnodes", "2", "--rdzv-endpoint")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

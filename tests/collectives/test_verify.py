@@ -39,6 +39,7 @@ EVERYDAY = (*range(1, 10), 15, 16, 17)
 FURTHER = tuple(size for size in range(34) if size > max(EVERYDAY) or 9 < size < 15)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "sizes", [EVERYDAY, pytest.param(FURTHER, marks=pytest.mark.slow)], ids=["everyday", "further"]
 )
@@ -58,6 +59,7 @@ def test_a_table_that_promises_the_order_of_ranks_keeps_it(collective: str, algo
         verify(other)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("sides", TORI, ids=str)
 def test_tori(sides: tuple[int, ...]) -> None:
     for collective in SPREADING:
@@ -94,6 +96,7 @@ def test_every_pair_of_levels(collective: str, intra: str, nodes: int, local_siz
                 assert is_right(schedule), (schedule, options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> None:
@@ -108,6 +111,7 @@ def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> Non
                 assert is_right(schedule), (schedule, options)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("nodes", "local_size"), GRIDS)
 @pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter"])
 def test_levels_of_blocks(collective: str, nodes: int, local_size: int) -> None:

@@ -37,6 +37,7 @@ async def everything(rank: overlap.Rank, elements: int) -> list[bytes]:
     return [result.tobytes() for result in results]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("size", "path"),
     [

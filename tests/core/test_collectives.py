@@ -78,6 +78,7 @@ def large_cases(size: int) -> list[Case]:
     return todo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "path"), LARGE)
 def test_large_arrays_go_through_the_worker_threads(size: int, path: str) -> None:
     todo = large_cases(size)
@@ -118,6 +119,7 @@ def out_cases(size: int) -> list[Case]:
     return [case for kind in KINDS for case in cases(kind, size) if case.kwargs.get("op", "sum") in ("sum", "mean")]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7))])
 def test_out_is_filled_and_returned(size: int, path: str) -> None:
@@ -150,6 +152,7 @@ def in_place(case: Case, rank: int, size: int) -> tuple[Array, Array | None]:
     return x, out
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 7))])
 def test_in_place(size: int, path: str) -> None:
@@ -214,6 +217,7 @@ def test_inputs_may_be_what_numpy_understands(path: str) -> None:
         ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 7))])
 def test_non_roots_need_no_array(size: int, path: str) -> None:
@@ -233,6 +237,7 @@ def test_non_roots_need_no_array(size: int, path: str) -> None:
             assert np.array_equal(got[2 * root + 1], (blocks + root)[2 * index : 2 * index + 2])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1, 3, 8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4, 7))])
 def test_results_share_no_memory_with_anything(size: int, path: str) -> None:
@@ -248,6 +253,7 @@ def test_results_share_no_memory_with_anything(size: int, path: str) -> None:
     assert len(set(addresses)) == len(addresses)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", SIZES)
 def test_barrier_waits_for_everybody(size: int, path: str) -> None:

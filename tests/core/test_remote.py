@@ -148,6 +148,7 @@ def test_the_ends_of_messages_are_kept_for_the_next_ones_but_not_all_of_them(mon
     assert made[::2] == made[1::2] == [(5, 0), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1), (5, 3)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

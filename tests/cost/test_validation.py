@@ -63,6 +63,7 @@ def test_every_published_row_is_judged(everything):
     }
 
 
+@pytest.mark.slow
 def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
     """Neuron's runtime has no trees, which the planner would choose between two nodes."""
     pair = [

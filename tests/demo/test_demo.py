@@ -176,6 +176,7 @@ def test_the_list_has_a_line_for_each(command):
     assert all(len(line) < 80 for line in shown.splitlines())
 
 
+@pytest.mark.slow
 def test_the_trace_file_of_a_strategy_holds_its_steps_with_overlap(command, tmp_path):
     _, shown = command("zero", "--trace", str(tmp_path / "zero.json"))
     assert f"wrote {tmp_path}/zero.json" in shown
@@ -270,6 +271,7 @@ def test_two_processes_train_as_one_and_tell_it_all():
     assert all(names_in(timeline, rank, 3)[f"bucket {place}"] == 1 for rank in range(4) for place in range(3))
 
 
+@pytest.mark.slow
 def test_the_report_of_two_nodes(command, tmp_path):
     path = tmp_path / "demo.trace.json"
     argv = ("--ranks", "2", "--nnodes", "2", "--steps", "2", "--bandwidth", "1GB", "--ascii", "--trace", str(path))

@@ -132,6 +132,7 @@ def check(one: Job, code: int, said: str, rank: int) -> None:
     one.check_nothing_is_left()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("fault", "moment", "wire", "code", "said"), rows(MATRIX))
 def test_a_rank_is_hit(folder: Path, fault: str, moment: str, wire: str, code: int, said: str) -> None:
     rank = 1 if wire == "mpi" else 2

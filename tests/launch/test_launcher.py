@@ -111,6 +111,7 @@ def test_one_node_of_several_machines(job):
     assert (shown["endpoint"], shown["job"], shown["port"]) == (["10.9.8.7", 29500], "overlap", None)
 
 
+@pytest.mark.slow
 def test_what_a_member_starts_is_a_world_of_its_own(job, tmp_path):
     (tmp_path / "inner.py").write_text(
         "from overlap.rendezvous.launcher_environment import find_place\nprint(find_place())"

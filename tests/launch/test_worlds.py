@@ -110,6 +110,7 @@ def test_two_nodes_of_two_ranks(tmp_path: Path, way: tuple[str, ...]) -> None:
     assert sorted(line.partition("] ")[2] for line in run.stdout.splitlines()) == results(4, 2)
 
 
+@pytest.mark.slow
 def test_four_nodes_live_through_several_worlds(tmp_path: Path) -> None:
     run = launched(tmp_path, program(tmp_path, worlds=2), "--nnodes", "4", "--nproc-per-node", "1")
     assert (run.returncode, run.stderr) == (0, "")

@@ -46,6 +46,7 @@ def over_sockets(nodes=2, ranks=2, **options):
 CHANGES = [{"order": "fifo"}, {"in_flight": 1}, {"ahead": 0, "bound": True}, {"rebuild_buckets": False}]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_after_fifty_steps_nothing_has_changed_in_one_process(change):
     assert in_one_process(bucket_bytes=300, **change) == in_one_process(bucket_bytes=300)

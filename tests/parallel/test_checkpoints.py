@@ -85,6 +85,7 @@ def training(folder, make, *, ranks, save_at=(), until, **options):
     return overlap.run(main, ranks=ranks, timeout_s=60)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("make", "whole"),
     [

@@ -121,6 +121,7 @@ TWO = {"top_k": 2, "normalised": True, "balance": 0.01}
 ALL = {"top_k": 4, "normalised": False, "balance": 0.0}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [ONE, TWO, ALL], ids=["top 1", "top 2", "all"])
 @pytest.mark.parametrize(("ranks", "ep"), [(1, 1), (2, 2), (4, 4), (4, 2)])
 @pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])

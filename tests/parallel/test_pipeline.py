@@ -103,6 +103,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_stages_learn_what_one_rank_learns(name: str, clock: str) -> None:

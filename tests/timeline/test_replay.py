@@ -39,6 +39,7 @@ def test_a_made_up_timeline_replays_too(training):
     assert [s.info.issued_ns for s in replayed.spans if s.info] == [s.info.issued_ns for s in timeline.spans if s.info]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("change", "before", "after"),
     [
@@ -119,6 +120,7 @@ def test_advice_on_streams_and_windows_brings_what_it_says(change, before, after
     assert abs(one.predicted.wall_ns - real_ns) <= 0.05 * real_ns
 
 
+@pytest.mark.slow
 def test_one_screen_says_what_to_change_and_the_change_brings_what_was_predicted():
     timeline = run(badly_cut())
     screen = render_text(timeline, step=median_step(timeline), width=80, height=24).splitlines()
@@ -135,6 +137,7 @@ def test_one_screen_says_what_to_change_and_the_change_brings_what_was_predicted
     assert abs(found.predicted.wall_ns - real_ns) <= 0.05 * real_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mib", [pytest.param(1, marks=slow), 4, pytest.param(16, marks=slow), 25])
 def test_of_buckets_that_are_too_large_it_shows_when_what_is_in_them_was_there(mib):
     found = predict(run(badly_cut()), [parse_change(f"bucket_bytes={mib}MiB")])

@@ -52,6 +52,7 @@ def pairs_of(make: Callable[[], Transport]) -> MakePair:
 IMPLIED = ("recording", "paced", "faulty")  # by all of them at once
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [pytest.param(k, marks=pytest.mark.slow) if k in IMPLIED else k for k in REAL])
 @pytest.mark.parametrize("check", CHECKS)
 def test_real_clock(check: str, name: str) -> None:

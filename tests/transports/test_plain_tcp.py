@@ -59,6 +59,7 @@ async def pair() -> AsyncIterator[tuple[Endpoint, Endpoint]]:
             leave.set()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_the_contract(check: str) -> None:
     assert_kept(check, pair, eager_bytes=EAGER_BYTES)

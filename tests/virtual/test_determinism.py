@@ -64,6 +64,7 @@ def test_the_same_bytes_every_time(tmp_path, assumed, runs):
         assert trace_of(tmp_path / "again.json", **assumed) == expected
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("direction", ["forwards", "backwards", "shuffled"])
 @pytest.mark.parametrize("rough", [False, True])
 def test_trios_order_does_not_matter(tmp_path, monkeypatch, direction, rough):

@@ -36,6 +36,7 @@ def step_of(layout, model=MODEL):
         return float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [SOME, pytest.param((*NAMES, "checkpointing"), marks=pytest.mark.slow)], ids=len)
 def test_the_best_layout_is_that_of_trying_all(names):
     found, ordered = searched(names=names)

@@ -49,6 +49,7 @@ def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rail, "receive", receive_less, raising=False)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("unix", [True, False])
 @pytest.mark.parametrize("staged", [True, False])
 @pytest.mark.parametrize("nbytes", [1, 7, 40, CHUNK_BYTES // 2, CHUNK_BYTES + 100])
