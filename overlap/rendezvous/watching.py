@@ -122,7 +122,7 @@ class WatchedWorld:
         """
         try:
             answer = trio.from_thread.run(self._ask, trio_token=self._token)
-        except trio.RunFinishedError:
+        except (trio.RunFinishedError, trio.Cancelled):  # the connection has ended, before the question or since
             raise WorldOverError(self._over) from None
         read = {member: read_glimpse(blob, self._memory) for member, blob in answer.blobs.items()}
         self._glimpses = {member: each for member, each in read.items() if each is not None}

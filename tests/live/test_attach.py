@@ -2,6 +2,7 @@
 
 import re
 import struct
+import threading
 from contextlib import suppress
 from functools import partial
 
@@ -201,6 +202,33 @@ def test_a_world_that_ends_while_one_looks_says_so(blob):
     with pytest.raises(WorldOverError, match=r"^the world at 127.0.0.1:\d+ is over: its process 0 has hung up$"):
         worlds[0].look()
     assert not worlds[0].lives
+
+
+def test_a_world_that_ends_between_question_and_answer_says_so(blob, monkeypatch):
+    worlds, told, asked = [], [], threading.Event()
+
+    async def unanswered(self):
+        asked.set()
+        await trio.sleep_forever()
+
+    def ask():
+        try:
+            worlds[0].look()
+        except BaseException as error:
+            told.append(error)
+
+    thread = threading.Thread(target=ask)
+
+    async def look(company):
+        worlds.append(await knock(company))
+        monkeypatch.setattr(WatchedWorld, "_ask", unanswered)
+        thread.start()
+        await IN_THREAD(asked.wait)
+
+    watching(2, look, blob)
+    thread.join()
+    assert type(told[0]) is WorldOverError
+    assert str(told[0]).endswith(" is over: its process 0 has hung up")
 
 
 def test_who_may_not_look_is_told_why(blob):
