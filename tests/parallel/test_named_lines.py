@@ -50,21 +50,18 @@ def gradient() -> Array:
 
 @pytest.mark.parametrize("kind", [DataParallel, Sharded])
 def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type) -> None:
-    over = threading.Event()
+    never = threading.Event()  # a compute cannot be interrupted: it ends by itself, after ranks have given up
 
     async def train(rank: overlap.Rank) -> None:
-        model = a_model(rank, kind, over.wait if rank.rank == 1 else lambda: None)
+        model = a_model(rank, kind, (lambda: never.wait(1.5)) if rank.rank == 1 else lambda: None)
         for _ in range(2):
             for name in ("w", "v"):
                 model.reduce(name, rank.compute(gradient))
             model.step()  # the update
         await model.finish()
 
-    timer = threading.Timer(1.5, over.set)  # a compute cannot be interrupted
-    timer.start()
     with pytest.raises(overlap.StallError) as stall:
         overlap.run(train, ranks=2, timeout_s=0.5)
-    timer.join()
     assert re.search(rf"whose compute 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
 
 

@@ -113,10 +113,9 @@ class SocketRail(Rail):
         if self.dead or self.reading.behind:
             return False
         before = self.read_bytes + self.written_bytes
-        if (
-            not self.idle and not self.owner.departures.contended
-        ):  # whoever issues something urgent must come in between
-            self._write()  # the writing task finds nothing to do then
+        # Of several messages the writing task does: who issues something urgent must come in between.
+        if not (self.idle or self.owner.departures.contended):
+            self._write()
         try:
             self._read_there()  # whatever it stops at, the reading task finds that again in the socket
             while self.reading.behind:  # but frames that have been read only here: nothing may follow them
