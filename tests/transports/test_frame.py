@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports.frame import (
-    CHUNK_BYTES,
     EAGER_BYTES,
     HEADER_LIMIT_BYTES,
     LIMITS,
+    LOCAL_CHUNK_BYTES,
     PREFIX_BYTES,
     UNCHECKED,
     Frame,
@@ -30,7 +30,7 @@ from transports.frame import (
 )
 
 FUZZ_COUNT = 25_000
-PAYLOADS_BYTES = {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: CHUNK_BYTES}
+PAYLOADS_BYTES = {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES}
 
 
 @st.composite
@@ -133,7 +133,7 @@ def test_hostile_headers_are_refused(header: bytes) -> None:
 def test_claims_are_refused_before_anything_they_claim_has_come() -> None:
     with pytest.raises(FrameError, match="a header claims 65 bytes, the limit is 64"):
         parse(prefix(65, 0), 0, PREFIX_BYTES)
-    with pytest.raises(FrameError, match="a payload claims 4294967295 bytes, the limit is 524288"):
+    with pytest.raises(FrameError, match="a payload claims 4294967295 bytes, the limit is 2097152"):
         parse(prefix(5, 2**32 - 1), 0, PREFIX_BYTES)
 
 
@@ -215,7 +215,7 @@ def tried(buffer: bytearray) -> str:
         return "incomplete"
     kind, fields, payload_at, payload_bytes, _ = frame
     assert payload_at <= PREFIX_BYTES + HEADER_LIMIT_BYTES
-    assert payload_bytes <= CHUNK_BYTES
+    assert payload_bytes <= LOCAL_CHUNK_BYTES
     assert len(fields) == len(LIMITS[kind])
     assert all(0 <= field < limit for field, limit in zip(fields, LIMITS[kind], strict=True))
     return "understood"

@@ -11,7 +11,7 @@ import trio
 
 from transports.efa.joining import Connection
 from transports.efa.rail import Owner, Rail, describe
-from transports.frame import CHUNK_BYTES
+from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError
 
 __all__ = ["SocketRail", "StreamRail"]
@@ -127,8 +127,8 @@ class SocketRail(Rail):
         return self.read_bytes + self.written_bytes != before
 
     def _read_there(self) -> _Stop:
-        """Read what is there, a chunk at most, and act on it."""
-        left_bytes = CHUNK_BYTES
+        """Read what is there, as much as a chunk at most, and act on it."""
+        left_bytes = LOCAL_CHUNK_BYTES
         while left_bytes > 0:
             room = self.reading.room()
             try:

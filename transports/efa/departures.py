@@ -7,24 +7,30 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, UNCHECKED, checksum, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, UNCHECKED, checksum, pack
 from transports.matching import Chunk, Limits, MessageKind
 from transports.matching.ends import Stage
 from transports.matching.outgoing import Outgoing
 
-__all__ = ["LIMITS", "ONLY_RAIL_LIMITS", "SINGLE_RAIL_LIMITS", "Departures", "Entry"]
+__all__ = ["LIMITS", "Departures", "Entry", "single_rail_limits"]
 
-#: What both sides of a connection have agreed on, by the version of the handshake.
+#: What both sides of several connections have agreed on, by the version of the handshake.
 LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES)
-
-#: The same where there is one connection only: nothing overtakes on the way, so nobody need ask.
-SINGLE_RAIL_LIMITS = replace(LIMITS, push_bytes=PUSH_BYTES)
-
-#: The same where the process is lost with its connection: nothing can be repeated, so nobody need confirm.
-ONLY_RAIL_LIMITS = replace(SINGLE_RAIL_LIMITS, confirmed=False)
 
 #: What a rail keeps until it has arrived: a small frame, a chunk by reference, None for what need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
+
+
+def single_rail_limits(*, inside: bool, confirmed: bool) -> Limits:
+    """Return the same where there is one connection only: nothing overtakes on the way, so nobody need ask.
+
+    Args:
+        inside: Whether both processes live on one host.
+        confirmed: Whether a process may outlive its connection; otherwise nothing can be repeated, so nobody need say
+            what has arrived.
+    """
+    chunk_bytes = LOCAL_CHUNK_BYTES if inside else CHUNK_BYTES
+    return replace(LIMITS, push_bytes=PUSH_BYTES, chunk_bytes=chunk_bytes, confirmed=confirmed)
 
 
 class Departures:

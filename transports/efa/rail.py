@@ -20,7 +20,7 @@ from transports.efa.departures import Departures, Entry
 from transports.efa.queueing import unsent_bytes
 from transports.efa.reading import Places, Reading
 from transports.efa.sharing import Pace, Standing
-from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
+from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError
 
 __all__ = ["Owner", "Rail"]
@@ -100,7 +100,7 @@ class Rail(ABC):
         self._keep = keep
         self._kept: deque[Entry] = deque()
         self._kept_before = 0  # frames that left earlier and are known to have arrived
-        self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._pace = Pace()
         self._scope = trio.CancelScope()
         self._sleeper: Task | None = None

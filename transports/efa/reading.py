@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from transports.frame import (
-    CHUNK_BYTES,
     EAGER_BYTES,
     HEADER_LIMIT_BYTES,
+    LOCAL_CHUNK_BYTES,
     PREFIX_BYTES,
     FrameError,
     FrameKind,
@@ -71,7 +71,7 @@ class Reading:
     ) -> None:
         self.within_chunk = self.behind = False
         self._places, self._arrived, self._take = places, arrived, take
-        self._staging = memoryview(bytearray(CHUNK_BYTES)) if staged else None
+        self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # what lies between has come, and has not been acted on

@@ -13,7 +13,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.efa.connection import SocketRail, StreamRail
-from transports.efa.departures import LIMITS, ONLY_RAIL_LIMITS, SINGLE_RAIL_LIMITS
+from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.joining import Connection, Joining
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
@@ -131,9 +131,8 @@ class Efa(MatchedTransport):
             report=say,
         )
         self._spared = spared
-        limits = LIMITS if self._joining.rail_count > 1 else SINGLE_RAIL_LIMITS
         self.links: dict[int, EfaLink] = self.make_links(
-            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, limits)
+            lambda other, ranks: EfaLink(other, ranks, self.ranks, self.memory, say, LIMITS)
         )
         for link in self.links.values():
             link.note = note or (lambda _: None)
@@ -202,8 +201,9 @@ class Efa(MatchedTransport):
         alone = self._joining.rail_count == 1
         # a Unix socket lives in the memory of this host: nothing ends it but the process at its other end
         link.watched = self._watched and not (alone and connection.socket.family == socket.AF_UNIX)
-        if alone and not link.watched:
-            link.agree(ONLY_RAIL_LIMITS)
+        if alone:
+            inside = not self._joining.spans_hosts((self.member, link.member))
+            link.agree(single_rail_limits(inside=inside, confirmed=link.watched))
 
     def _rail(self, link: EfaLink, index: int, connection: Connection) -> Rail:
         keep, staged = self._joining.rail_count > 1 or link.watched, not self._peer_direct

@@ -29,7 +29,7 @@ from transports import (
 from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
 from transports.matching.ends import Stage
 from transports.testing import CHECKS
 from transports.tls import Tls
@@ -165,6 +165,39 @@ def test_small_messages_pass_long_ones_at_the_next_chunk() -> None:
     assert heard.count(FrameKind.EAGER) == 1
     assert heard[-1] == FrameKind.CHUNK
     assert heard.index(FrameKind.EAGER) < 60
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rails", "longest_bytes"),
+    [(("a", "a"), 1, LOCAL_CHUNK_BYTES), (("a", "b"), 1, CHUNK_BYTES), (("a", "a"), 2, CHUNK_BYTES)],
+)
+@pytest.mark.parametrize("unix", [True, False])
+def test_chunks_are_long_over_one_connection_inside_a_host(monkeypatch, hosts, unix, rails, longest_bytes) -> None:
+    """Both ways, whoever has dialled; and what they bring is exact."""
+    written: list[int] = []
+    pull = SocketRail.pull
+
+    def noting_pull(rail: SocketRail) -> list[bytes | memoryview]:
+        parts = pull(rail)
+        written.extend(map(len, parts))
+        return parts
+
+    async def main() -> None:
+        world = World(unix=unix, rails=rails)
+        for efa, host in zip(world.efas, hosts, strict=True):
+            monkeypatch.setattr(efa._joining, "identity", host)
+        async with opened(world.efas):
+            for end, other in (world.ends(), world.ends()[::-1]):
+                data, out = random.Random(0).randbytes(PUSH_BYTES + 5), bytearray(PUSH_BYTES + 5)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(end.send, other.rank, 5, data)
+                    nursery.start_soon(other.recv_into, end.rank, 5, out)
+                assert out == data
+                assert max(written) == longest_bytes
+                written.clear()
+
+    monkeypatch.setattr(SocketRail, "pull", noting_pull)
+    run(main)
 
 
 def test_an_urgent_message_stays_behind_its_elders_of_the_same_lane() -> None:
