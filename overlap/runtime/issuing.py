@@ -272,6 +272,7 @@ class Issuer:
             here = (
                 not context.closed
                 and port.stream.has_room
+                and not port.stream.listens
                 and not context.deadlines.wakes(operation.deadline_s)
                 and port.communicator.at_once(operation)
             )

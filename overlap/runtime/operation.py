@@ -93,6 +93,10 @@ class Lane(Protocol):
     def has_room(self) -> bool:
         """Whether an operation would start at once, and its end start no other."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether somebody is to be told that an operation ends: one that waits for room, or the end of the rank."""
+
     def enqueue(self, operation: Operation) -> None:
         """Start an operation now if there is room, else when its turn comes."""
 
@@ -323,8 +327,8 @@ class CollectiveFuture(Request[T_co]):
 
     @property
     def heard(self) -> bool:
-        """Whether tasks or callbacks are to be told of its end, which only the loop may do."""
-        return self._waiters is not None or self._callbacks is not None
+        """Whether tasks, callbacks, or others are to be told of its end, which only the loop may do."""
+        return self._waiters is not None or self._callbacks is not None or self.port.stream.listens
 
     def _share(self) -> None:
         """See to it that nobody changes what others may have, too."""

@@ -57,6 +57,11 @@ class Stream:
         """Whether an operation would start at once, and its end start no other."""
         return self._active < self.window
 
+    @property
+    def listens(self) -> bool:
+        """Whether somebody is to be told that an operation ends: one that waits for room, or the end of the rank."""
+        return bool(self._waiting) or self._outstanding.draining
+
     def enqueue(self, operation: Operation) -> None:
         """Start `operation` now if the window has room, else when its turn comes."""
         self._outstanding.operations[operation] = None

@@ -10,8 +10,11 @@ import pytest
 import trio
 
 import overlap
+from overlap.runtime.engine.host_run import HostRun
 from overlap.runtime.engine.small_run import SmallAllReduce
 from overlap.runtime.handover import Handover
+from overlap.runtime.operation import CollectiveFuture
+from transports.shared_memory.watchman import Watchman
 
 from .connecting import TIMEOUT_S, connected
 
@@ -103,6 +106,52 @@ def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.Monkey
 
     connected(program, 2)
     assert ended_by
+
+
+def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an input is read, a rank has a slice to reduce and one to collect: the loop need not be woken between."""
+    followed_by = set[str]()
+    stepped = HostRun._stepped
+
+    def step(run: HostRun) -> None:
+        followed_by.add(threading.current_thread().name)
+        stepped(run)
+
+    monkeypatch.setattr(HostRun, "_stepped", step)
+
+    def program(world: overlap.Connection) -> None:
+        x = np.ones(SIZES["read"])
+        while True:  # until it has happened once; the time-out bounds it
+            world.rank.all_reduce(x, timeout_s=TIMEOUT_S).result(TIMEOUT_S)
+            mine = np.array(any(name.startswith("overlap-reduce") for name in followed_by))
+            if world.rank.all_reduce(mine, op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    connected(program, 2)
+
+
+def test_what_waits_for_room_begins_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may end what was in the window, but what follows may need a task."""
+    activated_by = set[str]()
+    activate = CollectiveFuture.activate_late
+
+    def late(operation: CollectiveFuture[Any]) -> None:
+        activated_by.add(threading.current_thread().name)
+        activate(operation)
+
+    monkeypatch.setattr(CollectiveFuture, "activate_late", late)
+    monkeypatch.setattr(Watchman, "patience", lambda _: 1.0)  # who waits sees the other come
+
+    def program(world: overlap.Connection) -> list[float]:
+        rank, x, found = world.rank, np.ones(1), list[float]()
+        stream = rank.stream("narrow", window=1)
+        for _ in range(ROUNDS):
+            futures = [rank.all_reduce(x, stream=stream), rank.broadcast(x, stream=stream)]
+            found += [float(future.result(TIMEOUT_S)[0]) for future in futures]
+        return found
+
+    assert connected(program, 2) == [[2.0, 1.0] * ROUNDS] * 2
+    assert activated_by <= {"overlap rank 0", "overlap rank 1"}
 
 
 def test_threads_of_all_kinds_get_what_is_theirs() -> None:

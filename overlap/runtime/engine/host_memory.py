@@ -15,7 +15,7 @@ from ...collectives.kinds import Collective
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
-from .host_run import COPIED_BYTES, HostRun
+from .host_run import HostRun
 from .meeting import Common, Meeting
 from .shared_run import SharedRun
 from .small_run import SmallAllReduce
@@ -56,7 +56,7 @@ class HostMemory:
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may go on, without a task that is started or woken."""
         meeting, call = self._meetings.get(communicator), operation.call
-        if meeting is None or call.kind in _TELLING or call.nbytes > COPIED_BYTES:
+        if meeting is None or call.kind in _TELLING:
             return False
         return meeting.board.ready and meeting.board.usable and meeting.board.lost is None
 

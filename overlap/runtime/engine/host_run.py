@@ -210,12 +210,23 @@ class HostRun(Looking):
             self._stepped()
             return
         self._working = True
-        token = self._meeting.common.token
-        self._meeting.common.workers.submit(
-            work, lambda error: token.run_sync_soon(self._worked, error), priority=self._operation.urgency
-        )
+        self._meeting.common.workers.submit(work, self._worked_there, priority=self._operation.urgency)
+
+    def _worked_there(self, error: BaseException | None) -> None:
+        """Go on in the thread that did the last piece, if the loop sleeps: it need not be woken for every step."""
+        handover = self._operation.context.handover
+        if error is not None or not handover.enter():
+            self._meeting.common.token.run_sync_soon(self._worked, error)
+            return
+        try:
+            self._worked(None)
+        finally:
+            handover.leave()
 
     def _worked(self, error: BaseException | None) -> None:
+        if self._cancelled and get_ident() != self._operation.context.thread:
+            self._meeting.common.token.run_sync_soon(self._worked, error)
+            return
         self._working = False
         if self._cancelled:
             self.cancel()
@@ -330,6 +341,10 @@ class HostRun(Looking):
         self._meeting.common.fall_back(self._meeting.communicator, self._match)
 
     def _end(self, error: BaseException | None) -> None:
+        if self._operation.heard and get_ident() != self._operation.context.thread:
+            self._working = True  # until then
+            self._operation.context.from_thread(self._end, error)
+            return
         self._close()
         self._operation.stopped()
         settle(self._meeting.communicator, self._match, self._operation, error)
