@@ -11,13 +11,16 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # -- properties --------------------------------------------------------------------------------------------------
 
-settings.register_profile("everyday", derandomize=True, max_examples=40)  # the same cases in each run
-settings.register_profile("thorough", derandomize=True)
-settings.register_profile("fresh", print_blob=True)  # others in each run; --hypothesis-seed repeats them
+# How long an example takes, or is in the making, says how busy the computer is, and nothing about what is tested.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_PATIENT = settings.get_profile("patient")
+settings.register_profile("everyday", _PATIENT, derandomize=True, max_examples=40)  # the same cases in each run
+settings.register_profile("thorough", _PATIENT, derandomize=True)
+settings.register_profile("fresh", _PATIENT, print_blob=True)  # others in each run; --hypothesis-seed repeats them
 settings.load_profile("everyday")
 
 # -- what is slow ------------------------------------------------------------------------------------------------

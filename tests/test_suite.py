@@ -8,6 +8,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 VALUES = (range(5), range(4), range(3))
@@ -49,6 +50,13 @@ def cases(output: str) -> set[tuple[int, ...]]:
 
 def pairs(found: set[tuple[int, ...]]) -> set[object]:
     return {pair for case in found for pair in combinations(enumerate(case), 2)}
+
+
+@pytest.mark.parametrize("profile", ["everyday", "thorough", "fresh"])
+def test_no_property_fails_because_the_computer_is_busy(profile: str) -> None:
+    chosen = settings.get_profile(profile)
+    assert chosen.deadline is None
+    assert HealthCheck.too_slow in chosen.suppress_health_check
 
 
 @pytest.mark.slow

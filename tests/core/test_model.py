@@ -266,7 +266,7 @@ class WireMachine(Machine):
     wire = True
 
 
-FEW = settings(max_examples=30, stateful_step_count=40, deadline=None)
+FEW = settings(max_examples=30, stateful_step_count=40)
 TestInMemory = Machine.TestCase
 TestInMemory.settings = FEW
 TestOverAWire = WireMachine.TestCase

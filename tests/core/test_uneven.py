@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import overlap
@@ -169,7 +169,7 @@ def random_cases(draw: st.DrawFn) -> tuple[int, str, list[Uneven]]:
     ]  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(random_cases())
 def test_random_counts(drawn: tuple[int, str, list[Uneven]]) -> None:
     size, path, todo = drawn

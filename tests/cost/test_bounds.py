@@ -26,7 +26,7 @@ def cluster(name, nodes):
     return topology.cluster(name, nodes=nodes, ranks=8 * nodes if name == "local" else None)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sampled_from(MACHINES), st.sampled_from(KINDS), st.sampled_from((2, 3)), SIZES)
 def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
     """All that an option puts on a wire, or moves in a memory, takes its time there, however it is cut."""
@@ -125,7 +125,7 @@ class Wires:
         return now_s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 4), st.booleans())
 def test_pieces_take_what_their_execution_takes(phases, slices, common):
     """Of a phase every wire is busy while it works, or none that another needs; steps are small against phases."""

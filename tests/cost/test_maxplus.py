@@ -44,7 +44,7 @@ def test_equal_to_plain_python(collective, algorithm, contention):
         assert np.abs(found.finish_s * 1e12 - np.array(slow)).max() <= table.steps
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 9), st.lists(st.integers(0, 10**8), min_size=9, max_size=9), st.integers(1, 10**6))
 def test_repeating_without_computing_is_exact(size, late, slot_bytes):
     """A ring whose repeated steps are written out is never in a steady state that could be jumped over."""

@@ -84,7 +84,7 @@ def test_what_is_not_there_is_refused(tmp_path):
     assert str(caught.value) == f"{tmp_path / 'x'}: No such file or directory"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=8)), max_size=20))
 def test_damage_of_any_kind_is_refused_or_read(tmp_path, sample, damage):
     file, data = tmp_path / "x.flight", bytearray(sample)

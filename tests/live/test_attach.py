@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair
 
@@ -317,7 +317,6 @@ def test_a_look_costs_a_member_a_hundredth_of_the_time_to_the_next():
 # -- hostile bytes ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(at=st.integers(0, 10_000), to=st.integers(0, 255))
 def test_a_changed_byte_is_refused_or_read(blob, at, to):
     data = bytearray(blob)

@@ -4,7 +4,7 @@ from collections import deque
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import topology
@@ -226,7 +226,6 @@ grids = st.lists(st.integers(1, 5), min_size=1, max_size=3).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(grids, st.data())
 def test_paths_on_any_grid_are_shortest(grid, data):
     places = st.integers(0, grid.size - 1)
@@ -243,7 +242,6 @@ def test_half_way_round_a_ring_both_directions_are_used():
     assert [ring.path(place, (place + 2) % 4)[1] for place in range(4)] == [1, 0, 3, 2]
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.data())
 def test_paths_on_any_connected_graph_are_shortest(n, data):
     tree = [(data.draw(st.integers(0, d - 1)), d) for d in range(1, n)]

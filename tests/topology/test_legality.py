@@ -261,7 +261,7 @@ def test_legal_groups_of_a_size():
 clusters = st.sampled_from([name for name in topology.names() if name != "local"]).map(topology.cluster)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(clusters, st.data())
 def test_suggestions_are_always_legal(cluster, data):
     ranks = data.draw(st.sets(st.integers(0, cluster.world_size - 1), min_size=2, max_size=12))

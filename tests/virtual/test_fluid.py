@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.virtual import fluid
@@ -194,7 +194,6 @@ def crowds(draw):
     return [flow(n, 100, draw(needs)) for n in range(draw(st.integers(1, 6)))]
 
 
-@settings(deadline=None)
 @given(crowds())
 def test_rates_are_max_min_fair(flows):
     """Nothing is overfull, and whoever is below its need meets a full resource on which nobody has risen further.
@@ -230,7 +229,6 @@ def queues(draw):
     return flows
 
 
-@settings(deadline=None)
 @given(queues())
 def test_one_by_one_and_at_once_give_the_same_bits(flows):
     assert few(flows, range(5)) == many(flows, range(5))
@@ -254,7 +252,6 @@ def test_who_shares_nothing_scarce_is_left_alone(monkeypatch):
     assert shared == [(["a", "b"], [0]), (["c", "d"], [1])]
 
 
-@settings(deadline=None)
 @given(st.lists(crowds(), min_size=1, max_size=3))
 def test_each_crowd_gets_what_it_would_get_among_all(groups):
     """Crowds on wires of their own, which start one after the other: rates are those that all at once would get."""

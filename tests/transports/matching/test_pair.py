@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transports.bounce import BounceBuffers
@@ -146,7 +146,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=60), st.booleans(), st.sampled_from(((None, 0), (None, 9), (1, 0))))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 def test_every_message_meets_its_receive_and_no_other(
     steps: list[tuple[str, *tuple[int, ...]]], confirmed: bool, places_and_push_bytes: tuple[int | None, int]
 ) -> None:
