@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 
 from .issuing import Issuing, Tensors, listed, nested
-from .tensors import Array, copy_blocks, flat_input, flat_output, one_tensor, same_kind
+from .tensors import copy_blocks, flat_input, flat_output, one_tensor, same_kind
 from .work import Handle, Joined, Work
 
 __all__ = ["Copies"]
@@ -99,7 +100,7 @@ class Copies(Issuing):
         output = one_tensor(listed(outputs), "output_tensors")
         src = opts if isinstance(opts, int) else root if root is not None else int(opts.rootRank)
         limit = self._limit(opts, timeout)
-        whole: Array | None = None
+        out, place = flat_output(output)
         if self._group.rank == src:
             parts = nested(inputs, "input_tensors")
             self._check_count(parts, "input_tensors")
@@ -108,5 +109,6 @@ class Copies(Issuing):
             whole = flat_input(torch.cat([part.reshape(-1) for part in parts]))
         elif inputs and inputs != [[]]:
             raise ValueError(f"input_tensors: only rank {src}, which scatters, has any; pass none")
-        out, place = flat_output(output)
+        else:  # nobody reads it, but it says what travels: to ask for that takes 0.8 ms (8 bytes: 0.1 ms without)
+            whole = np.empty(out.size * self._group.size, out.dtype)
         return Work(self._issue(place, "scatter", whole, src, out, limit=limit), [output])

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import overlap
+from overlap.collectives.kinds import Collective
 from overlap.runtime.engine.host_run import HostRun
 from overlap.runtime.engine.small_run import SmallAllReduce
 from overlap.runtime.handover import Handover
@@ -19,6 +20,7 @@ from transports.shared_memory.watchman import Watchman
 from .connecting import TIMEOUT_S, connected
 
 ROUNDS = 60
+POOL = "ThreadPoolExecutor"  # as threads are called in which programs run
 
 
 # On the board, in memory that all map, and where they are read: elements of float64, with what threads may do of them.
@@ -128,6 +130,30 @@ def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyP
                 return
 
     connected(program, 2)
+
+
+def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it gives something to all others or takes something from one of them."""
+    begun_by = dict[Collective, set[str]]()
+    start = HostRun.start
+
+    def started(run: HostRun) -> None:
+        begun_by.setdefault(run._call.kind, set()).add(threading.current_thread().name.split("-")[0])
+        start(run)
+
+    monkeypatch.setattr(HostRun, "start", started)
+
+    def program(world: overlap.Connection) -> None:
+        x, out = np.ones(2), np.empty(1)
+        while True:  # until each has happened once; the time-out bounds it
+            world.rank.broadcast(x, out=x).result(TIMEOUT_S)
+            world.rank.scatter(x, out=out).result(TIMEOUT_S)
+            here = [POOL in begun_by[kind] for kind in (Collective.BROADCAST, Collective.SCATTER)]
+            if world.rank.all_reduce(np.array(all(here)), op="bor", timeout_s=TIMEOUT_S).result(TIMEOUT_S):
+                return
+
+    connected(program, 2)
+    assert all(POOL in threads for threads in begun_by.values())
 
 
 def test_what_waits_for_room_begins_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

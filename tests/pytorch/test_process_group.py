@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
 
+from overlap.remote.saying import Saying  # noqa: E402
+from overlap.runtime.dispute import Voice  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 
 from .pairs import Ranks, ranks  # noqa: E402
@@ -107,6 +109,31 @@ def test_gathers_and_scatters(pair: Ranks) -> None:
 
     both = [[0, 10], [1, 11]]
     assert pair.do(call) == [[both, 1, 1, both], [both, 21, 11, [[0, 0], [0, 0]]]]
+
+
+def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who receives has a tensor that says it; once one rank has asked, every call of a root is told to all."""
+    asked = list[object]()
+    tell = Saying.tell_call
+
+    def telling(saying: Saying, communicator: int, seq: int, said: Voice, *, count: int = 1) -> None:
+        if said.call.dtype is None:
+            asked.append(said)
+        tell(saying, communicator, seq, said, count=count)
+
+    monkeypatch.setattr(Saying, "tell_call", telling)
+
+    def run(group: ProcessGroup) -> list[list[float]]:
+        one, x = torch.zeros(1), torch.tensor([5.0, 6.0])
+        group.scatter(
+            [one], [[x[:1], x[1:]]] if group.rank() == 1 else [], options(dist.ScatterOptions, rootRank=1)
+        ).wait()
+        many = x * (1 + group.rank())
+        group.broadcast([many], options(dist.BroadcastOptions, rootRank=1)).wait()
+        return [one.tolist(), many.tolist()]
+
+    assert pair.do(run) == [[[5.0], [10.0, 12.0]], [[6.0], [10.0, 12.0]]]
+    assert asked == []
 
 
 def test_coalesced_operations_travel_as_one_unless_they_are_large(pair: Ranks) -> None:

@@ -22,9 +22,6 @@ from .small_run import SmallAllReduce
 
 __all__ = ["HostMemory"]
 
-# Of these, ranks that only receive are told what travels.
-_TELLING = (Collective.BROADCAST, Collective.SCATTER)
-
 
 class HostMemory:
     """Carries out operations whose ranks are in several processes of this host.
@@ -55,8 +52,8 @@ class HostMemory:
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may go on, without a task that is started or woken."""
-        meeting, call = self._meetings.get(communicator), operation.call
-        if meeting is None or call.kind in _TELLING:
+        meeting = self._meetings.get(communicator)
+        if meeting is None or not operation.call.settled:  # it has to be told what travels
             return False
         return meeting.board.ready and meeting.board.usable and meeting.board.lost is None
 
