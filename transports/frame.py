@@ -53,8 +53,7 @@ CHUNK_BYTES = 512 << 10
 #: The same inside one host, over a single connection: 0.5 ms at 4 GB/s. What a chunk costs in Python, 60 us, counts
 #: there where processes share cores: all_reduce of 4 MiB among 4 on two takes 7 ms, in pieces of 512 KiB 8.9.
 LOCAL_CHUNK_BYTES = 2 << 20
-#: Over a single connection messages up to this length follow their announcement unasked. One that comes before its
-#: receive is copied once more.
+#: Messages up to this length follow their announcement unasked. One that comes before its receive is copied once more.
 PUSH_BYTES = 4 << 20
 #: The longest header that this version writes has 43 bytes.
 HEADER_LIMIT_BYTES = 64

@@ -73,6 +73,12 @@ class SocketRail(Rail):
         if self.dead:
             raise trio.ClosedResourceError
         self._write()
+        self.owner.settle()  # what this one leaves to others is theirs
+
+    @property
+    def begun_bytes(self) -> int:
+        """How much of what it has begun to write the system has not taken."""
+        return sum(map(len, self._parts))
 
     def _write(self) -> None:
         parts = self._parts or self.pull()

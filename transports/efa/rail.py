@@ -135,7 +135,13 @@ class Rail(ABC):
 
     def standing(self) -> Standing:
         """Return how fast it is, and how much waits on it."""
-        return self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
+        return standing._replace(waiting_bytes=standing.waiting_bytes + self.begun_bytes)
+
+    @property
+    def begun_bytes(self) -> int:
+        """How much of what it has begun to write the system has not taken."""
+        return 0
 
     @property
     def owes(self) -> bool:

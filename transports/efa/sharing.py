@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 __all__ = ["Pace", "Standing", "holds_back", "holds_up"]
 
-# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s.
+# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. Shorter messages only show that a
+# rail is no slower; in less time than the second, what a switch had room for.
 _WINDOW_S = 0.005
+_SHORT_S = 0.001
 # What waits is busy work only from here on: the last packets of less are acknowledged late.
 _BUSY_BYTES = 64 << 10
 # Small frames may wait so much longer than on the best rail, which may not have room for them now.
@@ -47,6 +49,9 @@ class Pace:
         """Take note of how much has been written and how much of it waits; say what follows."""
         delivered = written_bytes - waiting_bytes
         if waiting_bytes < _BUSY_BYTES:
+            if self._begun is not None and now_s - self._begun[0] >= _SHORT_S:
+                begun_s, _, delivered_before = self._begun
+                self._bytes_per_s = max(self._bytes_per_s, (delivered - delivered_before) / (now_s - begun_s))
             self._begun = None
         elif self._begun is None:
             self._begun = now_s, written_bytes, delivered
@@ -67,12 +72,13 @@ class Pace:
 def holds_back(mine: Standing, others: Sequence[Standing], *, due_bytes: int, chunk_bytes: int) -> bool:
     """Whether a chunk would arrive later on a rail than on the others, if they took all that is due.
 
-    Never so for the fastest rail: somebody takes it.
+    Never so for that one of the fast rails on which least waits: somebody takes it.
     """
+    nbytes = min(due_bytes, chunk_bytes)
     known = _faster(mine, others)
     if not known:
-        return False
-    nbytes = min(due_bytes, chunk_bytes)
+        equals = [other.waiting_bytes for other in others if not _faster(other, (mine, *others))]
+        return mine.waiting_bytes > min(equals, default=mine.waiting_bytes) + nbytes // 2
     together = Standing(sum(o.bytes_per_s for o in known), sum(o.waiting_bytes for o in known)).time_s(due_bytes)
     return mine.time_s(nbytes) > max(together, min(other.time_s(nbytes) for other in known))
 

@@ -40,9 +40,9 @@ class Efa(MatchedTransport):
 
     Messages of up to `frame.EAGER_BYTES` leave at once, and wait at the receiver if it is late (up to
     `Limits.budget_bytes` for each pair of processes). Longer ones travel in chunks, from the sender's memory into the
-    receiver's: over a single rail those of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
-    budget, and others wait for their receive. Over several rails all wait, and then take all rails; a send of these
-    returns when all has arrived, over a single rail when the system has taken it, unless it may have to be repeated.
+    receiver's, over all rails: those of up to `frame.PUSH_BYTES` follow their announcement at once, within the same
+    budget, and others wait for their receive. A send of these returns when all has arrived; over a single rail when the
+    system has taken it, unless it may have to be repeated.
     One that is cancelled asks the receiver whether that is in time, so it ends a round trip later. A rail that dies is
     dialled again until it is back, and what has not arrived is sent again, once, over those that live; the last one is
     waited for where somebody else knows that the process at its other end lives, see `watched`.

@@ -5,7 +5,9 @@
 #   protocol   the kinds of messages, the limits, and the error for what breaks the rules
 #   ends       one end of a message: a send or a receive, and how it ended
 #   outgoing   what leaves for the other process, most urgent first, within its credit
+#   budget     what has come unasked, counted
 #   arrivals   messages that are here before their receives
+#   overtaking chunks that are here before their announcement
 #   incoming   what comes from it, in order, and the receives that wait
 #   engine     both halves: one for every other process
 #

@@ -130,7 +130,7 @@ class Receive(_End):
         matched: A message has been found for it; from here on it is finished first, whatever is cancelled.
         missing_bytes: What has not arrived yet.
         consume: Takes each chunk of a lent message as it comes: its offset, and its bytes, which are there for the
-            length of the call. Only where chunks come one after the other, see `Limits.push_bytes`.
+            length of the call. Only where chunks come one after the other, see `Limits.ordered`.
         rolling: Its chunks arrive in the same memory, one after the other.
         detour: Where its bytes arrive, if they began to before it was there; they are copied at the end.
         seen: Offsets of the chunks that have arrived.

@@ -12,7 +12,9 @@ from itertools import chain
 
 from transports.bounce import BounceBuffers
 from transports.matching.arrivals import Arrival, pop
+from transports.matching.budget import Budget
 from transports.matching.ends import Lane, Receive
+from transports.matching.overtaking import Overtaking
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
 __all__ = ["Incoming"]
@@ -52,11 +54,11 @@ class Incoming:
         self._answer = answer
         self._line: dict[int, Receive] = {}  # matched, by number, until one of the places is free
         self._next_number = 0
-        self._early: dict[int, tuple[Lane, int, bytes | None]] = {}
+        self._early: dict[int, tuple[Lane, Arrival]] = {}  # before their turn
+        self._overtaking = Overtaking(limits, memory)
         self._offers: dict[int, Lane] = {}  # those in `arrived`
         self._withdrawn: set[int] = set()  # before they were offered
-        self._used_bytes = 0  # of the budget, as the other side sees it
-        self._free_bytes = 0  # of these, what it may be told to use again
+        self._budget = Budget(limits, answer)
         self._watchers: dict[Lane, list[Callable[[], None]]] = {}
 
     @property
@@ -83,7 +85,7 @@ class Incoming:
 
     def eager(self, fields: Sequence[int], payload: memoryview) -> None:
         """Take a message with its bytes, which are copied."""
-        self._spend(payload.nbytes)
+        self._budget.spend(payload.nbytes)
         number, src, dst, tag = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
@@ -101,25 +103,20 @@ class Incoming:
     def push(self, number: int, src: int, dst: int, tag: int, nbytes: int) -> None:
         """Take the announcement of a long message that follows unasked, and make room for it if nobody waits."""
         lane = (src, dst, tag)
-        self._check_lane(lane)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
-        if number != self._next_number:
+        if number != self._next_number and self._limits.ordered:
             raise ProtocolError(f"message {number} comes unasked, before its turn")
-        self._spend(nbytes)
-        self._next_number += 1
+        self._check(number, lane)
+        self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)
         self.filling[number] = pushed
-        if lane not in self.posted:
+        if number != self._next_number or lane not in self.posted:
             pushed.view = self._memory.take(nbytes)
-        self._arrive(lane, Arrival(number=number, nbytes=nbytes, pushed=pushed))
-        if self._early:
-            self._catch_up()
-
-    def _spend(self, nbytes: int) -> None:
-        self._used_bytes += nbytes + self._limits.overhead_bytes
-        if self._used_bytes > self._limits.budget_bytes:
-            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
+        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, pushed=pushed)
+        self._catch_up()
+        for offset in self._overtaking.whole(number):
+            self._move(number, offset)
 
     def withdraw(self, number: int) -> None:
         """Forget an offer that no receive has met; if one has, the message is finished instead."""
@@ -151,24 +148,22 @@ class Incoming:
         return True
 
     def _announced(self, number: int, lane: Lane, nbytes: int, payload: bytes | None) -> None:
-        self._check_lane(lane)
-        if number < self._next_number or number in self._early:
-            raise ProtocolError(f"message {number} is announced twice")
+        self._check(number, lane)
         if len(self._early) + len(self._offers) >= self._limits.waiting:
             raise ProtocolError(f"more than {self._limits.waiting} messages wait to be received")
-        self._early[number] = (lane, nbytes, payload)
+        self._early[number] = lane, Arrival(number=number, nbytes=nbytes, payload=payload)
         self._catch_up()
 
-    def _check_lane(self, lane: Lane) -> None:
+    def _check(self, number: int, lane: Lane) -> None:
+        if number < self._next_number or number in self._early:
+            raise ProtocolError(f"message {number} is announced twice")
         if lane[0] not in self._srcs or lane[1] not in self._dsts:
             raise ProtocolError(f"a message from rank {lane[0]} to rank {lane[1]}, who do not live there and here")
 
     def _catch_up(self) -> None:
         while (early := self._early.pop(self._next_number, None)) is not None:
-            lane, nbytes, payload = early
-            arrival = Arrival(number=self._next_number, nbytes=nbytes, payload=payload)
             self._next_number += 1
-            self._arrive(lane, arrival)
+            self._arrive(*early)
 
     def _arrive(self, lane: Lane, arrival: Arrival) -> None:
         if arrival.number in self._withdrawn and arrival.payload is None and arrival.pushed is None:
@@ -272,11 +267,11 @@ class Incoming:
     @property
     def _in_order(self) -> bool:
         """Whether chunks come one after the other."""
-        return self._limits.push_bytes > 0 or self._limits.fetched
+        return (self._limits.push_bytes > 0 and self._limits.ordered) or self._limits.fetched
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
         """Let a receive have a message that follows unasked, all or part of which may be here."""
-        self._free(arrival.nbytes)
+        self._budget.free(arrival.nbytes)
         if arrival.nbytes != receive.nbytes:
             receive.disagree(sent_bytes=arrival.nbytes, expected_bytes=receive.nbytes)
             if pushed.view is None and pushed.lent is None:  # its bytes still come, for nobody
@@ -313,7 +308,7 @@ class Incoming:
         receive.finish(receive.view if receive.lend else None)
 
     def _hand_over(self, receive: Receive, payload: memoryview) -> None:
-        self._free(payload.nbytes)
+        self._budget.free(payload.nbytes)
         if payload.nbytes != receive.nbytes:
             receive.disagree(sent_bytes=payload.nbytes, expected_bytes=receive.nbytes)
         elif receive.view is None:
@@ -321,13 +316,6 @@ class Incoming:
         else:
             receive.view[:] = payload
             receive.finish(None)
-
-    def _free(self, nbytes: int) -> None:
-        self._free_bytes += nbytes + self._limits.overhead_bytes
-        if self._free_bytes >= self._limits.budget_bytes // 4:
-            self._used_bytes -= self._free_bytes
-            self._answer(MessageKind.CREDIT, self._free_bytes)
-            self._free_bytes = 0
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -337,6 +325,15 @@ class Incoming:
         Raises:
             ProtocolError: It belongs nowhere, or is there already.
         """
+        if self._overtaking.has(number, offset) or self._may_overtake(number):
+            return self._overtaking.place(number, offset, nbytes)
+        return self._belongs(number, offset, nbytes)
+
+    def _may_overtake(self, number: int) -> bool:
+        """Whether a chunk may belong to a message that is yet to be announced."""
+        return not self._limits.ordered and number >= self._next_number and number not in self._early
+
+    def _belongs(self, number: int, offset: int, nbytes: int) -> memoryview:
         receive = self.filling.get(number)
         if receive is None or receive.view is None:
             raise ProtocolError(f"a chunk of message {number}, which nobody has accepted")
@@ -349,6 +346,11 @@ class Incoming:
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
+        if self._overtaking.has(number, offset):
+            self._overtaking.filled(number, offset)
+            if number in self.filling:
+                self._move(number, offset)
+            return
         receive = self.filling.get(number)
         if receive is None or offset in receive.seen:
             raise ProtocolError(f"the chunk of message {number} at {offset} has come twice")
@@ -364,6 +366,12 @@ class Incoming:
                 self._answer(MessageKind.TAKEN, number)
             self._finish(receive)
             self._accept_next()
+
+    def _move(self, number: int, offset: int) -> None:
+        """Put a chunk that came before its announcement where it belongs."""
+        nbytes = self._overtaking.length(number, offset)
+        self._overtaking.move(number, offset, self._belongs(number, offset, nbytes))
+        self.filled(number, offset, nbytes)
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
@@ -382,6 +390,7 @@ class Incoming:
             left += self.filling.values()
             self.filling.clear()
         self._early.clear()
+        self._overtaking.clear()
         self._offers.clear()
         self._withdrawn.clear()
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}

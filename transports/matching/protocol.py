@@ -45,7 +45,9 @@ class Limits:
         eager_bytes: Messages up to this length travel at once, longer ones when the receiver has named their place.
         chunk_bytes: Longer ones are cut in pieces of this length.
         push_bytes: Messages that are longer than eager ones and up to this length follow their announcement unasked, as
-            far as the budget goes; where nothing that is said later overtakes on the way. 0: none do.
+            far as the budget goes. 0: none do.
+        ordered: What is said arrives in the order in which it was said. Otherwise announcements may overtake each
+            other, and chunks the announcement of their message.
         budget_bytes: Data that one process may have lying unreceived at the other, before it must ask for each further
             message.
         overhead_bytes: What one waiting message costs beyond its bytes, so that empty ones are not free either.
@@ -61,6 +63,7 @@ class Limits:
     eager_bytes: int
     chunk_bytes: int
     push_bytes: int = 0
+    ordered: bool = True
     budget_bytes: int = 16 << 20
     overhead_bytes: int = 256
     waiting: int = 1 << 20

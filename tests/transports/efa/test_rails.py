@@ -15,7 +15,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.promises import assert_kept
-from transports import LinkLostError
+from transports import Call, LinkLostError
 from transports.efa import rail
 from transports.efa.acknowledged import LOST_S, Flight, Look, look
 from transports.efa.connection import SocketRail
@@ -47,6 +47,24 @@ def cut_after(rail: Rail, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return count
 
     monkeypatch.setattr(rail, "receive", receive_less, raising=False)
+
+
+def test_each_chunk_goes_to_the_rail_on_which_least_waits() -> None:
+    """Whatever room the first one has: what stood behind another chunk there would come later."""
+
+    async def main() -> None:
+        world = World(rails=3)
+        async with opened(world.efas):
+            a, b = world.ends()
+            ended: list[Call] = []
+            a.starter(1).begin_send(1, 5, bytes(3 * CHUNK_BYTES), done=ended.append)
+            begun = [rail.written_bytes + rail.begun_bytes for rail in rails_of(world, 0)]
+            assert min(begun) >= CHUNK_BYTES  # before anything has come there
+            await b.recv_into(0, 5, bytearray(3 * CHUNK_BYTES))
+            while not ended:
+                await trio.lowlevel.checkpoint()
+
+    run(main)
 
 
 @pytest.mark.every(3)

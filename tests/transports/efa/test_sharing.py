@@ -20,6 +20,16 @@ def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
     assert pace.standing(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
 
 
+def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
+    pace = Pace()
+    pace.standing(0.0, MB, MB)
+    assert pace.standing(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
+    pace.standing(0.0, 2 * MB, MB)
+    assert pace.standing(0.01, 2 * MB, 0).bytes_per_s == 100 * MB
+    pace.standing(0.02, 3 * MB, MB)
+    assert pace.standing(0.07, 3 * MB, 0).bytes_per_s == 100 * MB  # it may have been idle
+
+
 def test_the_last_packets_of_a_message_tell_nothing() -> None:
     pace = Pace()
     pace.standing(0.0, 2 * MB, 2 * MB)
@@ -46,7 +56,10 @@ FAST, SLOW = 100 * MB, 10 * MB
         (Standing(SLOW, 0), [Standing(FAST, 0)], 20 * CHUNK, False),  # the other one is busy for longer
         (Standing(SLOW, CHUNK), [Standing(FAST, 0)], 15 * CHUNK, True),
         (Standing(FAST, 0), [Standing(SLOW, 0)], CHUNK, False),
-        (Standing(FAST, MB), [Standing(FAST, 0)], CHUNK, False),  # equals share
+        (Standing(FAST, MB), [Standing(FAST, 0)], CHUNK, True),  # equals share
+        (Standing(FAST, CHUNK // 2), [Standing(FAST, 0)], CHUNK, False),
+        (Standing(FAST, MB), [Standing(FAST, MB), Standing(SLOW, 0)], CHUNK, False),  # and no one that is slow does
+        (Standing(0.0, MB), [Standing(0.0, 0)], CHUNK, True),
         (Standing(0.0, 0), [Standing(FAST, 0)], CHUNK, False),  # nobody knows yet
         (Standing(SLOW, 0), [Standing(0.0, 0)], CHUNK, False),
         (Standing(SLOW, 0), [Standing(FAST, MB), Standing(FAST, 2 * MB)], CHUNK, True),

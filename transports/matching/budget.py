@@ -1,0 +1,41 @@
+"""How much one process has lying at the other unreceived, as the receiver counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transports.matching.protocol import Limits, MessageKind, ProtocolError
+
+__all__ = ["Budget"]
+
+
+class Budget:
+    """What has come unasked, and what of it the sender may be told to use again.
+
+    Args:
+        limits: What both sides have agreed on.
+        answer: Says something to the other process.
+    """
+
+    def __init__(self, limits: Limits, answer: Callable[..., None]) -> None:
+        self._limits, self._answer = limits, answer
+        self._used_bytes = 0  # as the other side sees it
+        self._free_bytes = 0  # of these, what has been received and not been told
+
+    def spend(self, nbytes: int) -> None:
+        """Count a message that has come.
+
+        Raises:
+            ProtocolError: It was too much.
+        """
+        self._used_bytes += nbytes + self._limits.overhead_bytes
+        if self._used_bytes > self._limits.budget_bytes:
+            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
+
+    def free(self, nbytes: int) -> None:
+        """Count one that has been received, and tell the sender now and then."""
+        self._free_bytes += nbytes + self._limits.overhead_bytes
+        if self._free_bytes >= self._limits.budget_bytes // 4:
+            self._used_bytes -= self._free_bytes
+            self._answer(MessageKind.CREDIT, self._free_bytes)
+            self._free_bytes = 0
