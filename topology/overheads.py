@@ -83,7 +83,7 @@ class Overheads:
         cut_through: share of a wire's latency that counts where bytes only pass through a device on their way; 1 if
             absent.
         memory_bytes_per_s: what reads and writes of all ranks of a node get together, where they share one memory and
-            the chip names none.
+            the chip names none; where nodes are processes that share `cores`, what one of these gets for copies.
         cached_bytes: of all reads and writes, up to which caches give `cached_bytes_per_s`; the rest goes
             at `memory_bytes_per_s`. No caches if absent.
         cached_bytes_per_s: what they give.
@@ -96,6 +96,8 @@ class Overheads:
             meetings count once for each of them.
         cores: processors that all ranks share, where their nodes are processes of one computer: launches, messages and
             reductions of all of them take no less than these can do; no limit if absent.
+        wake_s: what a rank takes of them in each step that it waits for messages in, where there are more processes
+            than cores: it sleeps, is woken, and another one has to leave its place; nothing if absent.
         meeting_s: for a rank to meet the others of its process, where they read each other's memory.
         wires: by kind of wire.
     """
@@ -112,6 +114,7 @@ class Overheads:
     slice_bytes: Figure | None = None
     shared_loop: bool | None = None
     cores: Figure | None = None
+    wake_s: Figure | None = None
     meeting_s: Figure | None = None
     wires: tuple[WireOverheads, ...] = ()
 

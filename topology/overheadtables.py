@@ -82,6 +82,7 @@ class OverheadsTable(TomlTable):
     slice_bytes: AmountKey | None = None
     shared_loop: Flag | None = None
     cores: AmountKey | None = None
+    wake_s: DurationKey | None = None
     meeting_s: DurationKey | None = None
     wires: WiresByKind | None = None
 
@@ -114,6 +115,7 @@ class OverheadsTable(TomlTable):
             slice_bytes=figure_or_none(self.slice_bytes, where) or rest.slice_bytes,
             shared_loop=rest.shared_loop if self.shared_loop is None else self.shared_loop,
             cores=figure_or_none(self.cores, where) or rest.cores,
+            wake_s=figure_or_none(self.wake_s, where) or rest.wake_s,
             meeting_s=figure_or_none(self.meeting_s, where) or rest.meeting_s,
             wires=tuple(wires.values()),
         )

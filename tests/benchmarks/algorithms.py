@@ -1,18 +1,22 @@
 """Every algorithm of every collective between processes of this machine, and whether the plan names the fastest one.
 
 What is told of each size is the regret: the time of the algorithm that `overlap plan` names, over that of the fastest,
-both the 10th percentile of their samples.
+both the 10th percentile of their samples. Algorithms that are the same table are one.
 Each process runs `python -m tests.benchmarks.algorithms`; a sample begins on all of them at one instant, after a pause,
-for what ranks do on their way out of a barrier depends on the algorithm, too.
+for what ranks do on their way out of a barrier depends on the algorithm, too. All algorithms take turns in one world,
+in an order drawn anew each time: whatever drifts, or comes after what, meets them alike.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import exp, fsum, log
+from random import Random
 from time import perf_counter_ns, sleep
+from typing import cast
 
 import numpy as np
 
@@ -20,18 +24,21 @@ import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.layout import NodeLayout
+from overlap.cli.bench.measuring import Told
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.cli.children import hear, start
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
+from overlap.collectives.schedule import COLUMNS, Schedule
 from overlap.collectives.select import plan
 from overlap.errors import ScheduleError
+from overlap.runtime.future import Future
 from overlap.units import format_bytes, format_ns
 
 from .figures import Figure
 from .sockets import float32_cases
 
-__all__ = ["figures", "summary"]
+__all__ = ["distinct", "figures", "summary"]
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))
@@ -71,67 +78,92 @@ def summary(name: str, place: str, regrets: Sequence[tuple[float, str, Times]]) 
 
 def _regret(name: str, processes: int, size: int, measured: dict[str, Times]) -> tuple[float, str, Times]:
     """Return the regret, what was chosen and what is fastest, and the times of the former."""
-    chosen = plan(name, size, topology.cluster("local", nodes=processes, ranks=processes)).algorithm
+    cluster = topology.cluster("local", nodes=processes, ranks=processes)
+    chosen = distinct(name, size, cluster)[plan(name, size, cluster).algorithm]
     quick = {algorithm: times.p10_ns for algorithm, times in measured.items()}  # what else goes on here only adds
     fastest = min(quick, key=lambda algorithm: quick[algorithm])
-    told = f"{chosen} {format_ns(quick[chosen])}, {fastest} {format_ns(quick[fastest])}"
+    told = f"{chosen} {_spread(measured[chosen])}, {fastest} {_spread(measured[fastest])}"
     return quick[chosen] / quick[fastest], told, measured[chosen]
+
+
+def _spread(times: Times) -> str:
+    return f"{format_ns(times.p10_ns)} - {format_ns(times.p90_ns)}"
 
 
 def _measured(name: str, processes: int, sampling: Sampling) -> list[dict[str, Times]]:
     """Return the times of each size by algorithm."""
     cases, layout = float32_cases(name, processes, SIZES_BYTES), NodeLayout(nodes=processes, transport="efa")
-    algorithms = _algorithms(name, processes)
-    program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), *algorithms]
+    cluster = topology.cluster("local", nodes=processes, ranks=processes)
+    each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in SIZES_BYTES]
+    program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), json.dumps(each)]
     told = hear([start(layout.options(processes), program)])
-    rows = []
-    for _ in cases:
-        there, back = ([next(told)["told"] for _ in algorithms] for _ in range(2))
-        both = zip(algorithms, there, reversed(back), strict=True)
-        rows.append({name: slowest(np.hstack([one, other]).tolist(), batch=1) for name, one, other in both})
+    rows = [
+        {algorithm: slowest(next(told)["told"], batch=1) for algorithm in algorithms}
+        for _, algorithms in zip(cases, each, strict=True)
+    ]
     next(told, None)  # which sees them end
     return rows
 
 
-def _algorithms(name: str, processes: int) -> list[str]:
-    """Return those that a group of processes can run."""
-    cluster, found = topology.cluster("local", nodes=processes, ranks=processes), []
+def distinct(name: str, nbytes: int, cluster: topology.Cluster) -> dict[str, str]:
+    """Return those that a group of processes can run, and of each the first that is the same table."""
+    found, first = dict[str, str](), dict[bytes, str]()
     for algorithm in GENERATORS[name]:
         try:
-            plan(name, SIZES_BYTES[0], cluster, algorithm=algorithm)
+            table = plan(name, nbytes, cluster, algorithm=algorithm).schedule()
         except ScheduleError:
             continue
         if algorithm not in ONLY_FOR_ORDER:
-            found.append(algorithm)
+            found[algorithm] = first.setdefault(_bytes_of(table), algorithm)
     return found
+
+
+def _bytes_of(table: Schedule) -> bytes:
+    """Return all that a table says; a row that is a group by itself is in none."""
+    _, which, rows = np.unique(table.group, return_inverse=True, return_counts=True)
+    group = np.where(rows[which] > 1, table.group, -1)
+    return b"".join((group if column == "group" else getattr(table, column)).tobytes() for column in COLUMNS)
 
 
 # -- one process -----------------------------------------------------------------------------------------------------
 
 
-async def _sampled(rank: Rank, case: Case, sampling: Sampling) -> list[list[int]] | None:
+async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Sequence[str]) -> list[Told] | None:
+    """Return the samples of each algorithm by rank, on rank 0."""
     x, out = case.buffers(rank.rank)
-    samples = []
+    samples: dict[str, list[int]] = {algorithm: [] for algorithm in algorithms}
+    order = Random(case.size_bytes)  # the same on all ranks
     for _ in range(sampling.warmup + sampling.iters):
-        await rank.barrier()
-        instant = await rank.broadcast(np.array([perf_counter_ns() + _PAUSE_NS]) if rank.rank == 0 else None)
-        begun_ns = int(instant[0])  # the clocks of processes of one computer are one
-        sleep(max(0, begun_ns - perf_counter_ns()) / 1e9)  # noqa: ASYNC251 (nothing else is to run)
-        for future in case.issue(rank, x, out):
-            await future
-        samples.append(perf_counter_ns() - begun_ns)
-    told = await rank.gather(np.array(samples[sampling.warmup :], np.int64))
-    return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
+        for algorithm in order.sample(algorithms, len(algorithms)):
+            await rank.barrier()
+            instant = await rank.broadcast(np.array([perf_counter_ns() + _PAUSE_NS]) if rank.rank == 0 else None)
+            begun_ns = int(instant[0])  # the clocks of processes of one computer are one
+            sleep(max(0, begun_ns - perf_counter_ns()) / 1e9)  # noqa: ASYNC251 (nothing else is to run)
+            for future in case.issue(cast("Rank", _Insisting(rank, algorithm)), x, out):
+                await future
+            samples[algorithm].append(perf_counter_ns() - begun_ns)
+    told = await rank.gather(np.array([each[sampling.warmup :] for each in samples.values()], np.int64))
+    if told is None:
+        return None
+    return cast("list[Told]", told.reshape(case.ranks, len(algorithms), -1).swapaxes(0, 1).tolist())
 
 
-def main(text: str, *algorithms: str) -> None:
-    """Measure every row by every algorithm, each in a world of its own; the process of rank 0 prints them."""
+class _Insisting:
+    """A rank all whose collectives are of one algorithm."""
+
+    def __init__(self, rank: Rank, algorithm: str) -> None:
+        self._rank, self._algorithm = rank, algorithm
+
+    def __getattr__(self, name: str) -> Callable[..., Future[object]]:
+        return partial(getattr(self._rank, name), algorithm=self._algorithm)
+
+
+def main(text: str, algorithms: str) -> None:
+    """Measure every row by every algorithm, each row in a world of its own; the process of rank 0 prints them."""
     assignment = Assignment.from_json(text)
-    for case in assignment.cases:
-        for algorithm in (*algorithms, *reversed(algorithms)):  # whoever comes first finds cold memory
-            told = run(_sampled, case, assignment.sampling, algorithm=algorithm)[0]
-            if told is not None:
-                print(json.dumps({"told": told}), flush=True)
+    for case, names in zip(assignment.cases, json.loads(algorithms), strict=True):
+        for told in run(_sampled, case, assignment.sampling, names)[0] or ():
+            print(json.dumps({"told": told}), flush=True)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class Parameters:
         cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
         busy_s: what a message takes of them, at both ends together, by kind of its first wire.
         busy_s_per_byte: what a byte of a message takes of them, likewise.
+        wake_s: what a rank takes of them in each step that it waits for messages in.
+        copied_s_per_byte: what a byte that a rank reads or writes to copy takes of them.
     """
 
     launch_s: float = 0.0
@@ -67,6 +69,8 @@ class Parameters:
     cores: float | None = None
     busy_s: ByKind = ()
     busy_s_per_byte: ByKind = ()
+    wake_s: float = 0.0
+    copied_s_per_byte: float = 0.0
 
     def starts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return the start of messages that leave over wires of some kinds."""
@@ -127,6 +131,7 @@ def parameters(
     ]
     times = ranks_per_process if figures.shared_loop else 1
     crowd = max(1.0, processes / figures.cores.value) if figures.cores else 1.0
+    memory = figures.memory_bytes_per_s if figures.cores else None
     reducer, dma = figures.reducer_bytes_per_s, cluster.machine.chip.dma_bytes_per_s
     return Parameters(
         launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
@@ -145,6 +150,8 @@ def parameters(
         cores=figures.cores.value if figures.cores else None,
         busy_s=tuple((wire.kind, wire.busy_s.value) for wire in figures.wires if wire.busy_s),
         busy_s_per_byte=tuple((w.kind, 1 / w.busy_bytes_per_s.value) for w in figures.wires if w.busy_bytes_per_s),
+        wake_s=_value(figures.wake_s, 0.0) if crowd > 1 else 0.0,
+        copied_s_per_byte=1 / memory.value if memory and crowd > 1 else 0.0,
     )
 
 

@@ -112,6 +112,7 @@ class Placed:
             return 0.0, 0.0
         once_s = sum(one.round.repeat * one.busy_s for one in self.each)
         per_byte_s = sum(one.round.repeat * one.busy_s_per_byte for one in self.each)
+        per_byte_s += 2 * self.rounds.copied_besides * self.parameters.copied_s_per_byte
         return once_s / cores, per_byte_s / (cores * self.rounds.slots)
 
     def busiest_s_per_byte(self) -> float:
@@ -189,8 +190,8 @@ def _placed(
     # Of the two memories a message waits for the one that is busy longer.
     busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
     reducer = parameters.reduction_s_per_byte
-    memory_bytes_per_s = placement.memory_bytes_per_s
-    copied_s = float(one.local.sum()) / memory_bytes_per_s if memory_bytes_per_s else 0.0
+    memory = placement.memory_bytes_per_s
+    copied_s = float(one.local.sum()) * (parameters.copied_s_per_byte or (1 / memory if memory else 0.0))
     message_s, byte_s = parameters.busy(wires.kind[way.wire[start]])
     return PlacedRound(
         round=one,
@@ -202,7 +203,7 @@ def _placed(
         reducing_s_per_byte=one.added[one.dst] * reducer,
         local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
         load_s_per_byte=load,
-        busy_s=float(message_s.sum()),
+        busy_s=float(message_s.sum()) + parameters.wake_s * len(np.unique(one.dst)),
         busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),
         hops=_longest(latency_s, way, wires),
         port=port,
