@@ -44,9 +44,13 @@ __all__ = [
     "UsageError",
     "in_one_line",
     "printable",
+    "shown",
     "text_of",
     "type_name",
 ]
+
+
+_SHOWN = 80  # characters of a value that a message repeats: a line
 
 
 class OverlapError(Exception):
@@ -230,6 +234,23 @@ def printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def shown(value: object) -> str:
+    """Say in one line what a caller has passed: arrays by type and shape, what is long by its beginning.
+
+    >>> shown("median"), shown([0] * 99)
+    ("'median'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0...')
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} {tuple(shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's, and no reason to hide what is wrong with the call
+        return f"<{type(value).__name__}>"
+    line = printable(" ".join(text.split()) if "\n" in text else text)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
 def _ranks(ranks: Sequence[int]) -> str:

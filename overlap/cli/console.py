@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from typing import IO
+
 import rich.console
 
 __all__ = ["Console"]
 
+_USUAL_WIDTH = 80
+
 
 class Console(rich.console.Console):
-    """Raises `BrokenPipeError` where rich would end the process, which from a rank looks like its failure."""
+    """Raises `BrokenPipeError` where rich would end the process, which from a rank looks like its failure.
+
+    Args:
+        width: Columns; None: those of the terminal, and 80 where COLUMNS says 0, with which nothing would be shown.
+        file: Where it draws; None: stdout.
+        highlight: As rich's.
+        markup: As rich's.
+        emoji: As rich's.
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int | None = None,
+        file: IO[str] | None = None,
+        highlight: bool = True,
+        markup: bool = True,
+        emoji: bool = True,
+    ) -> None:
+        super().__init__(width=width, file=file, highlight=highlight, markup=markup, emoji=emoji)
+        if width is None and self.width < 1:
+            self.width = _USUAL_WIDTH
 
     def on_broken_pipe(self) -> None:
         """Let the error through that rich is handling: `failure.report` knows what it means."""

@@ -125,7 +125,7 @@ def _summary(schedule: PipelineSchedule, durations: Durations) -> list[str]:
         f"{schedule.name}: {schedule.ranks} ranks, {schedule.stages} stages, {schedule.microbatches} microbatches",
         "",
         f"  time    {timing.makespan}, of which a rank is idle for {idle} ({share:.0%}){told}",
-        f"  memory  a rank holds {held} activations at once, each of one microbatch at one stage",
+        f"  memory  {held} activations at once on a rank, each of a microbatch at a stage",
     ]
 
 

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .kinds import Collective, Shape, check_input
 
 __all__ = ["Counts", "blocks_given", "blocks_got", "check_counts", "described", "normal", "result_rows", "whole_rows"]
@@ -50,7 +50,7 @@ def check_counts(kind: Collective, counts: object, ranks: int) -> Counts:
     except (TypeError, ValueError):  # its rows differ in length
         rows = np.empty(0)
     if rows.shape != wanted or (rows.dtype.kind not in "iu"):
-        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {what} of rows, got {counts!r}")
+        raise UsageError(f"counts: {kind.value} on {ranks} ranks needs {what} of rows, got {shown(counts)}")
     flat = tuple(rows.reshape(-1).tolist())
     if min(flat) < 0:
         raise UsageError(f"counts: expected numbers of rows from 0, got {min(flat)} in {described(flat, kind, ranks)}")

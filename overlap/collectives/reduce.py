@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,7 +120,7 @@ def reducer(op: str | None, dtype: DType) -> Reducer:
         UsageError: If the operator is unknown or not defined for the dtype.
     """
     if not isinstance(op, str) or op not in OPS:
-        raise UsageError(f"op: {op!r} is unknown; known are {', '.join(OPS)}")
+        raise UsageError(f"op: {shown(op)} is unknown; known are {', '.join(OPS)}")
     if dtype.kind == "b" and op in ("sum", "mean"):
         raise UsageError(f"op: {op!r} is not defined for bool; use 'max' (or), 'min' (and), or pass integers")
     if dtype.kind not in "biu" and op in _BITWISE:

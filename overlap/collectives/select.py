@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
-from ..errors import ScheduleError, UsageError
+from ..errors import ScheduleError, UsageError, shown
 from .generators import GENERATORS, fits
 from .proof import verify
 from .schedule import EXACT, IN_RANK_ORDER, Schedule
@@ -52,7 +52,7 @@ def check_algorithm(name: str) -> None:
         UsageError: Naming the known ones.
     """
     if not isinstance(name, str) or name not in algorithms():
-        raise UsageError(f"algorithm: {name!r} is unknown; known are {', '.join(algorithms())}")
+        raise UsageError(f"algorithm: {shown(name)} is unknown; known are {', '.join(algorithms())}")
 
 
 def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
@@ -62,10 +62,10 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
         UsageError: Naming those that it has.
     """
     has = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
-    if name in has and (name == DIRECT or fits(str(name), size)):
+    if isinstance(name, str) and name in has and (name == DIRECT or fits(name, size)):
         return
-    if name not in (DIRECT, *GENERATORS[collective]):
-        wrong = f"{collective} has no {name!r}"
+    if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
+        wrong = f"{collective} has no {shown(name)}"
     elif name not in has:
         wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
     else:

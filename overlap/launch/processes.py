@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ..errors import UsageError
 from ..rendezvous.secret import hand_over
 from ..signals import ASKING
 from .nodeprocess import NodeProcess
@@ -56,7 +57,8 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         process: Starts the process of one node; takes what `NodeProcess` takes.
 
     Raises:
-        OSError: If a process cannot be started, or nobody reads what one prints.
+        UsageError: If the system lets no more processes be started; those that were are ended.
+        OSError: If nobody reads what one prints.
         OutputError: If what one prints cannot be written.
     """
     handled = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
@@ -67,7 +69,12 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
             kept.callback(os.close, secret)
             for node in what.here:
                 log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
-                watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
+                try:
+                    watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
+                except OSError as error:  # too many files or processes, too little memory
+                    raise UsageError(
+                        f"the process of node {node} cannot be started: {error.strerror or error}"
+                    ) from error
             await watch.run(signals)
         finally:
             for member in watch.members:

@@ -106,7 +106,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 Collective.ALL_REDUCE,
                 x,
                 out,
-                call_site or _getframe(1),
+                _getframe(1) if call_site is None else call_site,
                 priority,
                 name,
                 op,
@@ -166,7 +166,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 Collective.REDUCE_SCATTER,
                 x,
                 out,
-                call_site or _getframe(1),
+                _getframe(1) if call_site is None else call_site,
                 priority,
                 name,
                 op,
@@ -225,7 +225,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 Collective.ALL_GATHER,
                 x,
                 out,
-                call_site or _getframe(1),
+                _getframe(1) if call_site is None else call_site,
                 priority,
                 name,
                 counts=counts,
@@ -281,7 +281,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 Collective.ALL_TO_ALL,
                 x,
                 out,
-                call_site or _getframe(1),
+                _getframe(1) if call_site is None else call_site,
                 priority,
                 name,
                 counts=counts,
@@ -322,7 +322,17 @@ class Calls(Rooted, PointToPoint, Objects):
         """
         asked = cast("tuple[tuple[int, int], ...]", pairs)  # checked when it is issued
         return self._issuer.issue(
-            CollectiveFuture(Collective.PERMUTE, x, out, call_site or _getframe(1), priority, name, None, 0, asked),
+            CollectiveFuture(
+                Collective.PERMUTE,
+                x,
+                out,
+                _getframe(1) if call_site is None else call_site,
+                priority,
+                name,
+                None,
+                0,
+                asked,
+            ),
             stream,
             timeout_s,
         )
@@ -340,7 +350,9 @@ class Calls(Rooted, PointToPoint, Objects):
         return cast(
             "CollectiveFuture[None]",
             self._issuer.issue(
-                CollectiveFuture(Collective.BARRIER, None, None, call_site or _getframe(1), priority, name),
+                CollectiveFuture(
+                    Collective.BARRIER, None, None, _getframe(1) if call_site is None else call_site, priority, name
+                ),
                 stream,
                 timeout_s,
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .compute import DEFAULT_LANE, ComputeFuture, ComputeStream
 
 __all__ = ["ComputeStreams", "check_stream"]
@@ -54,4 +54,4 @@ def check_stream(name: str | None) -> None:
         UsageError: If it is no text, or an empty one.
     """
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageError(f"stream: expected the name of a compute stream, got {name!r}")
+        raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")

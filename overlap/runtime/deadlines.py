@@ -8,7 +8,7 @@ from typing import Protocol
 
 import trio
 
-from ..errors import DeadlineError, UsageError
+from ..errors import DeadlineError, UsageError, shown
 
 __all__ = ["Deadlines", "Expiring", "check_timeout"]
 
@@ -35,7 +35,7 @@ def check_timeout(timeout_s: float) -> None:
     """Raise `UsageError` unless it is a number of seconds that can go by."""
     number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
     if not number or not timeout_s > 0 or not isfinite(timeout_s):
-        raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {timeout_s!r}")
+        raise UsageError(f"timeout_s: expected a positive number of seconds, or None, got {shown(timeout_s)}")
 
 
 class Deadlines:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -215,7 +215,7 @@ class Future(Generic[T_co]):
 
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-            raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {timeout!r}")
+            raise UsageError(f"timeout: expected a number of seconds from 0, or None, got {shown(timeout)}")
         if not self.done:
             if trio.lowlevel.in_trio_run():
                 raise trio.WouldBlock(

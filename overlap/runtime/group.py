@@ -10,14 +10,17 @@ import numpy as np
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..diagnostics import calling
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .calls import Calls
 from .context import RankContext
 from .issuing import Surroundings
 from .operation import CollectiveFuture
+from .outstanding import name_told
 from .stream import Stream, Streams
 
 __all__ = ["Group"]
+
+_MOST = 1 << 63  # what travels as int64
 
 
 class Group(Calls):
@@ -64,9 +67,15 @@ class Group(Calls):
         Raises:
             UsageError: If a rank is unknown or named twice, or this rank is not among them.
         """
-        for member in ranks:
+        try:
+            asked = list(ranks)
+        except TypeError:
+            raise UsageError(f"ranks: expected ranks of group '{self.name}', got {shown(ranks)}") from None
+        for member in asked:
             self._issuer.check_rank("ranks", member)
-        members = tuple(self.ranks[member] for member in ranks)
+        if name is not None:
+            name = name_told(name, "")
+        members = tuple(self.ranks[member] for member in asked)
         return Group(self._context, self._around, self._streams, self._occurrences, members, name)
 
     def abort(self, error: BaseException | str | None = None) -> None:
@@ -97,11 +106,13 @@ class Group(Calls):
         A collective: every rank of the group must call it.
 
         Raises:
-            UsageError: If `color` or `key` is no integer.
+            UsageError: If `color` or `key` is no integer of 64 bits.
         """
         for argument, value in (("color", 0 if color is None else color), ("key", key)):
             if not isinstance(value, (int, np.integer)):
-                raise UsageError(f"{argument}: expected an integer, got {value!r}")
+                raise UsageError(f"{argument}: expected an integer, got {shown(value)}")
+            if not -_MOST <= value < _MOST:
+                raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
         mine = np.array([color is not None, color or 0, key], np.int64)
         asked: CollectiveFuture[Array] = CollectiveFuture(Collective.ALL_GATHER, mine, None, calling()[0], 0, "split")
         gathered = self._issuer.issue(asked, None)

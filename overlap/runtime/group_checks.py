@@ -8,7 +8,7 @@ import numpy as np
 
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .operation import CollectiveFuture
 from .request import Members
 
@@ -20,14 +20,16 @@ _TAGS = 1 << 24
 def check_rank(group: Members, argument: str, rank: int) -> None:
     """Raise `UsageError` unless it is a rank of the group."""
     if not isinstance(rank, (int, np.integer)) or not 0 <= rank < group.size:
-        raise UsageError(f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {rank!r}")
+        raise UsageError(
+            f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
+        )
 
 
 def check_peer(group: Members, argument: str, peer: int, tag: int) -> None:
     """Raise `UsageError` unless a message may go there, or come from there."""
     check_rank(group, argument, peer)
     if not isinstance(tag, int) or not 0 <= tag < _TAGS:
-        raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {tag!r}")
+        raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {shown(tag)}")
 
 
 def check_root(group: Members, operation: CollectiveFuture[Array]) -> None:
@@ -46,7 +48,7 @@ def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple
     try:
         checked = tuple((src, dst) for src, dst in pairs)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {pairs!r}") from error
+        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {shown(pairs)}") from error
     for index, role in enumerate(("source", "destination")):
         ranks = [pair[index] for pair in checked]
         for rank in ranks:

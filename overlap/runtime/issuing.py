@@ -13,7 +13,7 @@ import numpy as np
 from ..collectives.counts import check_counts
 from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
-from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line
+from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
 from ..flight.recorder import Known
 from .any_source import AnyReceive
 from .arguments import receive_like
@@ -112,7 +112,11 @@ class Issuer:
             operation.counts = check_counts(kind, operation.counts, self._group.size)
         self._prepare(operation, timeout_s)
         if get_ident() == self._context.thread:
-            self._enqueue(operation, self._ports.get(stream) or self._open_port(stream))
+            try:
+                port = self._ports.get(stream)
+            except TypeError:  # not hashable, and so no stream, which is said where streams are found
+                port = None
+            self._enqueue(operation, port or self._open_port(stream))
         elif not self._enqueue_here(operation, self._opened.get(self._streams.find(stream))):
             self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
         return operation
@@ -217,11 +221,11 @@ class Issuer:
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
         if not isinstance(operation.priority, int):
-            raise UsageError(f"priority: expected an integer, lower is more urgent, got {operation.priority!r}")
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
         if type(operation.exact) is not bool:
-            raise UsageError(f"exact: expected True or False, got {operation.exact!r}")
+            raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
         if type(operation.shared) is not bool:
-            raise UsageError(f"shared: expected True or False, got {operation.shared!r}")
+            raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
         if operation.insisted is not None:
             operation.insisted = self._checked_algorithm(operation)
         if timeout_s is not None:

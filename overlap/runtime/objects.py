@@ -50,7 +50,13 @@ class Objects:
             value: Any object that can be packed; it may differ in size between ranks.
             pickle: Whether to pickle it; see above.
         """
-        how = call_site or _getframe(1), priority, name or "all_gather_object", stream, timeout_s
+        how = (
+            _getframe(1) if call_site is None else call_site,
+            priority,
+            "all_gather_object" if name is None else name,
+            stream,
+            timeout_s,
+        )
         return cast("Future[list[Any]]", self._gathered(Collective.ALL_GATHER, value, 0, pickle, *how))
 
     def gather_object(
@@ -72,7 +78,13 @@ class Objects:
             root: Group rank that gets them.
             pickle: Whether to pickle it; see above.
         """
-        how = call_site or _getframe(1), priority, name or "gather_object", stream, timeout_s
+        how = (
+            _getframe(1) if call_site is None else call_site,
+            priority,
+            "gather_object" if name is None else name,
+            stream,
+            timeout_s,
+        )
         return self._gathered(Collective.GATHER, value, root, pickle, *how)
 
     def broadcast_object(
@@ -94,7 +106,13 @@ class Objects:
             root: Group rank of the sender.
             pickle: Whether to pickle it; see above.
         """
-        how = call_site or _getframe(1), priority, name or "broadcast_object", stream, timeout_s
+        how = (
+            _getframe(1) if call_site is None else call_site,
+            priority,
+            "broadcast_object" if name is None else name,
+            stream,
+            timeout_s,
+        )
         mine = _rows([_packed(value, pickle)]) if self._issuer.is_rank(root) else None
         return self._one(Collective.BROADCAST, mine, root, pickle, *how)
 
@@ -117,7 +135,13 @@ class Objects:
             root: Group rank of the sender.
             pickle: Whether to pickle them; see above.
         """
-        how = call_site or _getframe(1), priority, name or "scatter_object", stream, timeout_s
+        how = (
+            _getframe(1) if call_site is None else call_site,
+            priority,
+            "scatter_object" if name is None else name,
+            stream,
+            timeout_s,
+        )
         mine = None
         if self._issuer.is_rank(root):
             self._issuer.check_count("values", values)

@@ -22,7 +22,7 @@ from .future import Failure, Future, call_when_done
 from .handover import Cancels, Looks
 from .inputs import resolve
 from .memory.read_only import read_only
-from .outstanding import CallSite, place_told
+from .outstanding import CallSite, name_told, place_told
 from .request import Request
 
 T_co = TypeVar("T_co", covariant=True)
@@ -170,7 +170,7 @@ class CollectiveFuture(Request[T_co]):
         self.insisted = algorithm
         self.given = self.changed = self.source = self.target = None
         self.locked, self._input_locked = (), False
-        self.priority, self.name = priority, name or kind.text
+        self.priority, self.name = priority, kind.text if name is None else name_told(name, kind.text)
         self.place = (caller.f_code, caller.f_lasti) if type(caller) is FrameType else place_told(caller)
         self.deadline_s: float | None = None  # within which it must end
         self.active = False  # in its stream's window

@@ -12,7 +12,7 @@ import trio
 
 from transports import TransportError
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..timeline.ranklist import listed
 from ..timeline.spans import call_site
 from .future import Failure, Future, settle
@@ -22,7 +22,7 @@ T_co = TypeVar("T_co", covariant=True)
 CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 """Where something is issued: a frame, "file.py:41", or the `place` of another handle."""
 
-__all__ = ["CallSite", "Issued", "Outstanding", "place_told", "seconds_since"]
+__all__ = ["CallSite", "Issued", "Outstanding", "name_told", "place_told", "seconds_since"]
 
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
@@ -156,6 +156,17 @@ class Outstanding:
         return next((failure for failure in self._unseen if not failure.seen), None)
 
 
+def name_told(name: object, otherwise: str) -> str:
+    """Return the name that a caller has given; what it is called anyway, if that is empty.
+
+    Raises:
+        UsageError: If it is no text.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"name: expected a text, got {shown(name)}")
+    return name or otherwise
+
+
 def place_told(site: CallSite) -> tuple[CodeType, int]:
     """Return a place, as code and instruction, of what is no frame.
 
@@ -164,14 +175,16 @@ def place_told(site: CallSite) -> tuple[CodeType, int]:
     """
     if isinstance(site, tuple) and len(site) == 2 and isinstance(site[0], CodeType):
         return site
-    return _place_named(site if isinstance(site, str) else repr(site))
+    if not isinstance(site, str):
+        raise UsageError(f'call_site: expected a frame or "file:line", got {shown(site)}')
+    return _place_named(site)
 
 
 @lru_cache(maxsize=1024)
 def _place_named(text: str) -> tuple[CodeType, int]:
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal():
-        raise UsageError(f'call_site: expected a frame or "file:line", got {text!r}')
+        raise UsageError(f'call_site: expected a frame or "file:line", got {shown(text)}')
     return compile("", file, "exec").replace(co_firstlineno=int(line), co_linetable=b""), 0
 
 

@@ -49,7 +49,14 @@ class PointToPoint:
         return cast(
             "CollectiveFuture[None]",
             self._issuer.send(
-                CollectiveFuture(Collective.P2P, x, None, call_site or _getframe(1), priority, name or "send"),
+                CollectiveFuture(
+                    Collective.P2P,
+                    x,
+                    None,
+                    _getframe(1) if call_site is None else call_site,
+                    priority,
+                    "send" if name is None else name,
+                ),
                 dst,
                 tag,
                 stream,
@@ -80,7 +87,14 @@ class PointToPoint:
             tag: From 0 to 2**24 - 1.
         """
         return self._issuer.receive(
-            CollectiveFuture(Collective.P2P, None, None, call_site or _getframe(1), priority, name or "recv"),
+            CollectiveFuture(
+                Collective.P2P,
+                None,
+                None,
+                _getframe(1) if call_site is None else call_site,
+                priority,
+                "recv" if name is None else name,
+            ),
             like,
             src,
             tag,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..flight.recorder import Known
 from ..state.store import RankState
 from ..timeline.spans import Clock as ClockName
@@ -29,7 +29,7 @@ from .group import Group
 from .issuing import Surroundings
 from .memory.buffer_pool import BufferPoolStatistics
 from .mesh import Mesh
-from .outstanding import CallSite
+from .outstanding import CallSite, name_told
 from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream, Streams
 from .task import TaskFuture
@@ -177,8 +177,12 @@ class Rank(Calls):
         context = self._context
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
-        label = name or str(getattr(fn, "__name__", type(fn).__name__))
-        operation: ComputeFuture[T] = ComputeFuture(context, fn, args, label, call_site or _getframe(1))
+        label = str(getattr(fn, "__name__", type(fn).__name__))
+        if name is not None:
+            label = name_told(name, label)
+        operation: ComputeFuture[T] = ComputeFuture(
+            context, fn, args, label, _getframe(1) if call_site is None else call_site
+        )
         operation.cost = self._compute.default.price(label, seconds=seconds, flops=flops, bytes_moved=bytes_moved)
         operation.stream = stream
         operation.lock_arguments()
@@ -222,7 +226,8 @@ class Rank(Calls):
             raise UsageError("spawn: only the thread of the rank's event loop starts tasks")
         if context.ending.failure is not None:
             raise context.ending.peer_failed()
-        task: TaskFuture[T] = TaskFuture(context, name or str(getattr(fn, "__name__", "task")), _getframe(1))
+        label = str(getattr(fn, "__name__", "task"))
+        task: TaskFuture[T] = TaskFuture(context, label if name is None else name_told(name, label), _getframe(1))
         task.start(fn, args)
         return task
 
@@ -250,7 +255,9 @@ class Rank(Calls):
             UsageError: If the instants are no integers, or it ended before it began.
         """
         if not isinstance(start_ns, int) or not isinstance(end_ns, int) or end_ns < start_ns:
-            raise UsageError(f"start_ns, end_ns: expected two instants in nanoseconds, got {start_ns!r}, {end_ns!r}")
+            raise UsageError(
+                f"start_ns, end_ns: expected two instants in nanoseconds, got {shown(start_ns)}, {shown(end_ns)}"
+            )
         self._context.record(("compute", lane, str(name), start_ns, end_ns, self._context.step))
 
     # -- streams, groups, meshes ---------------------------------------------------------------------------------
@@ -294,7 +301,7 @@ class Rank(Calls):
             UsageError: If `index` is no integer.
         """
         if not isinstance(index, (int, np.integer)):
-            raise UsageError(f"index: expected an integer, got {index!r}")
+            raise UsageError(f"index: expected an integer, got {shown(index)}")
         index = int(index)
         context = self._context
         started_ns = context.now_ns()

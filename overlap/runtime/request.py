@@ -11,7 +11,7 @@ from ..collectives.call import Call, Pairs, call, uneven_call
 from ..collectives.counts import Counts, normal
 from ..collectives.kinds import Collective, Shape
 from ..collectives.reduce import OPS, Array
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .arguments import check_overlap, check_result, check_unwritten
 from .context import RankContext
 from .future import Future
@@ -122,7 +122,7 @@ class Request(Issued[T_co]):
                     self.insisted,
                 )
             except TypeError as error:  # not hashable
-                raise UsageError(f"op: {self.reduction!r} is unknown; known are {', '.join(OPS)}") from error
+                raise UsageError(f"op: {shown(self.reduction)} is unknown; known are {', '.join(OPS)}") from error
             if not x.flags.writeable and x is not self.out:
                 check_unwritten(self.context.locks, (x,), "x")
             self.source = x if x.flags.c_contiguous else self._contiguous(x)

@@ -55,7 +55,7 @@ class Rooted:
                 Collective.BROADCAST,
                 x,
                 out,
-                call_site or _getframe(1),
+                _getframe(1) if call_site is None else call_site,
                 priority,
                 name,
                 None,
@@ -100,7 +100,15 @@ class Rooted:
             "CollectiveFuture[Array | None]",
             self._issuer.issue(
                 CollectiveFuture(
-                    Collective.REDUCE, x, out, call_site or _getframe(1), priority, name, op, root, algorithm=algorithm
+                    Collective.REDUCE,
+                    x,
+                    out,
+                    _getframe(1) if call_site is None else call_site,
+                    priority,
+                    name,
+                    op,
+                    root,
+                    algorithm=algorithm,
                 ),
                 stream,
                 timeout_s,
@@ -141,7 +149,7 @@ class Rooted:
                     Collective.GATHER,
                     x,
                     out,
-                    call_site or _getframe(1),
+                    _getframe(1) if call_site is None else call_site,
                     priority,
                     name,
                     None,
@@ -183,7 +191,15 @@ class Rooted:
         """
         return self._issuer.issue(
             CollectiveFuture(
-                Collective.SCATTER, x, out, call_site or _getframe(1), priority, name, None, root, algorithm=algorithm
+                Collective.SCATTER,
+                x,
+                out,
+                _getframe(1) if call_site is None else call_site,
+                priority,
+                name,
+                None,
+                root,
+                algorithm=algorithm,
             ),
             stream,
             timeout_s,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from copy import copy
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .context import RankContext
 from .future import Failure, Future
 from .operation import Operation
@@ -37,8 +37,6 @@ class Stream:
     __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "window")
 
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
-        if window < 1:
-            raise UsageError(f"window: must be at least 1, got {window}")
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
         self._active = 0
@@ -134,8 +132,9 @@ class Streams:
         """Return the stream of that name, making it at the first call.
 
         Raises:
-            UsageError: If it exists with other settings, or `window` is below 1.
+            UsageError: If it exists with other settings, `window` is below 1, or a setting is of another type.
         """
+        _check(name, priority, window)
         known = self._named.get(name)
         if known is None:
             known = self._named[name] = Stream(self._context, name, priority=priority, window=window)
@@ -158,9 +157,19 @@ class Streams:
             if self._named.get(stream.name) is not stream:
                 raise UsageError(f"stream: '{stream.name}' is rank {stream.rank}'s, this is rank {self._context.rank}")
             return stream
-        if stream not in self._named:
-            raise UsageError(f"stream: {stream!r} is unknown; known are {', '.join(self._named)}")
+        if not isinstance(stream, str) or stream not in self._named:
+            raise UsageError(f"stream: {shown(stream)} is unknown; known are {', '.join(self._named)}")
         return self._named[stream]
+
+
+def _check(name: str, priority: int, window: int) -> None:
+    """Raise `UsageError` unless these can be what a stream is made of."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"name: expected the name of a stream, got {shown(name)}")
+    if not isinstance(priority, int):
+        raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
+    if not isinstance(window, int) or window < 1:
+        raise UsageError(f"window: must be at least 1, got {shown(window)}")
 
 
 def _nothing() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from types import FrameType
 from typing import TypeVar
 
+from ..errors import UsageError, shown
 from .context import RankContext
 from .future import Failure, settle, tell
 from .outstanding import Issued
@@ -40,7 +42,10 @@ class TaskFuture(Issued[T_co]):
 
     async def _run(self, function: Callable[..., Awaitable[T_co]], args: tuple[object, ...]) -> None:
         try:
-            value, failure = await function(*args), None
+            running = function(*args)
+            if not isawaitable(running):
+                raise UsageError(f"fn: expected an async function, but {self.name} returned {shown(running)}")
+            value, failure = await running, None
         except Exception as error:
             value, failure = None, Failure(error)
         self._end(value, failure)

@@ -6,7 +6,7 @@ PAGE = """\
 zb-h1: 2 ranks, 2 stages, 3 microbatches
 
   time    10, of which a rank is idle for 1 (10%); by the formula 1
-  memory  a rank holds 2 activations at once, each of one microbatch at one stage
+  memory  2 activations at once on a rank, each of a microbatch at a stage
 
 time  0  1  2  3  4  5  6  7  8  9
    0  F0 F1 .  I0 W0 F2 I1 W1 I2 W2

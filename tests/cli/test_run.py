@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -163,6 +165,21 @@ def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
     assert err.count("\n") == 1
+
+
+def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def one(*args, **options):
+        if started:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        started.append(start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", one)
+    code, _, err = overlap("run", "--nnodes", "2", script("import time; time.sleep(60)"))
+    assert (code, err) == (2, "overlap: the process of node 1 cannot be started: Too many open files\n")
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_processes_are_one_node_and_share_its_ranks(process, script):

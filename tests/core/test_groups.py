@@ -209,6 +209,17 @@ def test_splits_that_cannot_be_meant(color: object, key: object, argument: str) 
     run(main, 1)
 
 
+@pytest.mark.parametrize("argument", ["color", "key"])
+def test_a_split_by_what_does_not_fit_into_64_bits_is_refused(argument: str) -> None:
+    async def main(rank: overlap.Rank) -> str:
+        with pytest.raises(UsageError) as refused:
+            await rank.split(**{"color": 0, argument: 1 << 63})
+        assert await rank.split(**{"color": 0, argument: -(1 << 63)})
+        return str(refused.value)
+
+    assert run(main, 1) == [f"{argument}: expected an integer of 64 bits, got 9223372036854775808"]
+
+
 def test_a_split_is_issued_where_the_program_asks_for_it() -> None:
     async def main(rank: overlap.Rank) -> None:
         await rank.split(0)

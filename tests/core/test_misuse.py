@@ -109,3 +109,16 @@ def test_how_long_a_thread_waits() -> None:
         return await rank.compute(wait, rank)
 
     assert run(main, 2) == [["'x'", "nan", "-1", "[2.]", "[2.]"]] * 2
+
+
+def test_a_task_that_is_no_async_function_is_told_by_what_it_returned() -> None:
+    def plain() -> int:
+        return 7
+
+    async def main(rank: R) -> None:
+        await rank.spawn(plain)  # type: ignore[arg-type]
+
+    with failing() as seen:
+        run(main, 1)
+    assert isinstance(seen[0].cause, overlap.UsageError)
+    assert str(seen[0].cause) == "fn: expected an async function, but plain returned 7"

@@ -35,6 +35,16 @@ def test_without_options_the_median_step_is_drawn_and_named(command, training):
     assert stripped(rest) == render_text(training(3), step=1)
 
 
+def test_a_terminal_that_is_too_narrow_breaks_the_lines_itself(command, training, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert stripped(command("--step", "1")) == render_text(training(3), step=1, width=40)
+
+
+def test_a_terminal_that_does_not_know_its_width_is_shown_the_usual(command, training, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert stripped(command("--step", "1")) == render_text(training(3), step=1, width=80)
+
+
 def test_step_ranks_width_and_ascii(command, training):
     shown = command("--step", "2", "--ranks", "0,2", "--width", "100", "--ascii")
     assert shown == render_text(training(3), step=2, ranks=[0, 2], width=100, ascii=True)

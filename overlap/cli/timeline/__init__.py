@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from ...errors import UsageError
 from ...notice import notify
+from ...timeline.draw import MIN_WIDTH
 from ...timeline.limits import parse_limit
 from ...timeline.merge import merged, merged_header
 from ...timeline.metrics import median_step, windows_of
@@ -31,8 +32,6 @@ from ..program import output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
 from .report import report
-
-MIN_WIDTH = 40
 
 _DESCRIPTION = """\
 Show who computed, who communicated, what was hidden and what was exposed.

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...timeline.comparison import compared, comparison_table
 from ...timeline.critical_path import critical_path, critical_path_table
-from ...timeline.draw import TimelineView
+from ...timeline.draw import MIN_WIDTH, TimelineView
 from ...timeline.operations import operations, operations_table
 from ...timeline.page import page
 from ...timeline.picture import png, scene_of, svg
@@ -27,8 +27,10 @@ __all__ = ["beside", "console", "picture", "prediction", "tables", "view", "writ
 
 
 def console(args: argparse.Namespace) -> Console:
-    """Return the console of the command."""
-    return Console(width=args.width, highlight=False, markup=False, emoji=False)
+    """Return the console of the command: on a terminal that is too narrow its lines are broken there, and all shown."""
+    on = Console(width=args.width, highlight=False, markup=False, emoji=False)
+    on.width = max(on.width, MIN_WIDTH)
+    return on
 
 
 def view(args: argparse.Namespace, timeline: Timeline, step: int | None, ranks: Sequence[int] | None) -> TimelineView:
