@@ -118,6 +118,17 @@ class Board(ABC):
         """Return what a rank has brought along, all of it."""
 
     @abstractmethod
+    def payloads(self, position: int, nbytes: int) -> tuple[memoryview, int]:
+        """Return where what a rank brings along lies, and how far apart that of one operation is from that of the next.
+
+        That of an operation is at its number modulo `OPERATIONS`; who is quick puts it there before the rank arrives.
+
+        Args:
+            position: Of the rank.
+            nbytes: Size of each payload: where they lie depends on it.
+        """
+
+    @abstractmethod
     def ring(self) -> None:
         """Let all other processes of the group look, if they sleep."""
 

@@ -75,14 +75,19 @@ class Reducer:
         if len(sources) == 1:
             np.copyto(target, sources[0])
             return
-        if self.plain:
-            accumulated = target
-            self.ufunc(sources[0], sources[1], out=accumulated)
-            rest = sources[2:]
-        else:
-            accumulated = sources[0].astype(self.accumulator)
-            rest = sources[1:]
-        for source in rest:
+        if not self.plain:
+            self._fold_wide(sources, target)
+            return
+        ufunc = self.ufunc
+        ufunc(sources[0], sources[1], out=target)
+        for source in sources[2:]:
+            ufunc(target, source, out=target)
+        if self.divides:
+            self.finalise(target, target, len(sources))
+
+    def _fold_wide(self, sources: Sequence[Array], target: Array) -> None:
+        accumulated = sources[0].astype(self.accumulator)
+        for source in sources[1:]:
             self.ufunc(accumulated, self.widen(source), out=accumulated)
         self.finalise(accumulated, target, len(sources))
 

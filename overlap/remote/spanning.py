@@ -19,7 +19,7 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Communicator
+from ..runtime.communicator import Communicator, ShortWay
 from ..runtime.communicators import Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
@@ -131,6 +131,10 @@ class SpanningCommunicator(Communicator):
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; its program starts as soon as it is known what travels."""
+        way = self._short_ways.get(operation.call)
+        if way is not None and self._calm():
+            self._arrive_shortly(way, operation)
+            return
         seq, position = operation.seq, operation.port.position
         match = self._matches.get(seq)
         if match is None:
@@ -153,8 +157,25 @@ class SpanningCommunicator(Communicator):
 
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told."""
-        calm = self.here == 1 and not self._left and self._broken is None and self._others.silent
-        return calm and self._engine.at_once(self, operation)
+        return self._calm() and self._engine.at_once(self, operation)
+
+    def _calm(self) -> bool:
+        """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
+        return self.here == 1 and not self._left and self._broken is None and self._others.silent
+
+    def _arrive_shortly(self, way: ShortWay, operation: Operation) -> None:
+        seq, position = operation.seq, operation.port.position
+        rank = self.members[position]
+        if seq >= self.issued.get(rank, 0):
+            self.issued[rank] = seq + 1
+        if way.post(operation) and way.end_at_once(operation):
+            self._remember(operation)
+            return
+        match = self._open(operation)
+        match.arrived[position], match.count = operation, 1
+        match.pattern, match.first = operation.call, operation
+        operation.lock()
+        way.wait(match, operation)
 
     def _open(self, operation: Operation) -> SpanningMatch:
         match = self._matches[operation.seq] = SpanningMatch(self.size)
@@ -168,9 +189,12 @@ class SpanningCommunicator(Communicator):
         assert isinstance(match, SpanningMatch)
         match.ended += 1
         if match.ended == self.here and self._matches.pop(operation.seq, None) is not None:
-            self._past[operation.seq] = (self.members[operation.port.position], operation.call, operation.place)
-            if len(self._past) > _REMEMBERED:
-                self._past.popitem(last=False)
+            self._remember(operation)
+
+    def _remember(self, operation: Operation) -> None:
+        self._past[operation.seq] = (self.members[operation.port.position], operation.call, operation.place)
+        if len(self._past) > _REMEMBERED:
+            self._past.popitem(last=False)
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match, here and elsewhere, because one rank has no input for it."""

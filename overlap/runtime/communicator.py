@@ -22,11 +22,14 @@ from .match import Key, Match, Unfit
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
-__all__ = ["BaseEngine", "Communicator", "Shared"]
+__all__ = ["BaseEngine", "Communicator", "Shared", "ShortWay"]
 
 
 # How long two that differ wait for a third to tell which of them is the odd one out.
 _DISPUTE_S = 0.05
+
+# How many calls may have a shorter way: training repeats a few, shapes that differ make a new one each time.
+_SHORT_WAYS = 64
 
 
 class BaseEngine(ABC):
@@ -55,6 +58,19 @@ class BaseEngine(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Wait for the work at hand and end all threads."""
+
+
+class ShortWay(Protocol):
+    """What carries out one call again and again: where all others have come, one rank's end needs no match."""
+
+    def post(self, operation: Operation) -> bool:
+        """Take in one rank's end; whether all others have come."""
+
+    def end_at_once(self, operation: Operation) -> bool:
+        """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
+
+    def wait(self, match: Match, operation: Operation) -> None:
+        """Let an operation end when all have come."""
 
 
 class Shared(Protocol):
@@ -108,6 +124,7 @@ class Communicator:
         self._shared, self._engine, self._left = shared, shared.engine, shared.left
         self._matches: dict[int, Match] = {}
         self._tag_base, self._messages = -1, key.messages
+        self._short_ways: dict[Call, ShortWay] = {}
         self._moving: dict[int, Match] = {}  # whose ends are all here, and not over
         self._broken: Callable[[], BaseException] | None = None  # why nothing goes on
 
@@ -170,6 +187,12 @@ class Communicator:
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task: where other processes are, it may not."""
         return False
+
+    def shorten(self, call: Call, way: ShortWay) -> None:
+        """Let a call take a shorter way from now on, where only one rank lives in this process and nothing is wrong."""
+        if len(self._short_ways) >= _SHORT_WAYS:
+            self._short_ways.clear()
+        self._short_ways[call] = way
 
     def _announce(self, operation: Operation) -> None:
         """Tell receives from any source that somebody has begun to send."""

@@ -12,7 +12,7 @@ import trio
 import overlap
 from overlap.collectives.kinds import Collective
 from overlap.runtime.engine.host_run import HostRun
-from overlap.runtime.engine.small_run import SmallAllReduce
+from overlap.runtime.engine.small_run import SmallRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture
 from transports.shared_memory.watchman import Watchman
@@ -92,13 +92,13 @@ def test_a_loop_that_lets_nobody_in() -> None:
 
 def test_whoever_comes_last_ends_the_operation_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by = set[int]()
-    ends = SmallAllReduce._end
+    ends = SmallRun._end
 
-    def end(run: SmallAllReduce) -> None:
+    def end(run: SmallRun) -> None:
         ended_by.add(threading.get_ident())
         ends(run)
 
-    monkeypatch.setattr(SmallAllReduce, "_end", end)
+    monkeypatch.setattr(SmallRun, "_end", end)
 
     def program(world: overlap.Connection) -> None:
         while True:  # until it has happened once; the time-out bounds it

@@ -75,7 +75,7 @@ class Boards:
     Args:
         segment: Its memory.
         heap: What of that can be lent.
-        ring: Wakes a process, by index, if it sleeps.
+        ring: Wakes those of some processes, by index, that sleep.
 
     Attributes:
         shelf: What of that is lent to all.
@@ -83,7 +83,7 @@ class Boards:
         watchman: Lets them look.
     """
 
-    def __init__(self, segment: Segment, heap: Heap, ring: Callable[[int], None]) -> None:
+    def __init__(self, segment: Segment, heap: Heap, ring: Callable[[Sequence[int]], None]) -> None:
         self.segment, self.heap, self.ring = segment, heap, ring
         self.shelf = Shelf(segment.view, heap)
         self.watching: dict[Watcher, None] = {}
@@ -208,9 +208,7 @@ class _SharedBoard(Board):
         slot = number % OPERATIONS
         words, first = self._words[position], slot * _ROW_WORDS
         if payload is not None:
-            nbytes = payload.nbytes
-            start = slot * _ROW_BYTES + _HEAD_BYTES if nbytes <= _NEAR_BYTES else _FAR + slot * PAYLOAD_BYTES
-            self._rows[position][start : start + nbytes] = payload
+            self.payload(position, number, payload.nbytes)[:] = payload
         words[first + 1] = where
         words[first + 2] = mode
         if result:
@@ -245,15 +243,18 @@ class _SharedBoard(Board):
         return self._words[position][number % OPERATIONS * _ROW_WORDS + 3]
 
     def payload(self, position: int, number: int, nbytes: int) -> memoryview:
-        slot = number % OPERATIONS
-        start = slot * _ROW_BYTES + _HEAD_BYTES if nbytes <= _NEAR_BYTES else _FAR + slot * PAYLOAD_BYTES
+        first, apart = _payloads_at(nbytes)
+        start = first + number % OPERATIONS * apart
         return self._rows[position][start : start + nbytes]
+
+    def payloads(self, position: int, nbytes: int) -> tuple[memoryview, int]:
+        first, apart = _payloads_at(nbytes)
+        return self._rows[position][first:], apart
 
     # -- waking -------------------------------------------------------------------------------------------------------
 
     def ring(self) -> None:
-        for member in self._rung:
-            self._boards.ring(member)
+        self._boards.ring(self._rung)
 
     def watch(self, watcher: Watcher) -> None:
         watching = self._boards.watching
@@ -324,3 +325,8 @@ class _SharedBoard(Board):
             read(self._pids[member], address, into)
         except OSError as error:
             raise LinkLostError(f"the memory of process {member} cannot be read: {error.strerror}") from error
+
+
+def _payloads_at(nbytes: int) -> tuple[int, int]:
+    """Return where payloads of a size begin in the rows of a rank, and how far apart they are."""
+    return (_HEAD_BYTES, _ROW_BYTES) if nbytes <= _NEAR_BYTES else (_FAR, PAYLOAD_BYTES)

@@ -20,7 +20,7 @@ from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.link import MemoryLink
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
-from transports.shared_memory.watchman import Watchman, looking_s, must_ring
+from transports.shared_memory.watchman import Watchman, looking_s, sleepers
 
 __all__ = ["SharedMemory", "factory"]
 
@@ -167,9 +167,9 @@ class SharedMemory(MatchedTransport):
         if self._boards is not None:
             self._boards.lose(member, str(self.links[member].engine.gone))
 
-    def _ring(self, member: int) -> None:
-        """Wake a process, if it sleeps."""
-        if must_ring(self._asleep[member]):
+    def _ring(self, members: Sequence[int]) -> None:
+        """Wake those of some processes that sleep."""
+        for member in sleepers(self._asleep, members):
             link = self.links.get(member)
             with suppress(BlockingIOError):  # it has been rung more often than anybody can count
                 os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)

@@ -9,16 +9,15 @@ Cost: each input is read once by whoever needs it, and each result written once;
 from __future__ import annotations
 
 from transports import Transport
-from transports.common import OPERATIONS, PAYLOAD_BYTES
+from transports.common import OPERATIONS
 
-from ...collectives.kinds import Collective
 from ..communicator import Communicator
 from ..match import Match
 from ..operation import Operation
 from .host_run import HostRun
 from .meeting import Common, Meeting
 from .shared_run import SharedRun
-from .small_run import SmallAllReduce
+from .small_run import Exchange, SmallRun, small
 
 __all__ = ["HostMemory"]
 
@@ -67,11 +66,12 @@ class HostMemory:
         return Meeting(self._common, board, communicator)
 
 
-def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallAllReduce:
+def _run(meeting: Meeting, match: Match, operation: Operation) -> HostRun | SmallRun:
     call = operation.call
     if call.shared:
         return SharedRun(meeting, match, operation)
-    small = call.kind is Collective.ALL_REDUCE and call.nbytes <= PAYLOAD_BYTES
-    return (SmallAllReduce if small and meeting.board.ready and meeting.board.usable else HostRun)(
-        meeting, match, operation
-    )
+    if not (small(call) and meeting.board.ready and meeting.board.usable):
+        return HostRun(meeting, match, operation)
+    exchange = Exchange(meeting, call)
+    meeting.communicator.shorten(call, exchange)
+    return SmallRun(exchange, match, operation)

@@ -26,6 +26,6 @@ def settle(communicator: Communicator, match: Match, operation: Operation, error
     if error is not None and not operation.done:
         communicator.fail_one(match, operation, Failure(error))
     elif not operation.done:
-        met_ns = max(end.started_ns for end in match.arrived if end is not None)
+        met_ns = operation.started_ns if communicator.here == 1 else max(end.started_ns for end in match.ends)
         operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
     communicator.ended(match, operation)

@@ -1,11 +1,21 @@
-"""The smallest and most frequent operation between processes of one host, by the shortest way: all on the board."""
+"""The smallest and most frequent operations between processes of one host, by the shortest way: all on the board.
+
+These are barriers, and all-reduces of what a post can bring along.
+
+Nobody waits for the others to have read what it posts: rows of a board are used again only when they have.
+"""
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 
 from transports import LinkLostError
+from transports.common import OPERATIONS, PAYLOAD_BYTES
 
+from ...collectives.call import Call
+from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ..match import Match
 from ..operation import Operation
@@ -13,56 +23,125 @@ from .looking import Looking
 from .meeting import Meeting, Mode
 from .settling import settle
 
-__all__ = ["SmallAllReduce"]
+__all__ = ["Exchange", "SmallRun", "small"]
 
 _ARRIVED = 1
 
 
-class SmallAllReduce(Looking):
-    """One rank's end of a small all-reduce: it posts its input, and adds up what the others have posted.
+class Exchange:
+    """Where the ranks of a group meet for one small operation again and again: what they post on a board, as arrays.
 
-    Nobody waits for the others to have read it: rows of a board are used again only when they have.
+    Args:
+        meeting: Of the ranks; its board is ready.
+        call: Which: one that is `small`.
+
+    Attributes:
+        tag: Of the operation whose input was posted last.
     """
 
-    __slots__ = ("_match", "_tag")
+    __slots__ = ("_call", "_mode", "_posted", "meeting", "tag")
 
-    def __init__(self, meeting: Meeting, match: Match, operation: Operation) -> None:
-        self._meeting, self._match, self._operation = meeting, match, operation
-        self._tag = meeting.communicator.tag(operation.call, operation.seq)
+    def __init__(self, meeting: Meeting, call: Call) -> None:
+        self.meeting, self._call, self.tag = meeting, call, 0
+        self._mode = Mode.ON_BOARD if call.nbytes else Mode.NOWHERE
+        self._posted = [_posted(meeting, call, position) for position in range(call.size)] if call.nbytes else []
+
+    def post(self, operation: Operation) -> bool:
+        """Post a rank's input; whether all others have come, who are woken then."""
+        board, position, number = self.meeting.board, operation.port.position, operation.seq
+        self.tag = tag = self.meeting.communicator.tag(self._call, number)
+        if self._posted:
+            row = number % OPERATIONS, ...  # "...", or an array without dimensions would be a number
+            self._posted[position][row] = cast(Array, operation.source)
+        board.arrive(position, number, tag, where=self._call.nbytes, mode=self._mode)
+        if not board.reached(number, tag, _ARRIVED):
+            return False
+        board.ring()
+        return True
+
+    def add_up(self, operation: Operation) -> None:
+        """Make the result of what all have posted, if there is one."""
+        if not self._posted:
+            return
+        row = operation.seq % OPERATIONS, ...
+        values: list[Array] = [posted[row] for posted in self._posted]
+        reducer, quiet = self._call.reducer, self.meeting.common.quiet
+        assert reducer is not None, "it is an all-reduce"
+        out = operation.out if operation.target is None else operation.target
+        if out is None:
+            operation.out = quiet.run(reducer.total, values)
+        else:
+            quiet.run(reducer.fold, values, out)
+
+    def end_at_once(self, operation: Operation) -> bool:
+        """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
+        try:
+            self.add_up(operation)
+        except Exception:
+            return False
+        operation.finish(operation.context.now_ns(), operation.describe(self._call, operation.started_ns))
+        return True
+
+    def wait(self, match: Match, operation: Operation) -> None:
+        """Let an operation end when all have come; its input is posted."""
+        SmallRun(self, match, operation).wait()
+
+
+def small(call: Call) -> bool:
+    """Whether all of an operation goes on a board."""
+    reduces = call.kind is Collective.ALL_REDUCE and not call.shared and 0 < call.nbytes <= PAYLOAD_BYTES
+    return reduces or call.kind is Collective.BARRIER
+
+
+def _posted(meeting: Meeting, call: Call, position: int) -> Array:
+    """Return what a rank posts, by number of the operation modulo `OPERATIONS`."""
+    shape, dtype = call.shape, call.dtype
+    assert shape is not None, "every rank of an all-reduce says that"
+    memory, apart = meeting.board.payloads(position, call.nbytes)
+    strides = apart, *np.empty(shape, dtype).strides
+    return np.ndarray((OPERATIONS, *shape), dtype, memory, strides=strides)
+
+
+class SmallRun(Looking):
+    """One rank's end of a small operation under way: it posts its input, and adds up what the others have posted."""
+
+    __slots__ = ("_exchange", "_match", "_tag")
+
+    def __init__(self, exchange: Exchange, match: Match, operation: Operation) -> None:
+        self._exchange, self._meeting = exchange, exchange.meeting
+        self._match, self._operation = match, operation
 
     def start(self) -> None:
         """Arrive; who comes last is done, and wakes the others."""
-        operation, board = self._operation, self._meeting.board
-        source = operation.source
-        assert source is not None, "every rank gives something to an all-reduce"
-        payload = memoryview(source.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        board.arrive(
-            operation.port.position,
-            operation.seq,
-            self._tag,
-            where=payload.nbytes,
-            mode=Mode.ON_BOARD if payload.nbytes else Mode.NOWHERE,
-            payload=payload,
-        )
-        if board.reached(operation.seq, self._tag, _ARRIVED):
-            board.ring()
+        if self._exchange.post(self._operation):
             self._end()
         else:
-            operation.running, operation.scope = True, self
-            operation.look = self.look_before_sleeping
-            board.watch(self)
+            self.wait()
+
+    def wait(self) -> None:
+        """End when the others have come, who can know that this rank has."""
+        operation, self._tag = self._operation, self._exchange.tag
+        operation.running, operation.scope = True, self
+        operation.look = self.look_before_sleeping
+        self._meeting.board.watch(self)
+
+    def look_before_sleeping(self) -> None:
+        """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation."""
+        self.look()
+        if self.waits and self._meeting.communicator.here == 1 and self._meeting.board.wait(self):
+            self.look()
 
     def look(self) -> None:
-        """End, if all have come."""
-        board = self._meeting.board
-        if board.reached(self._operation.seq, self._tag, _ARRIVED):
+        """End, if all have come, or one never will."""
+        operation, board = self._operation, self._meeting.board
+        if board.reached(operation.seq, self._tag, _ARRIVED):
             board.unwatch(self)
-            self._operation.stopped()
+            operation.stopped()
             self._end()
         elif board.lost is not None:
             board.unwatch(self)
-            self._operation.stopped()
-            settle(self._meeting.communicator, self._match, self._operation, LinkLostError(board.lost))
+            operation.stopped()
+            settle(self._meeting.communicator, self._match, operation, LinkLostError(board.lost))
 
     @property
     def waits(self) -> bool:
@@ -76,29 +155,14 @@ class SmallAllReduce(Looking):
         return board.reached(self._operation.seq, self._tag, _ARRIVED) or board.lost is not None
 
     def _end(self) -> None:
+        operation = self._operation
         error: BaseException | None = None
         try:
-            self._add_up()
+            if not operation.done:  # it was not given up
+                self._exchange.add_up(operation)
         except Exception as raised:
             error = raised
-        settle(self._meeting.communicator, self._match, self._operation, error)
-
-    def _add_up(self) -> None:
-        operation, call, board = self._operation, self._operation.call, self._meeting.board
-        if operation.done:  # it was given up
-            return
-        assert call.reducer is not None
-        shape, dtype = call.shape, call.dtype
-        values: list[Array] = [
-            np.ndarray(shape, dtype, board.payload(other, operation.seq, call.nbytes))  # type: ignore[arg-type]
-            for other in range(call.size)
-        ]
-        total = self._meeting.common.quiet.run(call.reducer.total, values)
-        if operation.out is None:
-            operation.out = total
-        else:
-            target = operation.out if operation.target is None else operation.target
-            target[...] = total
+        settle(self._meeting.communicator, self._match, operation, error)
 
     def cancel(self) -> None:
         """End: nothing of this rank's is touched."""

@@ -1,0 +1,63 @@
+"""Bytes of arrays, and where a thread puts what it reads of others' memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import numpy as np
+
+from ...collectives.reduce import Array
+
+__all__ = ["Sources", "address_of", "bytes_of", "do_all", "room_for", "typed"]
+
+_scratch = threading.local()
+
+
+class Sources(Sequence[Array]):
+    """What ranks give, read when its turn comes: what was read a moment ago is still in the cache."""
+
+    def __init__(self, reads: Sequence[Callable[[], Array]]) -> None:
+        self._reads = reads
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sources: ...
+    def __getitem__(self, index: int | slice) -> Array | Sources:
+        return self._reads[index]() if isinstance(index, int) else Sources(self._reads[index])
+
+
+def do_all(work: Sequence[Callable[[], None]]) -> None:
+    """Do one after the other."""
+    for one in work:
+        one()
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array."""
+    return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
+
+
+def address_of(array: Array) -> int:
+    """Return where it begins in the memory of this process."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def typed(view: memoryview, dtype: np.dtype[np.generic]) -> Array:
+    """Return bytes as numbers."""
+    return np.frombuffer(view, np.uint8).view(dtype)
+
+
+def room_for(index: int, nbytes: int) -> memoryview:
+    """Return memory of this thread's own for one of the pieces that it adds up."""
+    rooms: dict[int, memoryview] = _scratch.__dict__.setdefault("rooms", {})
+    room = rooms.get(index)
+    if room is None or room.nbytes < nbytes:
+        room = rooms[index] = memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+    return room[:nbytes]
