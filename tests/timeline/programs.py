@@ -136,7 +136,7 @@ def with_loss(*, apart=False):
             with rank.step(step):
                 rank.compute(nothing, name="forward", seconds=1e-3)
                 pending = []
-                for _ in range(4):
+                for _ in range(6):
                     back = rank.compute(lambda: np.zeros(16 * MIB, "f4"), name="backward", seconds=2e-4)
                     pending.append(rank.all_reduce(back))
                 loss = rank.compute(lambda *_: np.zeros(1024, "f4"), back, name="loss", seconds=1e-5)
