@@ -128,6 +128,6 @@ def _shown(folder: str | None) -> str | None:
     """Return a folder as its user is likely to have written it."""
     if folder is None:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, FileNotFoundError):  # it lies elsewhere, or somebody has removed the current folder
         return str(Path(folder).relative_to(Path.cwd()))
     return folder

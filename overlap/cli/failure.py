@@ -106,7 +106,12 @@ def _place(error: BaseException) -> str:
     """Return "file:line: " of the program's innermost frame, or nothing if none runs and the command line is wrong."""
     frames = list(dropwhile(lambda frame: "runpy" not in frame.filename, extract_tb(error.__traceback__)))
     frames = [frame for frame in frames if _is_users(frame)]
-    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
+    if not frames:
+        return ""
+    path = frames[-1].filename
+    with contextlib.suppress(FileNotFoundError):  # somebody has removed the current folder
+        path = os.path.relpath(path)
+    return f"{path}:{frames[-1].lineno}: "
 
 
 def _without_machinery(error: BaseException) -> Iterator[str]:

@@ -39,7 +39,17 @@ _SIGNALS = {
 }
 
 # Finds this very package whatever the folder holds in which the user stands, unlike `python -m`.
-_BOOT = "import sys; sys.path.insert(0, {root!r}); from overlap.cli import main; sys.path.pop(0); sys.exit(main())"
+# Ctrl-C while all this is imported is nobody's mistake: the launcher, which passes it on, has said what happened.
+_BOOT = """\
+import sys
+sys.path.insert(0, {root!r})
+try:
+    from overlap.cli import main
+except KeyboardInterrupt:
+    sys.exit(130)
+sys.path.pop(0)
+sys.exit(main())
+"""
 
 
 def fitted(config: RunConfig) -> RunConfig:

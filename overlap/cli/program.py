@@ -177,8 +177,10 @@ def _shown(path: str | os.PathLike[str] | None) -> str:
     """Return a path as its user is likely to have written it: a launcher has made it absolute."""
     if path is None:
         return ""
-    short = os.path.relpath(path)
-    return os.fspath(path) if short.startswith(os.pardir) else short
+    with suppress(FileNotFoundError):  # somebody has removed the current folder
+        short = os.path.relpath(path)
+        return os.fspath(path) if short.startswith(os.pardir) else short
+    return os.fspath(path)
 
 
 def _note(text: str) -> None:

@@ -44,16 +44,25 @@ class Parts:
         self.folder = Path(folder)
 
     def write(self, save: Save, rank: int, ranks: int, chunks: Iterable[bytes]) -> None:
-        """Write the part of a rank: when this returns it is on the disk, and until then there is none of that name."""
+        """Write the part of a rank: when this returns it is on the disk, and until then there is none of that name.
+
+        Raises:
+            OSError: If it cannot be written; it names the file, of which nothing is left.
+        """
         path = self._path(save, rank, ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".writing-{os.getpid()}")
-        with open(temporary, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            error.filename = error.filename or str(path)  # the system names none of those that are open
+            temporary.unlink(missing_ok=True)
+            raise
         for folder in (path.parent, self.folder):
             _sync(folder)
 

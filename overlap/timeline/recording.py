@@ -242,9 +242,13 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 def call_site(code: CodeType, instruction: int) -> str:
     """Return "file:line" of an instruction (`frame.f_lasti`) of the user's program.
 
-    The path is relative to the current folder if it lies inside. Finding the line costs too much to do at each call.
+    The path is relative to the current folder if it lies inside, and if there still is one. Finding the line costs too
+    much to do at each call.
     """
     line = next((n for start, end, n in code.co_lines() if start <= instruction < end), code.co_firstlineno)
     path = code.co_filename
-    here = os.getcwd() + os.sep
+    try:
+        here = os.getcwd() + os.sep
+    except FileNotFoundError:  # somebody has removed it
+        return f"{os.path.basename(path)}:{line}"
     return f"{path[len(here) :] if path.startswith(here) else os.path.basename(path)}:{line}"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from overlap.cli.nodes import _BOOT
 from overlap.timeline import read_trace, verdict_of
 
 WORLD = """
@@ -165,6 +166,44 @@ def test_nodes_that_cannot_start_are_one_line(overlap, script, monkeypatch, argv
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
     assert err.count("\n") == 1
+
+
+def test_ctrl_c_while_a_process_still_imports_is_told_by_nobody_but_its_launcher(tmp_path):
+    (tmp_path / "overlap").mkdir()
+    (tmp_path / "overlap" / "__init__.py").write_text("raise KeyboardInterrupt")
+    argv = [sys.executable, "-c", _BOOT.format(root=str(tmp_path))]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+GONE = """
+import overlap
+async def main(rank):
+    if rank.rank == 0:
+        await rank.barrier()
+    raise ValueError("no")
+overlap.run(main, ranks=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "last"),
+    [
+        (GONE, 1, "overlap: rank 1 failed at train.py:6: ValueError: no"),
+        (
+            "import overlap\noverlap.run(print, ranks=0)",
+            2,
+            "overlap: {path}:2: ranks: expected a positive integer, got 0",
+        ),
+    ],
+)
+def test_a_current_folder_that_is_gone_hides_no_error(overlap, script, tmp_path, monkeypatch, program, code, last):
+    path = tmp_path / script(program)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    ended, _, err = overlap("run", str(path))
+    assert (ended, err.splitlines()[-1]) == (code, last.format(path=path))
 
 
 def test_a_process_that_the_system_does_not_start_is_one_line(overlap, script, monkeypatch):

@@ -188,8 +188,9 @@ def test_a_disk_that_cannot_be_written_fails_the_rank(folder, monkeypatch):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*state.*/part-[01]-of-2") as caught:
         in_world(saves, [1])
+    assert not [path for path in folder.rglob("*") if path.is_file()], caught.value
 
 
 def test_virtual_time_keeps_nothing(folder):
