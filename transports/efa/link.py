@@ -107,7 +107,7 @@ class EfaLink(Link):
 
     def catch_up(self) -> bool:
         """Take in what has come, if anybody waits for it, and write what waits for room; say whether anything moved."""
-        moved, wanted = False, self.engine.incoming.wanted
+        moved, wanted = False, self.engine.incoming.wanted or self.engine.outgoing.sends
         for rail in tuple(self.rails):
             if wanted or not rail.idle:
                 moved = rail.catch_up() or moved

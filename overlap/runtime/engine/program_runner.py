@@ -104,8 +104,9 @@ class ProgramRunner:
         ended = partial(self._end, communicator, match, operation)
         source, target = operation.source, operation.target
         if operation.port.position == 0:
-            return run.send(cast("Array", source), operation.urgency, ended)
-        over = run.receive(cast("Array", target), ended)
+            over = run.send(cast("Array", source), operation.urgency, ended)
+        else:
+            over = run.receive(cast("Array", target), ended)
         operation.look = None if over else run.look
         return over
 

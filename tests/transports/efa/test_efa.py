@@ -345,6 +345,28 @@ def test_who_is_about_to_sleep_writes_what_waits_for_room(unix: bool) -> None:
     run(main)
 
 
+def test_who_is_about_to_sleep_hears_that_its_message_has_arrived() -> None:
+    """Though nobody here waits for a message; without a turn of the event loop."""
+    sent: list[Call] = []
+
+    async def main() -> None:
+        world = World(unix=False, watched=True)
+        async with opened(world.efas):
+            gives, takes = (end.starter(other) for end, other in zip(world.ends(), (1, 0), strict=True))
+            assert gives is not None
+            assert takes is not None
+            length = EAGER_BYTES + 1
+            gives.begin_send(1, 6, bytes(length), done=sent.append)
+            takes.begin_recv(0, 6, bytearray(length), length, done=lambda _: None)
+            until_s = perf_counter() + TIMEOUT_S
+            while not sent and perf_counter() < until_s:
+                takes.catch_up(0)
+                gives.catch_up(1)
+            assert len(sent) == 1
+
+    run(main)
+
+
 @pytest.mark.parametrize("unix", [True, False])
 def test_the_rest_of_a_chunk_wakes_its_reader_though_another_task_has_read_some_of_it(unix: bool) -> None:
     """The reader sleeps until much has come, which never does once others have taken most of it."""
