@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from types import CodeType, FrameType
 
 import torch
+import typing_extensions
 
 __all__ = ["line_of", "users_frame"]
 
-_LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+# And what torch wraps its functions in: those that are deprecated, and contexts.
+_LIBRARIES = (
+    *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),
+    *(str(module.__file__) for module in (typing_extensions, warnings, contextlib)),
+)
 # By code object: whether it is torch's or ours. What a program has grows no further than its functions.
 _KNOWN: dict[CodeType, bool] = {}
 

@@ -33,10 +33,8 @@ def reduction(op: Any) -> tuple[str, Any]:
     name = _NAMES.get(kind)
     if name is not None:
         return name, None
-    if kind == _Op.PREMUL_SUM:
-        factor = getattr(op, "factor", None)
-        if factor is not None:
-            return "sum", factor
+    if kind == _Op.PREMUL_SUM and isinstance(op, dist.ReduceOp):
+        return "sum", op.__getstate__()[1]  # `op.factor` came with later versions than 2.7
     raise ValueError(f"op: backend 'overlap' reduces by {', '.join(sorted(k.name for k in _NAMES))}, got {kind}")
 
 

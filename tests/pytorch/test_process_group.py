@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.distributed as dist  # noqa: E402
+from typing_extensions import deprecated  # noqa: E402
 
 from overlap.remote.saying import Saying  # noqa: E402
 from overlap.runtime.dispute import Voice  # noqa: E402
@@ -305,9 +308,19 @@ def test_what_is_refused_at_the_call(pair: Ranks, what: str) -> None:
     assert str(caught.value) == text
 
 
-def test_a_rank_that_is_not_there_is_refused_with_the_line_of_the_call(pair: Ranks) -> None:
+@contextmanager
+def nothing_around() -> Iterator[None]:
+    """Be a context in which nothing is different."""
+    yield
+
+
+@pytest.mark.filterwarnings("ignore:old")
+@pytest.mark.parametrize("wrap", [deprecated("old"), nothing_around()], ids=["deprecated", "context"])
+def test_a_rank_that_is_not_there_is_refused_with_the_line_of_the_call(pair: Ranks, wrap: Any) -> None:
+    """Torch's functions may be wrapped in what is neither torch's nor the user's."""
+    send = wrap(partial(pair.groups[0].send))
     with pytest.raises(ValueError, match=r"test_process_group.py:\d+\)$") as caught:
-        pair.groups[0].send([torch.ones(1)], 7, 0)
+        send([torch.ones(1)], 7, 0)
     assert str(caught.value).startswith("dst: ")
 
 
