@@ -790,3 +790,16 @@ def test_connections_inside_one_host_are_not_paced() -> None:
             return [rail.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for rail in rails]
 
     assert [name.rstrip(b"\0") for name in run(main)] == [b"reno"] * 4
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system does not let programs choose")
+def test_connections_inside_one_host_take_whole_messages() -> None:
+    """Not as little as a stream of Trio, over which they have shaken hands."""
+
+    async def main() -> list[int]:
+        world = World(unix=False, rails=2)
+        async with opened(world.efas):
+            rails = [rail for efa in world.efas for link in efa.links.values() for rail in link.rails]
+            return [rail.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) for rail in rails]
+
+    assert run(main) == [512 << 10] * 4
