@@ -98,7 +98,18 @@ class Overheads:
             reductions of all of them take no less than these can do; no limit if absent.
         wake_s: what a rank takes of them in each step that it waits for messages in, where there are more processes
             than cores: it sleeps, is woken, and another one has to leave its place; nothing if absent.
-        meeting_s: for a rank to meet the others of its process, where they read each other's memory.
+        meeting_s: for a rank to meet the others of its process, where they read each other's memory; between nodes that
+            share memory, for all of them.
+        phase_s: for ranks of several processes to tell each other how far they have come, each time.
+        piece_s: to read or add one rank's part of another's result, whatever its size.
+        inline_bytes: of all ranks' vectors, from which threads do the work; none if absent.
+        handing_s: to hand it to them and back.
+        spread_bytes: of all reads and writes of these threads, up to which caches give `spread_bytes_per_s`; the rest
+            goes at `memory_bytes_per_s`. As one processor alone if absent.
+        spread_bytes_per_s: what they give.
+        copied_bytes_per_s: at which a sum is copied to those ranks of a process that did not make it; counted with
+            other reads and writes if absent.
+        shared_memory: whether nodes are processes of one host whose ranks read each other's memory.
         wires: by kind of wire.
     """
 
@@ -116,6 +127,14 @@ class Overheads:
     cores: Figure | None = None
     wake_s: Figure | None = None
     meeting_s: Figure | None = None
+    phase_s: Figure | None = None
+    piece_s: Figure | None = None
+    inline_bytes: Figure | None = None
+    handing_s: Figure | None = None
+    spread_bytes: Figure | None = None
+    spread_bytes_per_s: Figure | None = None
+    copied_bytes_per_s: Figure | None = None
+    shared_memory: bool | None = None
     wires: tuple[WireOverheads, ...] = ()
 
 

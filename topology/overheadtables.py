@@ -84,6 +84,14 @@ class OverheadsTable(TomlTable):
     cores: AmountKey | None = None
     wake_s: DurationKey | None = None
     meeting_s: DurationKey | None = None
+    phase_s: DurationKey | None = None
+    piece_s: DurationKey | None = None
+    inline_bytes: AmountKey | None = None
+    handing_s: DurationKey | None = None
+    spread_bytes: AmountKey | None = None
+    spread_bytes_per_s: AmountKey | None = None
+    copied_bytes_per_s: AmountKey | None = None
+    shared_memory: Flag | None = None
     wires: WiresByKind | None = None
 
     def __post_init__(self) -> None:
@@ -117,6 +125,14 @@ class OverheadsTable(TomlTable):
             cores=figure_or_none(self.cores, where) or rest.cores,
             wake_s=figure_or_none(self.wake_s, where) or rest.wake_s,
             meeting_s=figure_or_none(self.meeting_s, where) or rest.meeting_s,
+            phase_s=figure_or_none(self.phase_s, where) or rest.phase_s,
+            piece_s=figure_or_none(self.piece_s, where) or rest.piece_s,
+            inline_bytes=figure_or_none(self.inline_bytes, where) or rest.inline_bytes,
+            handing_s=figure_or_none(self.handing_s, where) or rest.handing_s,
+            spread_bytes=figure_or_none(self.spread_bytes, where) or rest.spread_bytes,
+            spread_bytes_per_s=figure_or_none(self.spread_bytes_per_s, where) or rest.spread_bytes_per_s,
+            copied_bytes_per_s=figure_or_none(self.copied_bytes_per_s, where) or rest.copied_bytes_per_s,
+            shared_memory=rest.shared_memory if self.shared_memory is None else self.shared_memory,
             wires=tuple(wires.values()),
         )
 

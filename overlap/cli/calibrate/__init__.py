@@ -40,10 +40,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     """Tell the front door's parser what the command is for and what it takes."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("logs", nargs="*", metavar="LOG", help="output of a benchmark")
-    parser.add_argument(
-        "--here", action="store_true", help="measure this computer, for about a minute, instead of a log"
-    )
-    parser.add_argument("--between", choices=BETWEEN, help="what joins processes, with --here; default: sockets")
+    parser.add_argument("--here", action="store_true", help="measure this computer, for a minute or two, not a log")
+    parser.add_argument("--between", choices=BETWEEN, help="what joins processes, with --here; default: shared_memory")
     parser.add_argument("--cluster", metavar="NAME", help='where a log is from, such as "p5.48xlarge x2"')
     parser.add_argument("--op", metavar="NAME", help="the collective, where a log does not say it")
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks that took part; default: the log's, or all")

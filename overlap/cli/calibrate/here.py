@@ -24,8 +24,8 @@ from ..outputs import written
 
 __all__ = ["BETWEEN", "calibrate_here"]
 
-BETWEEN: Mapping[str, str] = {"sockets": "efa", "shared_memory": "shared_memory", "mpi": "mpi"}
-"""What may join processes, and the transport's name."""
+BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
+"""What may join processes, and the transport's name; first what joins those of one host if nobody says otherwise."""
 
 AIM = 0.15
 """Error that predictions of our own bench are to stay within."""
@@ -57,7 +57,8 @@ def calibrate_here(args: argparse.Namespace) -> int:
         raise UsageError(f"--here: measures this computer; got a log too: {args.logs[0]}")
     between = args.between or next(iter(BETWEEN))
     cores = len(os.sched_getaffinity(0))
-    found = fit_own(list(_samples(_worlds(BETWEEN[between]))), cores=cores)
+    shared = between == "shared_memory"
+    found = fit_own(list(_samples(_worlds(BETWEEN[between]))), cores=cores, shared_memory=shared)
     print("\n".join(_page(found, between)))
     text = _toml(args.name or "here", found, between, cores)
     if args.output is None:
@@ -134,15 +135,20 @@ def _toml(name: str, found: OwnFit, between: str, cores: int) -> str:
 
     apart = found.between
     wire = ("step_s", "gap_s", "incast_s", "busy_s", "busy_bytes_per_s")
+    own = ("meeting_s", "phase_s", "memory_bytes_per_s", "launch_s", "reducer_bytes_per_s")
     between_nodes = [
         "[collectives.between_nodes]",
+        f"shared_memory = {'true' if 'phase_s' in apart else 'false'}",
         line("cores", cores),
-        *(line(key, apart[key]) for key in ("launch_s", "reducer_bytes_per_s") if key in apart),
-        "",
-        "[collectives.between_nodes.wires.efa]",
-        *(line(key, apart.get("step_s" if key in ("gap_s", "incast_s") else key, 0.0)) for key in wire),
+        *(line(key, apart[key]) for key in own if key in apart),
         "",
     ]
+    if "step_s" in apart:
+        between_nodes += [
+            "[collectives.between_nodes.wires.efa]",
+            *(line(key, apart["step_s" if key in ("gap_s", "incast_s") else key]) for key in wire),
+            "",
+        ]
     return "\n".join(
         [
             f"# Written by `overlap calibrate --here` on {platform.machine()}, {cores} processors, Python "
@@ -153,6 +159,7 @@ def _toml(name: str, found: OwnFit, between: str, cores: int) -> str:
             "",
             "[collectives]",
             *(line(key, value) for key, value in found.inside.items()),
+            'inline_bytes = { value = 2097152, source = "overlap/runtime/engine/workers.py", confidence = "A" }',
             "",
             *(between_nodes if found.between else []),
         ]
