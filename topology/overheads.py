@@ -59,6 +59,8 @@ class WireOverheads:
         step_s: to start a step's message, on the sender.
         gap_s: between two messages that one rank starts in one step.
         incast_s: for each further message that comes to one rank in one step.
+        reduce_s: to start reducing what came in one message; further messages of the step hide as much as their gaps
+            take, and what is passed on around a ring hides it in `chunk_pieces`.
         efficiency: share of the wire's bandwidth that payload gets, of any message or by its size.
         busy_s: what a message takes of processors, at both ends together; matters where `Overheads.cores` are shared.
         busy_bytes_per_s: bytes of messages that one processor handles, at both ends together.
@@ -69,6 +71,7 @@ class WireOverheads:
     step_s: Figure | None = None
     gap_s: Figure | None = None
     incast_s: Figure | None = None
+    reduce_s: Figure | None = None
     efficiency: Figure | Curve | None = None
     busy_s: Figure | None = None
     busy_bytes_per_s: Figure | None = None
@@ -89,7 +92,9 @@ class Overheads:
         cached_bytes_per_s: what they give.
         memory_efficiency: share of a memory's bandwidth that collectives get; 1 if absent.
         reducer_bytes_per_s: what the reducer of one physical core adds; no limit if absent.
-        serial_reduction: whether a rank receives nothing while it reduces.
+        serial_reduction: whether a rank receives nothing while it reduces, but for what rings pass on in pieces.
+        chunk_pieces: that rings cut each chunk in which they reduce and pass on: while one is on the wire another one
+            is reduced, and starts and latencies of one hide behind bytes of the others; 1 if absent.
         slices: pieces of the data that may be in flight through the phases of a composed collective; 3 if absent.
         slice_bytes: the vector is not cut in pieces that are shorter; any length if absent.
         shared_loop: whether ranks of one process start things one after the other, so that launches, steps, gaps and
@@ -121,6 +126,7 @@ class Overheads:
     memory_efficiency: Figure | None = None
     reducer_bytes_per_s: Figure | None = None
     serial_reduction: bool | None = None
+    chunk_pieces: Figure | None = None
     slices: Figure | None = None
     slice_bytes: Figure | None = None
     shared_loop: bool | None = None

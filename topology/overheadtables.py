@@ -57,6 +57,7 @@ class WireTable(TomlTable):
     step_s: DurationKey | None = None
     gap_s: DurationKey | None = None
     incast_s: DurationKey | None = None
+    reduce_s: DurationKey | None = None
     efficiency: ShareKey | None = None
     busy_s: DurationKey | None = None
     busy_bytes_per_s: AmountKey | None = None
@@ -78,6 +79,7 @@ class OverheadsTable(TomlTable):
     memory_efficiency: ShareKey | None = None
     reducer_bytes_per_s: AmountKey | None = None
     serial_reduction: Flag | None = None
+    chunk_pieces: AmountKey | None = None
     slices: AmountKey | None = None
     slice_bytes: AmountKey | None = None
     shared_loop: Flag | None = None
@@ -95,9 +97,10 @@ class OverheadsTable(TomlTable):
     wires: WiresByKind | None = None
 
     def __post_init__(self) -> None:
-        slices = self.slices.value if isinstance(self.slices, Amount) else self.slices
-        if slices is not None and slices != int(slices):
-            raise wrong("slices", "a whole number", slices)
+        for name, told in (("slices", self.slices), ("chunk_pieces", self.chunk_pieces)):
+            pieces = told.value if isinstance(told, Amount) else told
+            if pieces is not None and pieces != int(pieces):
+                raise wrong(name, "a whole number", pieces)
         through = self.cut_through.value if isinstance(self.cut_through, Duration) else self.cut_through
         if through is not None and through > 1:
             raise wrong("cut_through", "a share from 0 to 1", through)
@@ -119,6 +122,7 @@ class OverheadsTable(TomlTable):
             memory_efficiency=_value(self.memory_efficiency, where) or rest.memory_efficiency,
             reducer_bytes_per_s=figure_or_none(self.reducer_bytes_per_s, where) or rest.reducer_bytes_per_s,
             serial_reduction=rest.serial_reduction if self.serial_reduction is None else self.serial_reduction,
+            chunk_pieces=figure_or_none(self.chunk_pieces, where) or rest.chunk_pieces,
             slices=figure_or_none(self.slices, where) or rest.slices,
             slice_bytes=figure_or_none(self.slice_bytes, where) or rest.slice_bytes,
             shared_loop=rest.shared_loop if self.shared_loop is None else self.shared_loop,
@@ -204,6 +208,7 @@ def _wire(kind: str, table: WireTable, rest: WireOverheads, where: str) -> WireO
         step_s=figure_or_none(table.step_s, where) or rest.step_s,
         gap_s=figure_or_none(table.gap_s, where) or rest.gap_s,
         incast_s=figure_or_none(table.incast_s, where) or rest.incast_s,
+        reduce_s=figure_or_none(table.reduce_s, where) or rest.reduce_s,
         efficiency=_share(table.efficiency, where) or rest.efficiency,
         busy_s=figure_or_none(table.busy_s, where) or rest.busy_s,
         busy_bytes_per_s=figure_or_none(table.busy_bytes_per_s, where) or rest.busy_bytes_per_s,

@@ -91,24 +91,21 @@ def unfolding(parts: Sequence[Part], nbytes: float, ranks: Ints, resources: Reso
 def _steps(part: Part, nbytes: float, ranks: Ints, resources: Resources) -> list[Step]:
     slot_bytes = part.share * nbytes / part.placed.rounds.slots
     found: list[Step] = []
-    for one in part.placed.each:
-        step = _step(part, one, slot_bytes, ranks, resources)
-        found += [step] * one.round.repeat
+    for one, times, hidden in part.placed.runs():
+        found += [_step(part, one, slot_bytes, ranks, resources, hidden=hidden)] * times
     return found
 
 
-def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources) -> Step:
+def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resources: Resources, *, hidden: bool) -> Step:
     size, lanes, messages = len(ranks), part.placed.lanes, len(one.round.src)
     apart = size * (np.zeros(messages, np.int64) if one.round.lane is None else one.round.lane)
     memory_s, memory = _memory(part, one, slot_bytes, ranks, resources)
     cores, core = resources.cluster.cc_cores_per_rank, resources.cc_cores(ranks).tolist()
     sends = np.bincount(one.round.src, minlength=size).tolist()
     reducing_s = (one.reducing_s_per_byte * slot_bytes).tolist()
-    overlaps, start_s, latency_s = (
-        part.placed.parameters.reduction_overlaps,
-        one.start_s.tolist(),
-        one.latency_s.tolist(),
-    )
+    known = part.placed.parameters
+    overlaps = known.reduction_overlaps or hidden
+    start_s, latency_s = (each.tolist() for each in one.delays_s(slot_bytes, known.chunk_pieces if hidden else 1))
     ways, first_wires = _on_wires(part, one, slot_bytes, resources)
     posts: list[list[Post]] = [[] for _ in range(size * lanes)]
     each = zip(one.round.src.tolist(), one.round.dst.tolist(), apart.tolist(), ways, strict=True)

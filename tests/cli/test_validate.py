@@ -63,7 +63,7 @@ def test_json(overlap):
     assert fitted["error"] == fitted["predicted"] / fitted["measured"] - 1
     assert {row["used_for"] for row in found["rows"] if not row["fits"]} == {"prediction"}
     assert [(each["name"], each["dtype"], each["unseen"]["rows"]) for each in found["classes"]] == [
-        ("Trainium2, one node", "float32", 10),
+        ("Trainium2, one node", "float32", 11),
         ("Trainium2, one node", "bfloat16", 8),
     ]
     assert [each["inside"] for each in found["crossovers"]] == [True] * 8

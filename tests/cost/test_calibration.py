@@ -23,9 +23,10 @@ FIGURES = {
     "wire efficiency": lambda known: {"efficiency": scaled(known.efficiency)},
     "memory efficiency": lambda known: {"memory_efficiency": known.memory_efficiency * 1.05},
     "bytes reduced per second": lambda known: {"reduction_s_per_byte": known.reduction_s_per_byte / 1.05},
-    "bytes reduced per second of Trainium2": lambda known: {"reduction_s_per_byte": known.reduction_s_per_byte / 1.05},
     "handshake of the ranks": lambda known: {"launch_s": known.launch_s * 1.2},
     "handshake over the network": lambda known: {"launch_s": known.launch_s * 1.05},
+    "where an adapter's share falls": lambda known: {"curves": moved(known.curves, bytes_of_first=1.5)},
+    "adapter share of large messages": lambda known: {"curves": moved(known.curves, share_of_last=0.95)},
     "adapter share": lambda known: {"efficiency": scaled(known.efficiency)},
     "fixed cost": lambda known: {"launch_s": known.launch_s * 1.05},
     "semaphores of a step": lambda known: {"start_s": scaled(known.start_s)},
@@ -38,8 +39,13 @@ def scaled(figures):
     return tuple((kind, figure * 1.05) for kind, figure in figures)
 
 
+def moved(curves, *, bytes_of_first=1.0, share_of_last=1.0):
+    ((kind, ((nbytes, most), (large, least))),) = curves
+    return ((kind, ((nbytes * bytes_of_first, most), (large, least * share_of_last))),)
+
+
 def priced_s(row, change=None):
-    """Return the best time of a row, with one figure of the model changed."""
+    """Return the best time of what the machine's library has, with one figure of the model changed."""
     machine = topology.cluster(row.machine)
     ranks = row.group or tuple(range(row.ranks))
     spans = len({machine.place(rank).node for rank in ranks}) > 1
@@ -48,7 +54,9 @@ def priced_s(row, change=None):
     request = PlanRequest(collective=row.collective, geometry=Geometry(cluster=machine, ranks=ranks))
     placement = place(machine, ranks)
     options = flat_options(request, placement, known)[0] + two_level_options(request, placement, known)[0]
-    return min(option.price(row.nbytes).total_s for option in options)
+    library = machine.machine.collectives.library
+    known_there = [each for each in options if library is None or each.algorithm in library.algorithms]
+    return min(option.price(row.nbytes).total_s for option in known_there)
 
 
 FITTED = [row for row in COLLECTIVES if row.fits]
@@ -91,8 +99,8 @@ def test_dl1(op, peer_direct, expected_ms):
 def crossovers(op, machine, names):
     """Return the sizes in MB from which each of some algorithms wins, and the order in which they do."""
     cluster, order, sizes = topology.cluster(machine), [], []
-    for half in range(14 * 2, 31 * 2):
-        nbytes = round(2 ** (half / 2))
+    for third in range(14 * 3, 31 * 3):
+        nbytes = round(2 ** (third / 3))
         name = plan(op, nbytes, cluster).algorithm
         if name in names and name not in order:
             order.append(name)

@@ -1,5 +1,7 @@
 """Tables around a switch cost what the closed forms say, to the picosecond."""
 
+from dataclasses import asdict, replace
+
 import numpy as np
 import pytest
 
@@ -81,3 +83,34 @@ def test_best_slices_are_best():
 def test_unknown_form():
     with pytest.raises(UsageError, match="no closed form for all_gather 'one_shot'; known are ring, "):
         closed_form("all_gather", "one_shot", 4)
+
+
+PIECES = Parameters(
+    start_s=(("ethernet", 3e-6),), gap_s=(("ethernet", 1e-6),), reduce_s=(("ethernet", 5e-6),),
+    reduction_s_per_byte=2e-9, chunk_pieces=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk_bytes", [1000, 6000, 100_000])
+def test_a_ring_that_reduces_in_pieces_hides_starts_and_latencies_behind_bytes(chunk_bytes):
+    """Half of a chunk is on the wire while the other half is reduced; the last step has nothing to hide behind."""
+    star = Star(4, latency_s=4e-6, bytes_per_s=BYTES_PER_S)
+    wire_s, reducing_s, delay_s = chunk_bytes / BYTES_PER_S, 2e-9 * chunk_bytes, 3e-6 + 4e-6
+    step_s = max(reducing_s, delay_s + 1e-6 + (wire_s + reducing_s) / 2)
+    last_s = delay_s + reducing_s + 5e-6
+    table = rounds(generate("reduce_scatter", "ring", 4))
+    for overlaps in (True, False):  # what goes round in pieces is reduced while more arrives, in any case
+        placed = on(star, table, parameters=replace(PIECES, reduction_overlaps=overlaps))
+        found = cost(placed, 4 * chunk_bytes, explain=True)
+        alone_s = 0.0 if overlaps else wire_s  # of the last step
+        assert ticks(found.total_s) == ticks(2 * step_s + last_s + alone_s)
+        assert ticks(sum(asdict(found.breakdown).values())) == ticks(found.total_s)
+    gathers = on(star, rounds(generate("all_gather", "ring", 4)), parameters=PIECES)
+    assert ticks(cost(gathers, 4 * chunk_bytes).total_s) == ticks(3 * (delay_s + wire_s))
+
+
+def test_reducing_starts_after_what_comes_in_one_message_and_behind_gaps_of_several():
+    star = Star(4, latency_s=0.0, bytes_per_s=BYTES_PER_S)
+    alone, several = (rounds(generate("reduce_scatter", algorithm, 4)) for algorithm in ("rdh", "mesh"))
+    assert ticks(cost(on(star, alone, parameters=PIECES), 0).total_s) == ticks(2 * (3e-6 + 5e-6))
+    assert ticks(cost(on(star, several, parameters=PIECES), 0).total_s) == ticks(3e-6 + 2 * 1e-6 + 5e-6 - 2 * 1e-6)

@@ -84,26 +84,24 @@ def test_rows_of_a_known_library_are_predicted_by_what_it_has(everything):
 def test_the_planner_judges_by_class(everything):
     """By chip, network and dtype; what starting programs costs, and ratios, are no rows of it."""
     assert [(each.name, each.dtype, each.unseen.rows, each.fitted) for each in everything.classes] == [
-        ("Trainium2, one node", "float32", 10, 4),
+        ("Trainium2, one node", "float32", 11, 3),
         ("Trainium2, one node", "bfloat16", 8, 0),
         ("Inferentia2, one node", "uint8", 4, 2),
         ("Trainium1, one node", "float32", 1, 1),
-        ("Trainium1, across nodes", "uint8", 2, 1),
+        ("Trainium1, across nodes", "uint8", 0, 3),
         ("Trainium1, across nodes", "float32", 1, 0),
         ("Gaudi, across nodes", "float32", 0, 4),
         ("H100, across nodes", "float32", 20, 2),
     ]
-    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 46
+    assert everything.unseen.rows == sum(each.unseen.rows for each in everything.classes) == 45
 
 
 def test_how_good_the_planner_is(everything):
     """Medians as asked of all of Trainium and Inferentia together, and of GPU clusters described by data."""
     neuron = [e for e in everything.collectives if e.of.machine.startswith(("trn", "inf")) and not e.fits]
     gpus = [e for e in everything.collectives if e.of.machine.startswith("p5") and not e.fits]
-    assert Accuracy.of(neuron).median <= 0.08
-    # One row is far off: 128 MiB between two single adapters take 1.6 times what wire and reducer allow.
-    far = [each for each in neuron if abs(each.error) > 0.20]
-    assert [(each.of.machine, each.of.ranks, each.of.nbytes >> 20) for each in far] == [("trn1.32xlarge x2", 2, 128)]
+    assert (Accuracy.of(neuron).median <= 0.04, Accuracy.of(neuron).worst <= 0.17) == (True, True)
+    assert all(each.as_asked for each in everything.classes)
     assert (Accuracy.of(gpus).median <= 0.15, Accuracy.of(gpus).worst <= 0.40) == (True, True)
     assert all(each.inside for each in everything.crossovers)
 
@@ -117,7 +115,7 @@ def test_extrapolated_is_what_no_fitted_rows_enclose(everything):
     inside = {key for key, extrapolated in found.items() if not extrapolated}
     assert inside == {
         *(("all_gather", size) for size in (32, 128, 512, 2048)),
-        *(("reduce_scatter", size) for size in (1, 4, 16, 32)),
+        ("reduce_scatter", 1),
     }
     starts = {each.of.ranks for each in everything.starts if each.of.operations == 1 and not each.extrapolated}
     assert starts == {4, 8, 16, 32, 64}

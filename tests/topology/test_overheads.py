@@ -42,10 +42,12 @@ cut_through = 0
 memory_efficiency = 0.5
 reducer_bytes_per_s = 1e10
 slices = 2
+chunk_pieces = 4
 [collectives.wires.nvlink]
 step_s = 2e-6
 gap_s = 1e-6
 incast_s = 3e-6
+reduce_s = 4e-6
 efficiency = 0.75
 [collectives.wires.ethernet]
 efficiency = { points = [[1000, 0.25], [1e6, 0.75]], source = "a log", confidence = "B" }
@@ -89,6 +91,7 @@ def test_figures_reach_the_model(load):
         (("nvlink", 1e-6),),
         (("nvlink", 3e-6),),
     )
+    assert (found.reduce_s, found.chunk_pieces) == ((("nvlink", 4e-6),), 4)
     assert found.efficiency == (("nvlink", 0.75), ("ethernet", 0.75))
     assert found.curves == (("ethernet", ((1000, 0.25), (1e6, 0.75))),)
     assert (found.reduction_s_per_byte, found.reduction_overlaps) == (1e-10, True)
@@ -184,6 +187,7 @@ BAD = [
     ('["ring", "mesh"]', "[]", "collectives.library.algorithms: expected names such as 'ring', found none"),
     ('["ring", "mesh"]', '"ring"', "collectives.library.algorithms: expected a list of texts, found 'ring'"),
     ("slices = 2", "slices = 1.5", "collectives.slices: expected a whole number, found 1.5"),
+    ("chunk_pieces = 4", "chunk_pieces = 1.5", "collectives.chunk_pieces: expected a whole number, found 1.5"),
     ("cut_through = 0", "cut_through = 2", "collectives.cut_through: expected a share from 0 to 1, found 2.0"),
     (
         "launch_s = 1e-3\n[collectives.host",

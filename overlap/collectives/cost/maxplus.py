@@ -109,8 +109,8 @@ def cost(
     arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
     launch = int(resolution.ticks(np.array(parameters.launch_s)))
     clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
-    for one in placed.each:
-        clocks.run(_Step(one, placed, nbytes / placed.rounds.slots, resolution), one.round.repeat)
+    for one, times, hidden in placed.runs():
+        clocks.run(_Step(one, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
     finish = np.maximum(clocks.ready, clocks.left)
     per_s = resolution.ticks_per_s
     finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
@@ -120,16 +120,18 @@ def cost(
 class _Step:
     """A placed round for one number of bytes, in ticks."""
 
-    def __init__(self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution) -> None:
+    def __init__(
+        self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
+    ) -> None:
         lane, parameters = one.round.lane, placed.parameters
         apart = 0 if lane is None else lane * placed.placement.size
         self.src, self.dst = one.round.src + apart, one.round.dst + apart
-        self.start = resolution.ticks(one.start_s)
-        self.latency = resolution.ticks(one.latency_s)
+        start_s, latency_s = one.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
+        self.start, self.latency = resolution.ticks(start_s), resolution.ticks(latency_s)
         self.wire = resolution.ticks(one.wire_s(slot_bytes))
         memory = resolution.ticks((one.moving_s_per_byte + one.adding_s_per_byte) * slot_bytes)
         reducing = resolution.ticks(one.reducing_s_per_byte * slot_bytes)
-        self.serial = 0 * reducing if parameters.reduction_overlaps else reducing
+        self.serial = 0 * reducing if parameters.reduction_overlaps or hidden else reducing
         resources = (self.wire, memory) if self.serial.any() else (self.wire, memory, reducing)
         self.transfer: Ints = np.maximum.reduce(resources)
         self.copies = np.maximum(resolution.ticks(one.moving_s_per_byte * slot_bytes) - self.wire, 0)

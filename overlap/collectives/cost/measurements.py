@@ -76,11 +76,15 @@ def _dl1(collective: str, host_copies: float, peer_direct: float) -> Iterator[Me
 _XPU_ALL_GATHER_US = {1: 34.56, 4: 46.77, 16: 121.00, 32: 221.62, 128: 512.58, 512: 1667.02, 2048: 6181.50}
 _XPU_REDUCE_SCATTER_US = {1: 30.05, 4: 65.36, 16: 146.61, 32: 252.00, 128: 539.80, 512: 1971.83, 2048: 7805.91}
 _XPU_FITS = {32: "wire efficiency", 2048: "memory efficiency"}
-_XPU_SCATTER_FITS = {1: "handshake of the ranks", 32: "bytes reduced per second of Trainium2"}
+_XPU_SCATTER_FITS = {1: "handshake of the ranks"}
 _XPU_BF16_ALL_GATHER_US = {4: 47.17, 32: 223.0, 128: 490.97, 512: 1458.72}
 _XPU_BF16_REDUCE_SCATTER_US = {4: 65.66, 32: 253.39, 128: 540.16, 512: 1956.72}
 _TRN1_PAIR_US = {1 << 16: 43.77, 4 << 20: 517.65, 128 << 20: 21125.0}
-_TRN1_PAIR_FITS = {1 << 16: "handshake over the network"}
+_TRN1_PAIR_FITS = {
+    1 << 16: "handshake over the network",
+    4 << 20: "where an adapter's share falls",
+    128 << 20: "adapter share of large messages",
+}
 _INF2_ALL_REDUCE_US = {1048576: 23.5, 2516582: 50.48, 3984588: 77.85, 5452594: 105.03, 8388608: 160.0}
 _INF2_FITS = {8388608: "bytes reduced per second"}
 _P5_GB_PER_S = {

@@ -36,6 +36,7 @@ class Parameters:
         start_s: to start a message, on the sender, by kind of its first wire; 0 for kinds left out.
         gap_s: between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
         incast_s: for each further message that comes to a rank in one step, by kind of its last wire.
+        reduce_s: to start reducing what came in one message, by kind of its last wire.
         cut_through: share of a wire's latency that counts where bytes only pass through a device on their way.
         efficiency: share of a wire's bandwidth that payload gets, by kind, of the sizes that get most; 1 for kinds
             left out.
@@ -44,6 +45,7 @@ class Parameters:
         dma_s_per_byte: for the engines that move what one rank sends, 0 where that is not known.
         reduction_s_per_byte: for the reducer of one rank, 0 where memory is the limit.
         reduction_overlaps: whether reducing goes on while more arrives, as with chunks cut in slices.
+        chunk_pieces: that rings cut each chunk in which they reduce and pass on.
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
         slice_bytes: the least bytes of the vector that such a piece is.
         cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
@@ -57,6 +59,7 @@ class Parameters:
     start_s: ByKind = ()
     gap_s: ByKind = ()
     incast_s: ByKind = ()
+    reduce_s: ByKind = ()
     cut_through: float = 1.0
     efficiency: ByKind = ()
     curves: Curves = ()
@@ -64,6 +67,7 @@ class Parameters:
     dma_s_per_byte: float = 0.0
     reduction_s_per_byte: float = 0.0
     reduction_overlaps: bool = True
+    chunk_pieces: int = 1
     most_slices: int = _SLICES
     slice_bytes: float = 0.0
     cores: float | None = None
@@ -83,6 +87,10 @@ class Parameters:
     def incasts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return what one more message costs that comes over wires of some kinds."""
         return _by_kind(kind, self.incast_s, 0.0)
+
+    def reduces_s(self, kind: NDArray[np.str_]) -> Floats:
+        """Return what it takes to start reducing what comes over wires of some kinds."""
+        return _by_kind(kind, self.reduce_s, 0.0)
 
     def busy(self, kind: NDArray[np.str_]) -> tuple[Floats, Floats]:
         """Return what messages take of shared processors, by the kinds of their wires: each, and for each byte."""
@@ -138,6 +146,7 @@ def parameters(
         start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
         gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
         incast_s=tuple((wire.kind, wire.incast_s.value) for wire in figures.wires if wire.incast_s),
+        reduce_s=tuple((wire.kind, wire.reduce_s.value) for wire in figures.wires if wire.reduce_s),
         cut_through=_value(figures.cut_through, 1.0),
         efficiency=tuple((wire.kind, _most(wire.efficiency)) for wire in figures.wires if wire.efficiency),
         curves=tuple((w.kind, w.efficiency.points) for w in figures.wires if isinstance(w.efficiency, Curve)),
@@ -145,6 +154,7 @@ def parameters(
         dma_s_per_byte=1 / (dma.value * cluster.lnc) if dma else 0.0,
         reduction_s_per_byte=1 / (reducer.value * cluster.lnc) if reducer else 0.0,
         reduction_overlaps=not figures.serial_reduction,
+        chunk_pieces=int(_value(figures.chunk_pieces, 1)),
         most_slices=int(_value(figures.slices, _SLICES)),
         slice_bytes=_value(figures.slice_bytes, 0.0),
         cores=figures.cores.value if figures.cores else None,

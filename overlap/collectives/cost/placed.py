@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class PlacedRound:
         busy_s_per_byte: the same, for each byte of a slot.
         hops: wires crossed by the message with the longest way, by kind.
         port: (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on.
+        gap_s: (messages,) until the same sender could start another one.
+        reduce_s: (messages,) to start reducing what each brings.
         curves: which messages get a share of their wires that depends on their size, and (bytes, share) of that.
     """
 
@@ -48,6 +51,8 @@ class PlacedRound:
     busy_s_per_byte: float
     hops: dict[str, int]
     port: Ints
+    gap_s: Floats
+    reduce_s: Floats
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
 
     def wire_s(self, slot_bytes: float) -> Floats:
@@ -58,6 +63,27 @@ class PlacedRound:
             share = np.interp(np.log(np.maximum(length * slot_bytes, 1.0)), sizes, shares)
             alone_s[which] *= shares.max() / share
         return alone_s
+
+    def delays_s(self, slot_bytes: float, pieces: int) -> tuple[Floats, Floats]:
+        """Return (messages,) what each takes to start and to arrive, besides its bytes.
+
+        What a ring reduces and passes on in pieces takes as long as all its bytes, or as the delays and a piece of
+        them: while one piece is on the wire another one is reduced. The last step has nothing to hide behind.
+
+        Args:
+            slot_bytes: Of a slot.
+            pieces: Of what is passed on; 1 where nothing hides.
+        """
+        if pieces == 1:
+            return self.start_s, self.latency_s + self.reduce_s
+        wire_s = self.wire_s(slot_bytes)
+        memory_s = (self.moving_s_per_byte + self.adding_s_per_byte) * slot_bytes
+        then_s = np.maximum(memory_s, self.reducing_s_per_byte * slot_bytes)
+        whole_s, piece_s = np.maximum(wire_s, then_s), (wire_s + then_s) / pieces
+        delay_s = self.start_s + (pieces - 1) * self.gap_s + self.latency_s
+        shown_s = np.maximum(delay_s + piece_s - whole_s, 0.0)
+        latency_s = np.minimum(self.latency_s, shown_s)
+        return shown_s - latency_s, latency_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +111,17 @@ class Placed:
     def ports(self) -> int:
         """Wires that messages leave their senders on."""
         return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
+
+    def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
+        """Yield every round, how many of its repetitions, and whether these hide delays behind the step after them."""
+        in_pieces = self.parameters.chunk_pieces > 1
+        for one, after in zip_longest(self.each, self.each[1:]):
+            goes_on = after is not None and after.round.passed_on
+            hiding = one.round.repeat - (not goes_on) if in_pieces and one.round.passed_on else 0
+            if hiding:
+                yield one, hiding, True
+            if hiding < one.round.repeat:
+                yield one, one.round.repeat - hiding, False
 
     def hops(self) -> dict[str, int]:
         """Count the wires that the longest way of every step crosses, by kind: what the steps wait for, one by one."""
@@ -207,6 +244,8 @@ def _placed(
         busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),
         hops=_longest(latency_s, way, wires),
         port=port,
+        gap_s=parameters.gaps_s(wires.kind[way.wire[start]]),
+        reduce_s=_reduces(one, way, wires, parameters),
         curves=tuple(_curves(way, wires, parameters)),
     )
 
@@ -224,6 +263,16 @@ def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> F
         return np.zeros(len(one.dst))
     others = np.bincount(one.dst, one.count)[one.dst] - 1
     return others * parameters.incasts_s(wires.kind[way.wire[way.first[1:] - 1]])
+
+
+def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return what it takes to start reducing what each message brings."""
+    if not parameters.reduce_s or not len(one.dst):
+        return np.zeros(len(one.dst))
+    kinds = wires.kind[way.wire[way.first[1:] - 1]]
+    further = np.bincount(one.dst, one.count)[one.dst] - 1
+    start_s = np.maximum(parameters.reduces_s(kinds) - further * parameters.gaps_s(kinds), 0.0)
+    return np.where(one.added[one.dst] > 0, start_s, 0.0)
 
 
 def _curves(way: Routes, wires: Wires, parameters: Parameters) -> Iterator[tuple[Ints, Floats, Floats]]:

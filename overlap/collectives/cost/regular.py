@@ -52,6 +52,7 @@ def _round(
     moving: float = 0.0,
     adding: float = 0.0,
     local: float = 0.0,
+    passed_on: bool = False,
 ) -> Round:
     rows = unit.nobody() if rows is None else rows
 
@@ -60,6 +61,7 @@ def _round(
 
     return Round(
         repeat=repeat,
+        passed_on=passed_on,
         src=rows.src,
         dst=rows.dst,
         sent=rows.count * float(sent),
@@ -88,7 +90,8 @@ def _doubling(unit: Unit) -> tuple[list[Round], list[Round]]:
 
 def _ring(unit: Unit) -> tuple[Round, Round]:
     rows, steps = unit.following(), unit.size - 1
-    return _round(unit, rows, 1, repeat=steps, added=1, adding=3), _round(unit, rows, 1, repeat=steps, moving=2)
+    back = _round(unit, rows, 1, repeat=steps, added=1, adding=3, passed_on=True)
+    return back, _round(unit, rows, 1, repeat=steps, moving=2)
 
 
 def _own(unit: Unit, rounds: Iterable[Round]) -> list[Round]:

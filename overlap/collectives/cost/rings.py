@@ -41,6 +41,6 @@ def _round(
 ) -> Round:
     src, dst, sent = ends
     return Round(
-        repeat=repeat, src=src, dst=dst, sent=sent,
+        repeat=repeat, passed_on=bool(added.any()), src=src, dst=dst, sent=sent,
         added=added, local_added=np.zeros(len(added)), moving=moving, adding=adding, local=local,
     )  # fmt: skip

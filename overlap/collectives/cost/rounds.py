@@ -26,6 +26,9 @@ _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 # Algorithms that are several of their kind, each on a channel of its own, with a part of the data.
 _APART = ("double_binary_tree",)
 
+# Algorithms that pass on in each step what came in the one before, and that alone.
+_RINGS = ("ring", "multi_ring", "kangaring")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
@@ -43,6 +46,7 @@ class Round:
         local: (size,) reads and writes of each rank's memory before its first message.
         count: (messages,) how many messages each row stands for; one if None.
         far: (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
+        passed_on: whether each rank reduces what comes and passes it on in the next step, as around a ring.
         lane: (messages,) which of several independent parts of the data it belongs to, which do not wait for each
             other; all to one if None.
     """
@@ -59,6 +63,7 @@ class Round:
     count: Floats | None = None
     far: NDArray[np.bool_] | None = None
     lane: Ints | None = None
+    passed_on: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +154,7 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
 
     return Round(
         repeat=one.repeat,
+        passed_on=one.passed_on,
         src=src[order],
         dst=dst[order],
         sent=np.tile(one.sent, len(plays))[order],
@@ -246,6 +252,7 @@ def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Rou
     ends = key // lanes
     return Round(
         repeat=repeat,
+        passed_on=s.algorithm in _RINGS and bool(far_adds.any()),
         src=ends % size,
         dst=ends // size,
         lane=key % lanes if apart else None,
