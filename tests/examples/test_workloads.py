@@ -11,7 +11,7 @@ from tests import interpreters
 ROOT = Path(__file__).parents[2]
 
 TRANSFORMER = """\
-1,207,959,552 weights on 64 ranks: a step takes 1039.418993 ms,
+1,207,959,552 weights on 64 ranks: a step takes 1039.420900 ms,
 246.29 samples per second
 """
 
@@ -25,34 +25,34 @@ no compute at all                                        1.74
 
 TENSOR_PARALLEL = """\
 instances  replicas  gradients at the end  gradients at once
-        1         4         187.392712 ms      179.492792 ms
-       16        64         220.446920 ms      190.189430 ms
+        1         4         187.176016 ms      179.315672 ms
+       16        64         212.697096 ms      182.923970 ms
 """
 
 TWO_STREAMS = """\
 streams  layers ahead  step (ms)
-      1             0  58.751820
-      2             0  58.562520
-      1             1  31.866787
-      2             1  31.419723
-      1             2  32.625094
-      2             2  30.968078
+      1             0  58.772328
+      2             0  58.613400
+      1             1  31.882336
+      2             1  31.524594
+      1             2  32.635684
+      2             2  30.982528
 """
 
 STRATEGIES = """\
 strategy       step (ms)  exposed (ms)  memory (GiB)
-data parallel     72.218         2.030         8.000
-ZeRO-1            51.554         2.060         4.062
-ZeRO-2            51.554         2.060         2.094
-ZeRO-3            51.554         2.060         0.125
-tensor x data     55.749         1.112         2.000
-1F1B x data       98.903        10.943         2.000
+data parallel     72.080         1.893         8.000
+ZeRO-1            51.416         1.922         4.062
+ZeRO-2            51.416         1.922         2.094
+ZeRO-3            51.416         1.922         0.125
+tensor x data     55.750         1.113         2.000
+1F1B x data       98.874        10.914         2.000
 """
 
 NAIVE_AND_OVERLAPPED = """\
 loop        step (ms)  exposed (ms)  of the ideal
-naive         131.000        23.207         82.3%
-overlapped    109.508         1.715         98.4%
+naive         129.467        21.674         83.3%
+overlapped    109.463         1.670         98.5%
 """
 
 
