@@ -12,16 +12,16 @@ __all__ = ["LOST_S", "Flight", "Look", "look"]
 #: was under way is sent again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
 LOST_S = 4.0
 
-# In Linux's `struct tcp_info` (linux/tcp.h, appended to and never changed): segments under way, and milliseconds since
-# anything was acknowledged.
-_UNACKNOWLEDGED, _SINCE_MS, _LENGTH = 24, 56, 104
+# In Linux's `struct tcp_info` (linux/tcp.h, appended to and never changed): probes that were not answered, segments
+# under way, and milliseconds since anything was acknowledged.
+_PROBES, _UNACKNOWLEDGED, _SINCE_MS, _LENGTH = 3, 24, 56, 104
 
 
 class Look(NamedTuple):
     """What is seen of a connection at one moment.
 
     Attributes:
-        under_way: Whether something was sent that has not been acknowledged.
+        under_way: Whether something was sent that has not been acknowledged, or could not be, as no device is up.
         since_s: How long ago anything was.
     """
 
@@ -37,7 +37,8 @@ def look(connection: socket.socket) -> Look:
 
     A receiver that reads nothing closes its window, so that nothing is under way, and acknowledges probes of it. That
     is why TCP_USER_TIMEOUT will not do: it counts a closed window like a broken link (measured on Linux 6: a receiver
-    that was busy for longer lost its connection).
+    that was busy for longer lost its connection). Where this side's own device takes nothing, as it is down, nothing is
+    under way either, but probes are not answered.
     """
     if connection.family == socket.AF_UNIX or not hasattr(socket, "TCP_INFO"):
         return _NOTHING
@@ -46,7 +47,7 @@ def look(connection: socket.socket) -> Look:
         under_way, since_ms = (struct.unpack_from("=I", told, at)[0] for at in (_UNACKNOWLEDGED, _SINCE_MS))
     except (OSError, struct.error):
         return _NOTHING
-    return Look(under_way > 0, since_ms / 1000)
+    return Look(under_way > 0 or told[_PROBES] > 0, since_ms / 1000)
 
 
 class Flight:

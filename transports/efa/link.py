@@ -90,7 +90,11 @@ class EfaLink(Link):
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
-        for rail in tuple(self.rails) * min(2, len(self.rails)):  # what the last one spares may be for the first
+        several = len(self.rails) > 1
+        if several:
+            for rail in self.rails:
+                rail.observe()
+        for rail in tuple(self.rails) * (1 + several):  # what the last one spares may be for the first
             if rail.idle and (rail.owes or self.departures.due):
                 rail.start_writing()
         if self._changed is not None:

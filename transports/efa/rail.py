@@ -138,6 +138,11 @@ class Rail(ABC):
         standing = self._pace.standing(perf_counter(), self.written_bytes, unsent_bytes(self.socket))
         return standing._replace(waiting_bytes=standing.waiting_bytes + self.begun_bytes)
 
+    def observe(self) -> None:
+        """Measure how fast it is, if it is busy."""
+        if self._pace.measures:
+            self.standing()
+
     @property
     def begun_bytes(self) -> int:
         """How much of what it has begun to write the system has not taken."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 __all__ = ["Pace", "Standing", "holds_back", "holds_up"]
 
-# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. Shorter messages only show that a
-# rail is no slower; in less time than the second, what a switch had room for.
+# A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. What was over sooner shows that a
+# rail is no slower; in less time than the second, only that a switch had room for it.
 _WINDOW_S = 0.005
 _SHORT_S = 0.001
 # What waits is busy work only from here on: the last packets of less are acknowledged late.
@@ -28,10 +28,12 @@ class Standing(NamedTuple):
     Attributes:
         bytes_per_s: What it has delivered lately; 0 if nobody knows.
         waiting_bytes: Written, and not acknowledged.
+        sure: It was busy all that time; otherwise it may be faster.
     """
 
     bytes_per_s: float
     waiting_bytes: int
+    sure: bool = True
 
     def time_s(self, nbytes: float) -> float:
         """Return when so much more would have arrived; at once where nobody knows."""
@@ -42,8 +44,13 @@ class Pace:
     """Learns how fast a rail is, from what it has delivered while something waited on it."""
 
     def __init__(self) -> None:
-        self._bytes_per_s = 0.0
+        self._bytes_per_s, self._sure = 0.0, False
         self._begun: tuple[float, int, int] | None = None  # when; what had been written, and delivered
+
+    @property
+    def measures(self) -> bool:
+        """Whether something waited on it when it was last looked at; looking again soon tells more."""
+        return self._begun is not None
 
     def standing(self, now_s: float, written_bytes: int, waiting_bytes: int) -> Standing:
         """Take note of how much has been written and how much of it waits; say what follows."""
@@ -58,15 +65,16 @@ class Pace:
         elif now_s - self._begun[0] >= _WINDOW_S:
             self._learn(now_s, delivered, *self._begun)
             self._begun = now_s, written_bytes, delivered
-        return Standing(self._bytes_per_s, waiting_bytes)
+        return Standing(self._bytes_per_s, waiting_bytes, self._sure)
 
     def _learn(self, now_s: float, delivered: int, begun_s: float, written_before: int, delivered_before: int) -> None:
         """Take a sample; where all that had been written was delivered, only that the rail is no slower."""
         rate = (delivered - delivered_before) / (now_s - begun_s)
-        if delivered >= written_before or not self._bytes_per_s:
+        if delivered >= written_before:
             self._bytes_per_s = max(self._bytes_per_s, rate)
         else:
-            self._bytes_per_s = (self._bytes_per_s + rate) / 2
+            self._bytes_per_s = (self._bytes_per_s + rate) / 2 if self._sure else rate
+            self._sure = True
 
 
 def holds_back(mine: Standing, others: Sequence[Standing], *, due_bytes: int, chunk_bytes: int) -> bool:
@@ -91,4 +99,4 @@ def holds_up(mine: Standing, others: Sequence[Standing]) -> bool:
 
 def _faster(mine: Standing, others: Sequence[Standing]) -> list[Standing]:
     """Return the rails that are clearly faster, if this one's rate is known."""
-    return [other for other in others if other.bytes_per_s > _EQUAL * mine.bytes_per_s > 0]
+    return [other for other in others if mine.sure and other.bytes_per_s > _EQUAL * mine.bytes_per_s > 0]

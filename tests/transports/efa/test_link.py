@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -113,6 +115,21 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     other.incoming = message
     trio.run(other.read_until_dead)
     assert bytes(end.lent or b"") == b"12345678"
+
+
+def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, looked_at = a_link(1, (1,), (0,)), list[int]()
+    rails = [Pipe(link, index) for index in range(3)]
+
+    def look(index: int) -> Standing:
+        looked_at.append(index)
+        return Standing(0.0, 0)
+
+    for rail in rails:
+        monkeypatch.setattr(rail, "standing", partial(look, rail.index))
+    rails[1]._pace.standing(0.0, 10**6, 10**6)
+    link.settle()
+    assert looked_at == [1]
 
 
 def test_signs_of_life_are_no_progress_worth_waiting_for() -> None:

@@ -6,9 +6,11 @@ import math
 import random
 import re
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
@@ -260,6 +262,21 @@ def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
     assert not look(sender).under_way  # closed
     with socket.socket(socket.AF_UNIX) as local:
         assert not look(local).under_way
+
+
+@pytest.mark.parametrize(("probes", "unacknowledged", "under_way"), [(0, 0, False), (1, 0, True), (0, 1, True)])
+def test_what_the_device_of_this_side_does_not_take_is_not_acknowledged_either(
+    probes: int, unacknowledged: int, under_way: bool
+) -> None:
+    """Where it is down the system counts nothing as under way, and probes as if the other side took nothing."""
+
+    class Told:
+        family = socket.AF_INET
+
+        def getsockopt(self, *_: int) -> bytes:
+            return struct.pack("=3xB20xI28xI", probes, unacknowledged, 5000).ljust(104, b"\0")
+
+    assert look(cast("socket.socket", Told())) == Look(under_way, 5.0)
 
 
 def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> None:

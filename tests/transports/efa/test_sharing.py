@@ -12,9 +12,9 @@ CHUNK = 524288
 
 def test_a_rate_is_what_was_delivered_while_enough_waited() -> None:
     pace = Pace()
-    assert pace.standing(0.0, 2 * MB, 2 * MB) == Standing(0.0, 2 * MB)
+    assert pace.standing(0.0, 2 * MB, 2 * MB) == Standing(0.0, 2 * MB, sure=False)
     assert pace.standing(0.004, 2 * MB, MB).bytes_per_s == 0.0  # too soon to tell
-    assert pace.standing(0.01, 2 * MB, MB).bytes_per_s == 100 * MB
+    assert pace.standing(0.01, 2 * MB, MB) == Standing(100 * MB, MB)
     assert pace.standing(0.02, 4 * MB, 2_000_000).bytes_per_s == 100 * MB
     assert pace.standing(0.04, 8 * MB, 3_500_000).bytes_per_s == 125 * MB  # it may have been idle: no slower
     assert pace.standing(0.05, 8 * MB, 2_750_000).bytes_per_s == 100 * MB
@@ -25,9 +25,19 @@ def test_a_short_message_tells_that_a_rail_is_no_slower() -> None:
     pace.standing(0.0, MB, MB)
     assert pace.standing(0.0005, MB, 0).bytes_per_s == 0.0  # a switch may have had room for that much
     pace.standing(0.0, 2 * MB, MB)
-    assert pace.standing(0.01, 2 * MB, 0).bytes_per_s == 100 * MB
+    assert pace.standing(0.01, 2 * MB, 0) == Standing(100 * MB, 0, sure=False)
     pace.standing(0.02, 3 * MB, MB)
-    assert pace.standing(0.07, 3 * MB, 0).bytes_per_s == 100 * MB  # it may have been idle
+    assert pace.standing(0.07, 3 * MB, 0) == Standing(100 * MB, 0, sure=False)  # it may have been idle
+    assert not pace.measures
+
+
+def test_a_rate_of_a_busy_time_takes_the_place_of_a_guess() -> None:
+    pace = Pace()
+    pace.standing(0.0, 2 * MB, MB)
+    assert pace.measures
+    pace.standing(0.01, 2 * MB, 0)
+    pace.standing(0.0, 4 * MB, MB)
+    assert pace.standing(0.01, 4 * MB, MB // 2) == Standing(50 * MB, MB // 2)
 
 
 def test_the_last_packets_of_a_message_tell_nothing() -> None:
@@ -60,6 +70,8 @@ FAST, SLOW = 100 * MB, 10 * MB
         (Standing(FAST, CHUNK // 2), [Standing(FAST, 0)], CHUNK, False),
         (Standing(FAST, MB), [Standing(FAST, MB), Standing(SLOW, 0)], CHUNK, False),  # and no one that is slow does
         (Standing(0.0, MB), [Standing(0.0, 0)], CHUNK, True),
+        (Standing(SLOW, 0, sure=False), [Standing(FAST, 0)], CHUNK, False),  # it may be as fast
+        (Standing(SLOW, 0), [Standing(FAST, 0, sure=False)], CHUNK, True),
         (Standing(0.0, 0), [Standing(FAST, 0)], CHUNK, False),  # nobody knows yet
         (Standing(SLOW, 0), [Standing(0.0, 0)], CHUNK, False),
         (Standing(SLOW, 0), [Standing(FAST, MB), Standing(FAST, 2 * MB)], CHUNK, True),
