@@ -32,6 +32,8 @@ _ACKNOWLEDGE_EVERY = 16
 # Small frames that are due together leave in one system call, up to about this much.
 _BATCH_BYTES = 64 << 10
 
+_ENDED = "the connection ended"
+
 
 class Owner(Places, Protocol):
     """What a rail needs of the link that it is part of.
@@ -323,7 +325,7 @@ class Rail(ABC):
         except (ProtocolError, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._die_of(error)
         else:
-            self.die("the connection ended")
+            self.die(_ENDED)
 
     def _die_of(self, error: Exception) -> None:
         """Close it because reading has failed."""
@@ -359,7 +361,9 @@ class Rail(ABC):
 
 
 def describe(error: BaseException) -> str:
-    """Say briefly what went wrong with a connection."""
+    """Say briefly what went wrong with a connection; of one that is closed, the same to all who use it."""
     cause = error.__cause__ or error
+    if isinstance(cause, (BrokenPipeError, ConnectionResetError)):  # a reader is told of an end, or that it was early
+        return _ENDED
     strerror = getattr(cause, "strerror", None)
     return str(strerror or cause or type(cause).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import re
@@ -21,7 +22,7 @@ from transports import Call, LinkLostError
 from transports.efa import rail
 from transports.efa.acknowledged import LOST_S, Flight, Look, look
 from transports.efa.connection import SocketRail
-from transports.efa.rail import Rail
+from transports.efa.rail import Rail, describe
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
 
 from .impostor import confronted
@@ -364,3 +365,12 @@ def test_waiting_for_any_ends_when_a_process_is_lost_but_not_before_what_has_com
                 await end.wait_any(choices)
 
     run(main)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "Broken pipe"), ConnectionResetError()])
+def test_who_writes_is_told_of_a_closed_connection_what_readers_are_told(error: OSError) -> None:
+    """Both are woken, and which of them finds out first is chance."""
+    assert describe(error) == "the connection ended"
+    broken = trio.BrokenResourceError()
+    broken.__cause__ = error
+    assert describe(broken) == "the connection ended"
