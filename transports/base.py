@@ -7,7 +7,7 @@ a buffer of one rank into a buffer of another; what they mean is not known here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -198,6 +198,14 @@ class Transport(ABC):
         Args:
             key: Names the group's board on every rank alike, below 2**64.
             ranks: Of the group, in its order.
+        """
+        return None
+
+    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory of this process that others of its host map, and what gives it back; None: there is none.
+
+        Any thread may ask for it, and give it back in the midst of anything, which does nothing in a fork. This default
+        has none.
         """
         return None
 

@@ -169,6 +169,10 @@ class Board(ABC):
         """Use it for others: nobody reads it any more."""
 
     @abstractmethod
+    def place_of(self, address: int, nbytes: int) -> int | None:
+        """Return where memory of this process begins among what all ranks can map; None: it is private."""
+
+    @abstractmethod
     def lend_to_all(self, nbytes: int) -> int | None:
         """Lend memory of this process to all ranks together, and return where it is; None: there is no more.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -53,6 +53,10 @@ class Router(Transport):
             if (found := part.board(key, ranks)) is not None:
                 return found
         return None
+
+    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory of the first part that has some to lend."""
+        return next((lent for part in self.parts if (lent := part.lend(nbytes)) is not None), None)
 
     def spans_hosts(self, ranks: Sequence[int]) -> bool:
         """Return whether any of the parts joins some of the ranks across hosts."""

@@ -78,7 +78,7 @@ class Reduction:
         self._wiring, self._priority = wiring, priority
         self._rank, self._parameters = wiring.rank, wiring.parameters
         self._runs = wiring.parameters.runs(plan)
-        self._buffer = buffer = wiring.rank.empty(plan.size, plan.dtype)
+        self._buffer = buffer = wiring.rank.empty(plan.size, plan.dtype, common=True)
         self.views = {slot.name: buffer[slot.start : slot.stop].reshape(slot.shape) for slot in plan.slots}
         self._group = wiring.group
         self.hooked: Hooked | None = None

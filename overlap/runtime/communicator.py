@@ -39,6 +39,10 @@ class BaseEngine(ABC):
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
         return False
 
+    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of this host map, and what gives it back; None: there is none."""
+        return None
+
     @abstractmethod
     def direct(self, members: tuple[int, ...]) -> bool:
         """Whether operations of these ranks start when all of them have come, for they need no program."""

@@ -28,6 +28,7 @@ from .future import Future
 from .group import Group
 from .issuing import Surroundings
 from .memory.buffer_pool import BufferPoolStatistics
+from .memory.common_arrays import common_array
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
 from .shapes import shape_only
@@ -84,7 +85,7 @@ class Rank(Calls):
         self._state_dir = state_dir
         self._state: RankState | None = None
         self._rng: np.random.Generator | None = None
-        self._context, self._backend, self._compute = context, backend, compute
+        self._context, self._backend, self._compute, self._around = context, backend, compute, around
         self._computes = Known()
         self._streams = Streams(context)
         self.world = Group(context, around, self._streams, {}, everybody, "world")
@@ -231,16 +232,21 @@ class Rank(Calls):
         task.start(fn, args)
         return task
 
-    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> Array:
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32, *, common: bool = False) -> Array:
         """Return a new array of zeros; in a simulation without data, one that has only shape and dtype.
 
         Args:
             shape: Of the array.
             dtype: Of the array.
+            common: Whether to put it where other processes of this host read it at once, which makes collectives on it
+                cheaper. A fork of this process has it in common, too, rather than a copy. Where there is no such
+                memory (left, see `--shared-memory`), it is an array like any other.
         """
         if self._backend.shapes_only:
             return shape_only(shape, dtype)
-        return np.zeros(shape, dtype)
+        lend = self._around.communicators.engine.lend
+        found = common_array(lend, np.empty(0, dtype).dtype, shape) if common else None
+        return np.zeros(shape, dtype) if found is None else found
 
     def record(self, name: str, start_ns: int, end_ns: int, *, lane: str = "compute") -> None:
         """Show in the timeline that this rank has computed something that was not given to `compute`; any thread.

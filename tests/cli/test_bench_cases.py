@@ -250,6 +250,14 @@ def test_results_that_ranks_share():
     assert Assignment.from_json(Assignment(cases=[case], sampling=Sampling()).to_json()).cases == [case]
 
 
+def test_inputs_that_processes_have_in_common_are_not_compared_with_private_ones():
+    [[case]] = cases(parsed("allr", "--common", "-b", "96"))
+    assert case.common
+    with pytest.raises(UsageError) as caught:
+        cases(parsed("allr", "--common", "--vs", "gloo"))
+    assert str(caught.value) == "--common: other libraries' inputs lie in memory of their own; leave out --vs"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

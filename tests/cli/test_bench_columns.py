@@ -203,6 +203,7 @@ def test_json_on_stdout_is_all_there_is(overlap):
         "ranks": 2,
         "in_place": False,
         "shared": False,
+        "common": False,
         "wrong": 0,
     }
 

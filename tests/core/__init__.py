@@ -51,6 +51,7 @@ TESTS = {
     "runtime/loop_watch": "core/test_busy_loop",
     "runtime/match": "core/test_mismatch core/test_any_source",
     "runtime/memory/buffer_locks": "runtime/test_buffer_locks core/test_arrays_in_flight",
+    "runtime/memory/common_arrays": "core/test_common_arrays",
     "runtime/memory/buffer_pool": "runtime/test_buffer_pool core/test_memory",
     "runtime/memory/foreign": "core/test_foreign_arrays core/test_tensors",
     "runtime/memory/lent_arguments": "runtime/test_lent_arguments core/test_lent_arguments",

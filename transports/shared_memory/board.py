@@ -15,7 +15,7 @@ from typing import Protocol
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place, Watcher
 from transports.failures import LinkLostError
 from transports.shared_memory.heap import Heap
-from transports.shared_memory.peer_memory import read
+from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.shelf import Shelf, leaver
 
@@ -84,7 +84,8 @@ class Boards:
     """
 
     def __init__(self, segment: Segment, heap: Heap, ring: Callable[[Sequence[int]], None]) -> None:
-        self.segment, self.heap, self.ring = segment, heap, ring
+        self.segment, self.ring = segment, ring
+        self._begins = address_of(segment.view)
         self.shelf = Shelf(segment.view, heap)
         self.watching: dict[Watcher, None] = {}
         self.watchman: Watching
@@ -116,6 +117,11 @@ class Boards:
             self._open[key].hear(rank, told)
         else:
             self._told[key, rank] = told
+
+    def place_of(self, address: int, nbytes: int) -> int | None:
+        """Return where something of this process lies in its segment, if it does."""
+        where = address - self._begins
+        return where if 0 <= where <= self.segment.nbytes - nbytes else None
 
     def look(self) -> None:
         """Let everybody look."""
@@ -305,7 +311,10 @@ class _SharedBoard(Board):
         return None if start is None else Place(start, self._here.view[start : start + nbytes])
 
     def take_back(self, place: Place) -> None:
-        self._boards.heap.give_back(place.where)
+        self._boards.shelf.give_back(place.where)
+
+    def place_of(self, address: int, nbytes: int) -> int | None:
+        return self._boards.place_of(address, nbytes)
 
     def lend_to_all(self, nbytes: int) -> int | None:
         return self._boards.shelf.lend(nbytes, len(self._ranks))

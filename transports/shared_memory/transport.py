@@ -112,6 +112,14 @@ class SharedMemory(MatchedTransport):
         pids = {i: link.peer.pid for i, link in self.links.items() if link.peer.readable}
         return boards.make(key, ranks, members, segments, pids, self.links)
 
+    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that the other processes of this host map, and what gives it back; None: there is no room."""
+        boards = self._boards
+        start = None if boards is None else boards.shelf.take(nbytes)
+        if boards is None or start is None:
+            return None
+        return boards.segment.view[start : start + nbytes], partial(boards.shelf.give_back, start)
+
     def open(self) -> AbstractAsyncContextManager[Self]:
         """Connect with the other processes of this host, and stay connected for the length of an ``async with``.
 

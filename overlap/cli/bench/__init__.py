@@ -62,6 +62,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--ranks", metavar="N[,N...]", help="sizes of the world; default 2, or one rank a node")
     add("--in-place", action="store_true", help="put results into the memory of the inputs")
     add("--shared", action="store_true", help="put results where all ranks of the machine have them together")
+    add("--common", action="store_true", help="put inputs where the other processes of this machine read them at once")
     add("--algorithm", metavar="A", help="use this algorithm where it exists, such as ring")
     add("--vs", metavar="PEERS", help="also measure gloo, mpi: if both can, in place, one after the other")
     add("--nnodes", type=count, metavar="N", help="spread the ranks over N processes of this machine")

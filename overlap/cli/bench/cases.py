@@ -33,6 +33,7 @@ class Case:
         root: Rank, where there is one.
         in_place: Whether the result goes into the memory of the input.
         shared: Whether the result is one that ranks share.
+        common: Whether the input lies where other processes of the machine read it.
     """
 
     operation: Operation
@@ -43,6 +44,7 @@ class Case:
     root: int = 0
     in_place: bool = False
     shared: bool = False
+    common: bool = False
 
     @property
     def size_bytes(self) -> int:

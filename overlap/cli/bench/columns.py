@@ -39,6 +39,7 @@ def remark(text: str) -> str:
 def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
     """Say what is measured and how, in lines that begin with #."""
     place = "into memory that ranks share" if case.shared else "in place" if case.in_place else "out of place"
+    place += ", inputs where all processes read them" if case.common else ""
     factor = case.operation.kind.traits.busbw_factor
     text = (
         f"{_what(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"

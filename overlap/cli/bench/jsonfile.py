@@ -58,6 +58,7 @@ def measured_rows(rows: Sequence[Result]) -> list[dict[str, object]]:
             "ranks": one.case.ranks,
             "in_place": one.case.in_place,
             "shared": one.case.shared,
+            "common": one.case.common,
             **asdict(one.times),
             "algbw_bytes_per_s": one.algbw_bytes_per_s,
             "busbw_bytes_per_s": one.busbw_bytes_per_s,

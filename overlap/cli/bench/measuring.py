@@ -96,7 +96,7 @@ async def on_rank(
 ) -> Told | None:
     """Measure a case on one rank of a world, which may span processes; tell rank 0."""
     batch = sampling.batch(case.size_bytes)
-    x, out = case.buffers(rank.rank)
+    x, out = _buffers(rank, case)
     samples = []
     for _ in range(sampling.warmup + sampling.iters):
         await rank.barrier()
@@ -110,9 +110,22 @@ async def on_rank(
     return None if told is None else [[int(number) for number in one] for one in told.reshape(case.ranks, -1)]
 
 
+def _buffers(rank: Rank, case: Case) -> tuple[Array, Array | None]:
+    """Make the filled input and the array for the result, in memory that processes have in common if that is asked."""
+    x, out = case.buffers(rank.rank)
+    if not case.common:
+        return x, out
+    private = out if case.in_place and out is not None else x
+    common = rank.empty(private.size, private.dtype, common=True)
+    common[...] = private
+    if private is x:
+        return common, common if out is x else out
+    return common[rank.rank * x.size :][: x.size], common  # a block of what is gathered
+
+
 async def _count_wrong(rank: Rank, case: Case) -> int:
     """Run the case once more on fresh data and count the wrong elements of this rank."""
-    x, out = case.buffers(rank.rank)
+    x, out = _buffers(rank, case)
     results = [await future for future in case.issue(rank, x, out)]
     got = cast("Array | None", results[-1] if case.shared else out)
     if got is None:

@@ -42,6 +42,8 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
     in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
     if args.shared:
         _check_shared(operation, in_place=args.in_place, compared=args.vs is not None)
+    if args.common and args.vs is not None:
+        raise UsageError("--common: other libraries' inputs lie in memory of their own; leave out --vs")
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -54,6 +56,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 root=_root(args.root, ranks),
                 in_place=in_place,
                 shared=args.shared,
+                common=args.common,
             )
             for size in sizes
         ]

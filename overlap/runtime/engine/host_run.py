@@ -33,6 +33,8 @@ _ARRIVED, _SLICED, _DONE = 1, 2, DONE
 #: 1 MiB copying takes 0.06 to 0.09 ms (2) and 0.35 to 1.2 (4), reading 0.12 to 0.14 and 0.7 to 1.1; at 4 MiB 1.8
 #: against 0.96 (2).
 COPIED_BYTES = 1 << 20
+# Says that a result is at an address of its owner's, not at a place in what all map.
+_PRIVATE = 1 << 63
 # From here each of three or more ranks reduces a slice only: one meeting more, and less to read.
 _SLICED_BYTES = 64 << 10
 # What a thread does at once: two pieces, and what is read, stay in a second-level cache of 2 MiB. Measured on 64 MiB, 2
@@ -111,10 +113,18 @@ class HostRun(Looking):
     def _offer(self, source: Array) -> None:
         if source.nbytes <= PAYLOAD_BYTES:
             self._arrive(source.nbytes, Mode.ON_BOARD, bytes_of(source))
+        elif source.nbytes > COPIED_BYTES and (where := self._common_place(source)) is not None:
+            self._arrive(where, Mode.COMMON)
         elif source.nbytes > COPIED_BYTES and self._board.reads:
             self._arrive(address_of(source), Mode.PRIVATE)
         else:
             self._map(source)
+
+    def _common_place(self, source: Array) -> int | None:
+        """Return where all find an input, if they do, and will find this rank's slice of the result."""
+        target, board = self._target, self._board
+        seen = board.reads or target is None or board.place_of(address_of(target), target.nbytes) is not None
+        return board.place_of(address_of(source), source.nbytes) if seen else None
 
     def _map(self, source: Array) -> None:
         place = self._meeting.lend(source.nbytes)
@@ -174,8 +184,8 @@ class HostRun(Looking):
             if self._phase == _ARRIVED:
                 self._meet()
             elif self._phase == _SLICED:
-                results = [board.result(other, self._number) for other in range(self._call.size)]
-                self._given = [(where, mode) for where, (_, mode) in zip(results, self._given, strict=True)]
+                results = (board.result(other, self._number) for other in range(self._call.size))
+                self._given = [_found(result) for result in results]
             if not (self._working or self._over):
                 self._step()
 
@@ -192,7 +202,7 @@ class HostRun(Looking):
 
     def _plan(self, modes: set[int]) -> None:
         call = self._call
-        private = Mode.PRIVATE in modes
+        private = not modes.isdisjoint((Mode.PRIVATE, Mode.COMMON))
         self._lent = Mode.MAPPED in modes
         if self._sliced(private=private):
             slicing = [reduced(call, self._position)], True, _SLICED, True
@@ -269,7 +279,9 @@ class HostRun(Looking):
         if self._place is not None:
             return self._place.where
         assert self._target is not None, "every rank gets the result"
-        return address_of(self._target)
+        address = address_of(self._target)
+        where = self._board.place_of(address, self._target.nbytes)
+        return address | _PRIVATE if where is None else where
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
@@ -317,13 +329,13 @@ class HostRun(Looking):
     def _copy(self, source: tuple[int, int], part: Array) -> None:
         who, start = source
         where, mode = self._given[who]
-        if mode == Mode.PRIVATE:
-            if who != self._position:
-                self._board.read(who, where + start * part.itemsize, bytes_of(part))
-                return
-            if self._call.kind is Collective.ALL_REDUCE:  # it is there
-                return
-        held = self._read(who, start, part, 0, collecting=self._phase == _SLICED)
+        mine, collecting = who == self._position, self._phase == _SLICED
+        if mine and collecting and self._place is None:  # it is there
+            return
+        if mode == Mode.PRIVATE and not mine:
+            self._board.read(who, where + start * part.itemsize, bytes_of(part))
+            return
+        held = self._read(who, start, part, 0, collecting=collecting)
         np.copyto(part, held)
 
     def _read(self, who: int, start: int, like: Array, room: memoryview | int, *, collecting: bool = False) -> Array:
@@ -333,7 +345,7 @@ class HostRun(Looking):
             return self._source[start : start + like.size]
         where, mode = self._given[who]
         offset, nbytes = start * like.itemsize, like.nbytes
-        if mode == Mode.MAPPED:
+        if mode in (Mode.MAPPED, Mode.COMMON):
             return typed(self._board.mapped(who, where + offset, nbytes), like.dtype)
         if mode == Mode.ON_BOARD:
             return typed(self._board.payload(who, self._number, where)[offset : offset + nbytes], like.dtype)
@@ -377,3 +389,8 @@ class HostRun(Looking):
             self._board.unwatch(self)
         if self._place is not None:
             self._meeting.keep(self._number, self._tag, self._place)
+
+
+def _found(result: int) -> tuple[int, int]:
+    """Return where a rank's slice is, and in whose memory."""
+    return (result & ~_PRIVATE, Mode.PRIVATE) if result & _PRIVATE else (result, Mode.MAPPED)

@@ -30,6 +30,7 @@ class Mode(IntEnum):
     MAPPED = 2  #: in memory that all map
     PRIVATE = 3  #: in its own memory
     HOMELESS = 4  #: it should be mapped, but there is no room
+    COMMON = 5  #: in memory that all map, and its owner may change it once all have read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

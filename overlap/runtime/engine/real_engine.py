@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import cached_property, partial
 from time import perf_counter_ns
@@ -59,6 +59,10 @@ class RealEngine(BaseEngine):
         if self._algorithm is None:
             return self._transport.shares_memory(members)
         return self._algorithm == "direct"
+
+    def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
+        """Return memory that other processes of this host map, and what gives it back; None: there is none."""
+        return self._transport.lend(nbytes)
 
     def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
         """Start what can start: all ranks are here, or this one's part of a program need not wait for them."""

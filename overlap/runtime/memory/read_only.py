@@ -1,4 +1,4 @@
-"""Arrays that nobody can write to, whoever else has their memory."""
+"""Arrays that nobody can write to, whoever else has their memory; and arrays in memory that is borrowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Memory:
         self._view, self._dropped = view, dropped
         address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
         self.__array_interface__: dict[str, Any] = {
-            "shape": (view.nbytes,), "typestr": "|u1", "data": (address, True), "version": 3
+            "shape": (view.nbytes,), "typestr": "|u1", "data": (address, view.readonly), "version": 3
         }  # fmt: skip
 
     def __del__(self) -> None:
@@ -45,10 +45,10 @@ class _Memory:
 
 
 def held(view: memoryview, shape: tuple[int, ...], dtype: np.dtype[np.generic], dropped: Callable[[], None]) -> Array:
-    """Return a read-only array in borrowed memory.
+    """Return an array in borrowed memory.
 
     Args:
-        view: The memory: as many bytes as the array has, at least one.
+        view: The memory: as many bytes as the array has, at least one; the array is read-only if this is.
         shape: Of the array.
         dtype: Of the array.
         dropped: Is called once, in any thread and in the midst of anything, when neither the array nor any view of it,

@@ -15,15 +15,24 @@ def shelf_of(pages: int) -> tuple[Shelf, Heap, memoryview]:
 
 
 def test_a_piece_comes_back_when_all_have_left() -> None:
-    shelf, heap, memory = shelf_of(2)
+    shelf, _, memory = shelf_of(1)
     start = shelf.lend(100, 2)
     assert start == PAGE
     leaves = [leaver(memory, start, 100, position) for position in range(2)]
     leaves[1]()
-    assert shelf.take_back() == 0
+    assert shelf.take(PAGE) is None
     leaves[0]()
-    assert shelf.take_back() == 1
-    assert heap.lent_bytes == 0
+    assert shelf.take(PAGE) == start
+
+
+def test_a_piece_of_one_process_comes_back_when_it_is_given_back() -> None:
+    shelf, heap, _ = shelf_of(1)
+    start = shelf.take(PAGE)
+    assert start is not None
+    assert shelf.take(PAGE) is None
+    shelf.give_back(start)
+    assert shelf.take(PAGE) == start
+    assert heap.lent_bytes == PAGE
 
 
 def test_words_lie_behind_what_is_held() -> None:
