@@ -333,3 +333,9 @@ def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors
     assert max(map(len, lines)) <= 80
     assert f"rows left out: {2 + processes}, median error" in out
     assert overlap("plan", "all_reduce", "--bytes", "1M", "--cluster", "mine.toml x2")[0] == 0
+
+
+def test_a_log_of_one_rank_says_nothing_of_collectives(overlap, log):
+    one = NCCL.replace("#  Rank  1", "#  Rang  1")
+    code, _, err = overlap("calibrate", log(one), "--cluster", "p5.48xlarge")
+    assert (code, err) == (2, "overlap: it.log:6: expected a collective of 2 ranks or more, found 1\n")

@@ -93,6 +93,8 @@ _LEAST_ROWS = 4
 
 def _sample(row: Row, cluster: topology.Cluster) -> Sample:
     ranks = row.ranks or cluster.world_size
+    if ranks < 2:
+        raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
         raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
     return Sample(
