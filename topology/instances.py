@@ -38,6 +38,8 @@ def cluster(
     # Here, because reading TOML needs modules that importing this package should not pay for.
     from . import machinefile
 
+    if not isinstance(name, str):
+        raise TopologyError(f"name: expected the name of a cluster, got {name!r}")
     name, said = _split(name)
     nodes = _agreed("nodes", said.get("nodes"), nodes)
     lnc = _agreed("lnc", said.get("lnc"), lnc)

@@ -141,6 +141,7 @@ def test_ultraserver_is_whole_by_default():
     [
         ("trn2.48xl", {}, "unknown cluster 'trn2.48xl'; did you mean 'trn2.48xlarge'? known: dl1.24xlarge, inf2"),
         ("../machine", {}, "unknown cluster '../machine'"),
+        (5, {}, "name: expected the name of a cluster, got 5"),
         ("trn1.32xlarge x2", {"nodes": 3}, "nodes is said twice: 2 and 3"),
         ("trn1.32xlarge", {"nodes": 0}, "nodes: expected 1 or more, found 0"),
         ("trn1.32xlarge x0", {}, "nodes: expected 1 or more, found 0"),
