@@ -76,7 +76,7 @@ def test_a_call_says_more_than_the_run():
 
 def test_modelled_machines_do_the_same():
     async def priced(rank: overlap.Rank) -> None:
-        x = rank.empty(1 << 20)
+        x = rank.empty(1 << 22)
         for algorithm in ("ring", None, "mesh"):
             await rank.all_reduce(x, algorithm=algorithm)
 

@@ -131,7 +131,7 @@ def test_details_say_what_the_planner_thinks_of_the_algorithm():
     cursor = Cursor([Track(timeline, title="this")])
     cursor.next_exposed(1)
     found = said(cursor)
-    assert found[-1] == "ring; the planner's choice is kangaring, in 603 us"
+    assert found[-1] == "ring; the planner's choice is kangaring, in 601 us"
     assert found[3].endswith("; predicted 672 us alone")
     best = Cursor([Track(run(data_parallel(mib=16)), title="this")])
     best.next_exposed(1)
