@@ -132,7 +132,7 @@ def test_details_say_what_the_planner_thinks_of_the_algorithm():
     cursor.next_exposed(1)
     found = said(cursor)
     assert found[-1] == "ring; the planner's choice is kangaring, in 601 us"
-    assert found[3].endswith("; predicted 672 us alone")
+    assert found[3].endswith("; predicted 664 us alone")
     best = Cursor([Track(run(data_parallel(mib=16)), title="this")])
     best.next_exposed(1)
     assert said(best)[-1].startswith("kangaring, the best here: 11% faster than ring: ")
