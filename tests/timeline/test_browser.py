@@ -135,7 +135,7 @@ def test_details_say_what_the_planner_thinks_of_the_algorithm():
     assert found[3].endswith("; predicted 664 us alone")
     best = Cursor([Track(run(data_parallel(mib=16)), title="this")])
     best.next_exposed(1)
-    assert said(best)[-1].startswith("kangaring, the best here: 11% faster than ring: ")
+    assert said(best)[-1].startswith("kangaring, the best here: 10% faster than ring: ")
 
 
 # -- on a screen -------------------------------------------------------------------------------------------------------
