@@ -5,8 +5,8 @@ on, `occupancy` adds up what flows need, `sharing` says how fast they are where 
 them. `resources` numbers what there is; `demand`, `loads` and `messages` say what an operation needs of it by the cost
 model, `unfolding` what each message of a collective does, and `unfolded` is one that goes message by message. `fabric`
 has everything in flight, `traffic` puts it on the kernel's time, and `alike` lets a few ranks stand for all.
-`compute_cost` says what computes take; `conditions` and `interference` hold what is not perfect, `faults` what goes
-wrong.
+`compute_cost` says what computes take, `replayed` what each one of a real run did; `conditions` and `interference` hold
+what is not perfect, `faults` what goes wrong.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from topology import Cluster
 
 from ..errors import UsageError
 from ..timeline.spans import Timeline
+from .replayed import Replayed
 
 __all__ = ["ComputeClass", "ComputeCosts", "Profile", "Roofline"]
 
@@ -113,17 +114,26 @@ class Profile:
     Attributes:
         median_ns: of all spans of a name, on all ranks; of an even number the lower middle one.
         source: where it is from, for messages.
+        replayed: every single call, if computes are to take what the same call took; else all of a name take the same.
     """
 
     median_ns: Mapping[str, int]
     source: str = "a timeline"
+    replayed: Replayed | None = None
 
     @classmethod
-    def of(cls, timeline: Timeline, *, source: str = "a timeline") -> Profile:
+    def of(cls, timeline: Timeline, *, source: str = "a timeline", each_call: bool = False) -> Profile:
         """Take the computes of a timeline.
 
+        Args:
+            timeline: Of the whole run, if each call counts.
+            source: Where it is from, for messages.
+            each_call: Whether the first compute of a name on a rank takes what the first one took there, and so on, and
+                begins as much after what ended before it: for the same program on as many ranks. What it computes
+                beyond that takes the median. What a program has slept counts twice.
+
         Raises:
-            UsageError: If it has none.
+            UsageError: If it has none, or some are missing where each call counts.
         """
         spans: dict[str, list[int]] = {}
         for span in timeline.spans:
@@ -131,18 +141,24 @@ class Profile:
                 spans.setdefault(span.name, []).append(span.duration_ns)
         if not spans:
             raise UsageError(f"profile: no compute in {source}")
-        return cls(median_ns={name: median_low(each) for name, each in sorted(spans.items())}, source=source)
+        if each_call and timeline.dropped:
+            raise UsageError(f"each_call: {source} lacks {timeline.dropped} spans, which came before the others")
+        return cls(
+            median_ns={name: median_low(each) for name, each in sorted(spans.items())},
+            source=source,
+            replayed=Replayed.of(timeline) if each_call else None,
+        )
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read a trace file.
+    def read(cls, path: str | os.PathLike[str], *, each_call: bool = False) -> Profile:
+        """Read a trace file; see `of`.
 
         Raises:
-            UsageError: If it cannot be read, or has no computes.
+            UsageError: If it cannot be read, has no computes, or lacks some where each call counts.
         """
         from ..timeline.tracefile import read_trace  # here, because few runs have a profile
 
-        return cls.of(read_trace(path), source=os.fspath(path))
+        return cls.of(read_trace(path), source=os.fspath(path), each_call=each_call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from ..runtime.future import Failure, call_when_done
 from ..runtime.memory.lent_arguments import explain
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
+from .replayed import Replaying
 
 __all__ = ["SimulatedCompute", "Starts"]
 
@@ -32,6 +33,8 @@ class Starts:
         self.traffic, self.kernel, self.costs, self.conditions = traffic, traffic.kernel, costs, conditions
         self.doom = doom
         self.alone = traffic.fabric.interference.off
+        replayed = costs.profile.replayed if costs.profile else None
+        self.replaying = Replaying(replayed) if replayed else None
         self._waiting: list[SimulatedCompute] = []
 
     def soon(self, stream: SimulatedCompute) -> None:
@@ -127,8 +130,26 @@ class SimulatedCompute(ComputeStream):
             if pending is not None:
                 call_when_done(pending, partial(self.context.soon, self._next))
             else:
-                self._start(self._queue.popleft())
+                self._due(self._queue.popleft())
             return
+
+    def _due(self, operation: ComputeFuture[object]) -> None:
+        """Start a function, after what lies between it and the one before it if real calls are replayed."""
+        replaying = self._starts.replaying
+        if replaying is None:
+            self._start(operation)
+            return
+        assert operation.cost is not None
+        usual_ns, kind = operation.cost
+        before_ns, cost_ns = replaying.next((self.number, self.lane, operation.name), usual_ns)
+        operation.cost = cost_ns, kind
+        self._kernel.at(self._kernel.now_ns + before_ns, self.number, partial(self._start_late, operation))
+
+    def _start_late(self, operation: ComputeFuture[object]) -> None:
+        if operation.done or self._stopped:  # given up meanwhile
+            self._next()
+        else:
+            self._start(operation)
 
     def _start(self, operation: ComputeFuture[object]) -> None:
         started_ns = self._kernel.now_ns
