@@ -81,7 +81,7 @@ or, by itself,
   torch       PyTorch on our backend, in turn with gloo in one torchrun: training steps, single all-reduces (minutes)
   timeline    a run of a million spans packed, written, loaded, drawn; 1024 ranks folded; a what-if (a minute)
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
-  truth       programs on the real clock over paced links, and the same ones simulated: how far apart they are
+  truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
 
 The exit code is 1 if a result was wrong; an aim that is missed does not change it.
