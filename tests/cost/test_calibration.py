@@ -25,8 +25,6 @@ FIGURES = {
     "bytes reduced per second": lambda known: {"reduction_s_per_byte": known.reduction_s_per_byte / 1.05},
     "handshake of the ranks": lambda known: {"launch_s": known.launch_s * 1.2},
     "handshake over the network": lambda known: {"launch_s": known.launch_s * 1.05},
-    "where an adapter's share falls": lambda known: {"curves": moved(known.curves, bytes_of_first=1.5)},
-    "adapter share of large messages": lambda known: {"curves": moved(known.curves, share_of_last=0.95)},
     "adapter share": lambda known: {"efficiency": scaled(known.efficiency)},
     "fixed cost": lambda known: {"launch_s": known.launch_s * 1.05},
     "semaphores of a step": lambda known: {"start_s": scaled(known.start_s)},
@@ -37,11 +35,6 @@ FIGURES = {
 
 def scaled(figures):
     return tuple((kind, figure * 1.05) for kind, figure in figures)
-
-
-def moved(curves, *, bytes_of_first=1.0, share_of_last=1.0):
-    ((kind, ((nbytes, most), (large, least))),) = curves
-    return ((kind, ((nbytes * bytes_of_first, most), (large, least * share_of_last))),)
 
 
 def priced_s(row, change=None):
@@ -96,6 +89,15 @@ def test_dl1(op, peer_direct, expected_ms):
     assert not found.extrapolated
 
 
+def first(op, cluster, name, nbytes):
+    """Return about the least size from which an algorithm wins, within a third of an octave below one where it does."""
+    low, high = round(nbytes / 2 ** (1 / 3)), nbytes
+    while high - low > nbytes // 100:
+        middle = (low + high) // 2
+        low, high = (low, middle) if plan(op, middle, cluster).algorithm == name else (middle, high)
+    return high
+
+
 def crossovers(op, machine, names):
     """Return the sizes in MB from which each of some algorithms wins, and the order in which they do."""
     cluster, order, sizes = topology.cluster(machine), [], []
@@ -104,7 +106,7 @@ def crossovers(op, machine, names):
         name = plan(op, nbytes, cluster).algorithm
         if name in names and name not in order:
             order.append(name)
-            sizes.append(nbytes / 1e6)
+            sizes.append(first(op, cluster, name, nbytes) / 1e6)
         assert name in names, (op, nbytes)
         assert name == order[-1], "an algorithm wins in one range only"
     return order, sizes

@@ -80,11 +80,7 @@ _XPU_SCATTER_FITS = {1: "handshake of the ranks"}
 _XPU_BF16_ALL_GATHER_US = {4: 47.17, 32: 223.0, 128: 490.97, 512: 1458.72}
 _XPU_BF16_REDUCE_SCATTER_US = {4: 65.66, 32: 253.39, 128: 540.16, 512: 1956.72}
 _TRN1_PAIR_US = {1 << 16: 43.77, 4 << 20: 517.65, 128 << 20: 21125.0}
-_TRN1_PAIR_FITS = {
-    1 << 16: "handshake over the network",
-    4 << 20: "where an adapter's share falls",
-    128 << 20: "adapter share of large messages",
-}
+_TRN1_PAIR_FITS = {1 << 16: "handshake over the network", 4 << 20: "adapter share"}
 _INF2_ALL_REDUCE_US = {1048576: 23.5, 2516582: 50.48, 3984588: 77.85, 5452594: 105.03, 8388608: 160.0}
 _INF2_FITS = {8388608: "bytes reduced per second"}
 _P5_GB_PER_S = {
