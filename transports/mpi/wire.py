@@ -107,6 +107,7 @@ class MpiWire(Wire):
         self._buffers = [memoryview(bytearray(HEADER_BYTES + EAGER_BYTES)) for _ in range(_RING)]
         self._ring = [comm.Recv_init([room, self._byte], self._mpi.ANY_SOURCE, _HEADER_TAG) for room in self._buffers]
         self._next = 0
+        self._polling = False
         for request in self._ring:
             request.Start()
 
@@ -141,7 +142,16 @@ class MpiWire(Wire):
 
     @_translated
     def poll(self, handle: Callable[[int, memoryview], None]) -> bool:
-        """Handle what has come and call what is done."""
+        """Handle what has come and call what is done; nothing if what is handled or called asks for it again."""
+        if self._polling:
+            return False
+        self._polling = True
+        try:
+            return self._poll(handle)
+        finally:
+            self._polling = False
+
+    def _poll(self, handle: Callable[[int, memoryview], None]) -> bool:
         happened = False
         for _ in range(_RING):  # and not without end: others want their turn
             if not self._ring[self._next].Test(self._status):
