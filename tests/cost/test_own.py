@@ -113,6 +113,7 @@ def test_what_processes_take_is_predicted_within_the_aim():
         "reducer_bytes_per_s": 8e9,
     }
     machine = machine_of(cluster("local").machine, INSIDE, between, 2)
-    told = [*samples(machine, ranks=2, processes=1, only=DIRECT), *samples(machine, ranks=2, processes=2, only=None)]
+    told = [each for ranks in (2, 4) for each in samples(machine, ranks=ranks, processes=1, only=DIRECT)]
+    told += samples(machine, ranks=2, processes=2, only=None)
     found = fit_own(told, cores=2)
     assert found.errors(left_out=True)[2] < 0.15

@@ -26,7 +26,7 @@ no compute at all                                        1.74
 TENSOR_PARALLEL = """\
 instances  replicas  gradients at the end  gradients at once
         1         4         187.176016 ms      179.315672 ms
-       16        64         212.697096 ms      182.923970 ms
+       16        64         217.515296 ms      183.526245 ms
 """
 
 TWO_STREAMS = """\
