@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from sys import _getframe
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -50,13 +51,7 @@ class Objects:
             value: Any object that can be packed; it may differ in size between ranks.
             pickle: Whether to pickle it; see above.
         """
-        how = (
-            _getframe(1) if call_site is None else call_site,
-            priority,
-            "all_gather_object" if name is None else name,
-            stream,
-            timeout_s,
-        )
+        how = _how(call_site, _getframe(1), priority, name, "all_gather_object", stream, timeout_s)
         return cast("Future[list[Any]]", self._gathered(Collective.ALL_GATHER, value, 0, pickle, *how))
 
     def gather_object(
@@ -78,13 +73,7 @@ class Objects:
             root: Group rank that gets them.
             pickle: Whether to pickle it; see above.
         """
-        how = (
-            _getframe(1) if call_site is None else call_site,
-            priority,
-            "gather_object" if name is None else name,
-            stream,
-            timeout_s,
-        )
+        how = _how(call_site, _getframe(1), priority, name, "gather_object", stream, timeout_s)
         return self._gathered(Collective.GATHER, value, root, pickle, *how)
 
     def broadcast_object(
@@ -106,13 +95,7 @@ class Objects:
             root: Group rank of the sender.
             pickle: Whether to pickle it; see above.
         """
-        how = (
-            _getframe(1) if call_site is None else call_site,
-            priority,
-            "broadcast_object" if name is None else name,
-            stream,
-            timeout_s,
-        )
+        how = _how(call_site, _getframe(1), priority, name, "broadcast_object", stream, timeout_s)
         mine = _rows([_packed(value, pickle)]) if self._issuer.is_rank(root) else None
         return self._one(Collective.BROADCAST, mine, root, pickle, *how)
 
@@ -135,13 +118,7 @@ class Objects:
             root: Group rank of the sender.
             pickle: Whether to pickle them; see above.
         """
-        how = (
-            _getframe(1) if call_site is None else call_site,
-            priority,
-            "scatter_object" if name is None else name,
-            stream,
-            timeout_s,
-        )
+        how = _how(call_site, _getframe(1), priority, name, "scatter_object", stream, timeout_s)
         mine = None
         if self._issuer.is_rank(root):
             self._issuer.check_count("values", values)
@@ -190,6 +167,19 @@ class Objects:
         issuer.issue(longest, stream, timeout_s)
         issuer.issue(sent, stream, timeout_s)
         return found
+
+
+def _how(
+    call_site: CallSite | None,
+    caller: FrameType,
+    priority: int,
+    name: str | None,
+    otherwise: str,
+    stream: Stream | str | None,
+    timeout_s: float | None,
+) -> tuple[CallSite, int, str, Stream | str | None, float | None]:
+    """Return how the operations of a call are issued, as `_gathered` and `_one` take it."""
+    return caller if call_site is None else call_site, priority, otherwise if name is None else name, stream, timeout_s
 
 
 def _packed(value: object, pickled: bool) -> bytes:

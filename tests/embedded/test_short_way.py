@@ -130,6 +130,7 @@ def test_what_a_worker_has_done_is_followed_up_there(monkeypatch: pytest.MonkeyP
                 return
 
     connected(program, 2)
+    assert any(name.startswith("overlap-reduce") for name in followed_by)
 
 
 def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch) -> None:

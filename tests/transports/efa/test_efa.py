@@ -9,6 +9,7 @@ import subprocess
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -781,25 +782,25 @@ def test_whoever_has_no_certificate_does_not_get_in(tls: dict[str, Tls]) -> None
     run(main)
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let programs choose")
-def test_connections_inside_one_host_are_not_paced() -> None:
-    async def main() -> list[bytes]:
+def told_inside_a_host(*option: int) -> list[Any]:
+    """Return an option of all connections between two processes of a host that are joined by two rails."""
+
+    async def main() -> list[Any]:
         world = World(unix=False, rails=2)
         async with opened(world.efas):
             rails = [rail for efa in world.efas for link in efa.links.values() for rail in link.rails]
-            return [rail.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) for rail in rails]
+            return [rail.socket.getsockopt(socket.IPPROTO_TCP, *option) for rail in rails]
 
-    assert [name.rstrip(b"\0") for name in run(main)] == [b"reno"] * 4
+    return run(main)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let programs choose")
+def test_connections_inside_one_host_are_not_paced() -> None:
+    assert [name.rstrip(b"\0") for name in told_inside_a_host(socket.TCP_CONGESTION, 16)] == [b"reno"] * 4
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system does not let programs choose")
 def test_connections_inside_one_host_take_whole_messages() -> None:
     """Not as little as a stream of Trio, over which they have shaken hands."""
 
-    async def main() -> list[int]:
-        world = World(unix=False, rails=2)
-        async with opened(world.efas):
-            rails = [rail for efa in world.efas for link in efa.links.values() for rail in link.rails]
-            return [rail.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) for rail in rails]
-
-    assert run(main) == [512 << 10] * 4
+    assert told_inside_a_host(socket.TCP_NOTSENT_LOWAT) == [512 << 10] * 4

@@ -110,5 +110,5 @@ def test_nothing_is_left_of_it_when_the_other_process_is_gone() -> None:
     for number in range(5):
         chunk(engine, number, 0, bytes(100))
     engine.end("process 1 has left", keep_arrived=True)
-    for number in range(5):  # there is room again
-        engine.incoming.place(number, 0, 100)
+    # there is room again
+    assert [engine.incoming.place(number, 0, 100).nbytes for number in range(5)] == [100] * 5
