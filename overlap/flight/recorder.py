@@ -71,12 +71,12 @@ class Recordable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFlight:
-    """What one rank does to be recorded; the loop's thread only, but for `started`.
+    """What one rank does to be recorded; the loop's thread only, but for `started` and `ended`.
 
     Attributes:
         issued: Takes an operation, the calls known to those like it, its own call (None: its input is not there yet),
             its number and the instant; returns its record, or -1 if there is no free one.
-        ended: Takes the record and the instant, negative if it failed.
+        ended: Takes the record and the instant, negative if it failed; the thread that runs it.
         carried: Takes the record and the instants at which a collective began on this rank and ended well.
         started: Takes the record and the instant at which a thread began to run it; any thread.
         described: Takes the record, the operation, and what `issued` took before the number: the call is known now.

@@ -140,25 +140,29 @@ class ComputeFuture(Issued[T_co]):
                 locks.unlock(locked.pop())
 
     def settle(self, value: object, failure: Failure | None = None) -> None:
-        """Set what the function returned or raised, unless the world has given it up; any thread."""
+        """Set what the function returned or raised, unless the world has given it up; any thread.
+
+        Its end is recorded first: what uses its result may end before the loop gets to hear of it.
+        """
         self.unlock_arguments(value)
         self.function, self.args, self.awaited = None, (), []
+        if not self._done:
+            now_ns = self.context.now_ns()
+            self.context.flight.ended(self.record, now_ns if failure is None else -now_ns)
         settle(self, value, failure)
 
     def ended(self) -> None:
         """Take it off what is unfinished and tell who waits; the loop's thread, once it is settled."""
-        context, failure = self.context, outcome(self)[1]
-        if context.outstanding.operations.pop(self, self) is None:
-            context.flight.ended(self.record, context.now_ns() if failure is None else -context.now_ns())
-            context.outstanding.note_end(self, failure)
+        outstanding = self.context.outstanding
+        if outstanding.operations.pop(self, self) is None:
+            outstanding.note_end(self, outcome(self)[1])
         tell(self)
 
     def abandon(self, error: BaseException) -> None:
         """Fail it because the world has ended; the loop's thread only."""
         if not self.running:
             self.unlock_arguments()
-        settle(self, None, Failure(error, seen=True))
-        self.record = -1  # where it stays unfinished
+        settle(self, None, Failure(error, seen=True))  # in the flight record it stays unfinished
         self.ended()
 
 

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_a_failed_world_leaves_what_its_ranks_did(folder):
     assert flight.ending is not None
     assert (flight.ending.how, flight.ending.rank, flight.ending.here) == ("failed", 1, True)
     assert flight.ending.line.startswith("ValueError: no at test_recorder.py:")
+
+
+def test_a_compute_has_ended_before_what_uses_it_ends(folder):
+    """Its thread settles it; the loop, which may be busy, hears of it later than of what it has ended itself."""
+
+    async def main(rank):
+        product = rank.compute(np.ones, 3, name="think")
+        while not product.done:
+            sleep(0)  # noqa: ASYNC251 (the thread is to have the interpreter, not the loop)
+        assert rank.all_reduce(product).done
+        raise ValueError("no")
+
+    fail(main, ranks=1)
+    think, reduced = only(folder).ranks[0].operations[:2]
+    assert think.started_ns <= think.ended_ns <= reduced.ended_ns
 
 
 def test_nothing_remains_of_a_world_that_ends_well(folder):
