@@ -13,6 +13,8 @@
 #                 group_rules: what the cluster says of them
 #     calls       the collectives as users call them; rooted, point_to_point: some of them. All return futures at once
 #     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
+#     issuing     from a call to an operation under way: its checks, its port;  message_issuing: those of two ranks;
+#                 enqueuing: what all have, their numbers, and what other threads issue
 #     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
 #     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
 #     communicator  where the ranks of a group find each other's operations;  communicators: all of a world;
@@ -32,6 +34,8 @@
 #   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
 #   parallel/   training strategies, built on nothing but what is public
+#   torch/      the backend of `torch.distributed`, and those strategies for its modules
+#   workload/   training steps of language models from a configuration, or from a recorded run
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces

@@ -49,6 +49,8 @@ HOUSE = (
     ("overlap.runtime.communicators",),
     ("overlap.runtime.engine",),
     ("overlap.runtime.backend", "overlap.runtime.any_source"),
+    ("overlap.runtime.enqueuing",),
+    ("overlap.runtime.message_issuing",),
     ("overlap.runtime.issuing",),
     ("overlap.runtime.rooted", "overlap.runtime.point_to_point", "overlap.runtime.objects"),
     ("overlap.runtime.calls", "overlap.runtime.checking"),
