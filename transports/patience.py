@@ -11,8 +11,8 @@ _LOOK_S = 50e-6
 # Whoever is waited for may need this very core, or be busy for long. After so many times in vain it is not tried any
 # more, but for every so manieth time.
 _TRIES, _PROBE = 3, 16
-#: Where who looks lets others run meanwhile, somebody else needs the cores if that takes longer: time is shared out in
-#: slices of 3 ms.
+#: Where who looks lets others run, somebody else needs the core, or the interpreter, if that takes longer: time is
+#: shared out in slices of 3 and 5 ms.
 LONG_TURN_S = 1e-3
 # Then it is not tried again for so many times: at 3 ms each, those take 50 us of each wait.
 _GIVEN_UP = 64

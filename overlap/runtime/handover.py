@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import trio
 
 __all__ = ["Cancels", "Handover", "Looks"]
+
+# A turn of the loop in which little is to do takes 50 to 100 us, and to wake a loop that sleeps 100 to 300.
+_ABOUT_TO_SLEEP_S = 100e-6
 
 
 class Handover:
@@ -40,9 +44,12 @@ class Handover:
             trio.lowlevel.add_instrument(_Sleep(self._turn))
 
     def enter(self) -> bool:
-        """Take the loop's place, if it sleeps and nothing that threads have asked for waits; then `leave` follows."""
+        """Take the loop's place, if it sleeps and nothing that threads have asked for waits; then `leave` follows.
+
+        A loop that is about to sleep is waited for, for a moment: to wake it again takes longer.
+        """
         turn = self._turn
-        if turn is None or not turn.acquire(blocking=False):
+        if turn is None or not (turn.acquire(blocking=False) or turn.acquire(timeout=_ABOUT_TO_SLEEP_S)):
             return False
         if self._queue or self._called:
             turn.release()
@@ -83,10 +90,19 @@ class Cancels(Protocol):
         """Stop it, soon."""
 
 
-@runtime_checkable
-class Looks(Cancels, Protocol):
-    """What a thread that waits for an operation can look after, instead of sleeping at once."""
+class Looks(ABC):
+    """What a thread that waits for an operation can look after, instead of sleeping at once.
 
+    No protocol: to find out whether something follows one takes 8 to 14 us, in each wait.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def cancel(self) -> object:
+        """Stop it, soon."""
+
+    @abstractmethod
     def look_here(self, handover: Handover) -> None:
         """Look for a moment whether it can be ended, and end it."""
 

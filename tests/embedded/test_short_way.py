@@ -11,6 +11,7 @@ import trio
 
 import overlap
 from overlap.collectives.kinds import Collective
+from overlap.runtime import handover as handover_module
 from overlap.runtime.engine.host_run import HostRun
 from overlap.runtime.engine.small_run import SmallRun
 from overlap.runtime.handover import Handover
@@ -81,6 +82,22 @@ def test_who_comes_after_others_waits_for_its_turn() -> None:
         handover.post(ask)
         assert looked.wait(TIMEOUT_S)
         assert seen == [False]
+
+
+def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover_module, "_ABOUT_TO_SLEEP_S", TIMEOUT_S)
+    with looping() as handover:
+        awake, busy, seen = threading.Event(), threading.Event(), list[bool]()
+        handover.post(awake.set)
+        handover.post(busy.wait, TIMEOUT_S)
+        assert awake.wait(TIMEOUT_S)
+        thread = threading.Thread(target=lambda: seen.append(handover.enter()))
+        thread.start()
+        thread.join(0.05)  # it has not given up by then
+        busy.set()
+        thread.join(TIMEOUT_S)
+        handover.leave()
+        assert seen == [True]
 
 
 def test_a_loop_that_lets_nobody_in() -> None:

@@ -20,7 +20,7 @@ from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.link import MemoryLink
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
-from transports.shared_memory.watchman import Watchman, looking_s, sleepers
+from transports.shared_memory.watchman import Watchman, looking, sleepers
 
 __all__ = ["SharedMemory", "factory"]
 
@@ -164,9 +164,9 @@ class SharedMemory(MatchedTransport):
         self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
-        look_s, in_turn = looking_s([link.peer.pid for link in self.links.values()], len(os.sched_getaffinity(0)))
+        look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(os.sched_getaffinity(0)))
         asleep = self._asleep[self.member]
-        self._watchman = Watchman(boards, self._joining.bell, asleep, look_s=look_s, in_turn=in_turn)
+        self._watchman = Watchman(boards, self._joining.bell, asleep, look_s=look_s, let_run=let_run)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)

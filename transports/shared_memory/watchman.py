@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import trio
 
@@ -20,11 +21,12 @@ from transports.common import Watcher
 from transports.patience import LONG_TURN_S, Patience
 from transports.shared_memory.board import Boards, fence
 
-__all__ = ["AUTOGROUP", "FENCED", "Watchman", "looking_s", "sleepers"]
+__all__ = ["AUTOGROUP", "FENCED", "Watchman", "let_threads_run", "looking", "sleepers"]
 
-# Where processes share cores they let each other run while they look, which takes nothing from whom they wait for; a
-# moment is as long as the others need. Measured on 4 processes that share 2 cores, 8 bytes: 28 us, 71 without.
-_LOOK_S, _LOOK_IN_TURN_S = 50e-6, 300e-6
+# A moment is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): else two that sleep whenever the
+# other one looks never find each other awake. Measured on 2 processes with a core each, 8 bytes from threads, in hours
+# in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300.
+_LOOK_S = 300e-6
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -37,20 +39,25 @@ def sleepers(asleep: Mapping[int, memoryview], members: Sequence[int]) -> Sequen
     return [member for member in members if asleep[member][0]] if FENCED else members
 
 
-def looking_s(others: Sequence[int], cores: int) -> tuple[float, bool]:
-    """Return how many seconds it may be worth to look before sleeping, and whether to let others run meanwhile.
+def looking(others: Sequence[int], cores: int) -> tuple[float, Callable[[], object]]:
+    """Return for how many seconds it may be worth to look before sleeping, and what lets others run meanwhile.
 
-    Where Linux makes each session a scheduling group, a process only lets those of its own session run.
+    Where every process has a core, those are threads of this one. Else they are processes, which takes nothing from
+    whom it waits for; but where Linux makes each session a scheduling group, a process lets only those of its own
+    session run.
 
     Args:
         others: Ids of the processes that share memory with this one.
         cores: That this process may use.
     """
     if len(others) < cores:
-        return _LOOK_S, False
+        return _LOOK_S, let_threads_run
     grouped = AUTOGROUP.exists() and AUTOGROUP.read_text(encoding="ascii").strip() == "1"
     reached = not grouped or all(_session(other) == os.getsid(0) for other in others)
-    return (_LOOK_IN_TURN_S if reached else 0.0), True
+    return (_LOOK_S if reached else 0.0), os.sched_yield
+
+
+let_threads_run = partial(sleep, 0)
 
 
 def _session(pid: int) -> int | None:
@@ -62,19 +69,21 @@ def _session(pid: int) -> int | None:
 class Watchman(trio.abc.Instrument):
     """One for each process. Whoever rings writes to its bell.
 
-    Who is about to wait may look for a moment instead. Where processes share cores, they let each other run meanwhile.
+    Who is about to wait may look for a moment instead, and lets others run meanwhile.
 
     Args:
         boards: Of this process.
         bell: Descriptor that becomes readable when somebody rings.
         asleep: Word that says whether somebody needs to. The loop writes it, or a thread that has taken its place.
         look_s: How long to look at most.
-        in_turn: Whether to let others run meanwhile.
+        let_run: Lets others run, between two looks.
     """
 
-    def __init__(self, boards: Boards, bell: int, asleep: memoryview, *, look_s: float, in_turn: bool) -> None:
+    def __init__(
+        self, boards: Boards, bell: int, asleep: memoryview, *, look_s: float, let_run: Callable[[], object]
+    ) -> None:
         self._boards, self._bell, self._asleep = boards, bell, asleep
-        self._in_turn = in_turn
+        self._let_run = let_run
         self._sleeps = False  # the loop, or it is about to
         self._patience = Patience(look_s)
         boards.watchman = self
@@ -105,8 +114,7 @@ class Watchman(trio.abc.Instrument):
                 self._patience.learn(came=False)
                 return False
             before = now
-            if self._in_turn:
-                os.sched_yield()
+            self._let_run()
             now = perf_counter()
             if now - before > LONG_TURN_S:
                 self._patience.give_up()

@@ -6,18 +6,18 @@ process need not be rung.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import suppress
 
 from ...errors import PeerFailedError
-from ..handover import Handover
+from ..handover import Handover, Looks
 from ..operation import Operation
 from .meeting import Meeting
 
 __all__ = ["Looking"]
 
 
-class Looking(ABC):
+class Looking(Looks):
     """One rank's end of an operation that goes on when the others have come as far."""
 
     __slots__ = ("_meeting", "_operation")
@@ -38,10 +38,6 @@ class Looking(ABC):
     @abstractmethod
     def look(self) -> None:
         """Go on, if the others have come as far."""
-
-    @abstractmethod
-    def cancel(self) -> None:
-        """End, once nothing of this rank's is touched any more."""
 
     def look_before_sleeping(self) -> None:
         """Look for a moment, on the loop's thread, before a task sleeps that waits for the operation.

@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import watchman
 from transports.shared_memory.board import fence
-from transports.shared_memory.watchman import looking_s
+from transports.shared_memory.watchman import let_threads_run, looking
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
@@ -191,18 +191,18 @@ def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypa
 @pytest.mark.parametrize(
     ("others", "grouped", "session", "expected"),
     [
-        ([7], "1", 1, (50e-6, False)),
-        ([7, 8], "0", 1, (300e-6, True)),
-        ([7, 8], "1", 0, (300e-6, True)),
-        ([7, 8], "1", 1, (0.0, True)),
-        ([7, 8], None, 1, (300e-6, True)),
+        ([7], "1", 1, (300e-6, let_threads_run)),
+        ([7, 8], "0", 1, (300e-6, os.sched_yield)),
+        ([7, 8], "1", 0, (300e-6, os.sched_yield)),
+        ([7, 8], "1", 1, (0.0, os.sched_yield)),
+        ([7, 8], None, 1, (300e-6, os.sched_yield)),
     ],
 )
 def test_others_are_let_run_where_they_can_be(
     others: list[int],
     grouped: str | None,
     session: int,
-    expected: tuple[float, bool],
+    expected: tuple[float, Callable[[], object]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -211,7 +211,7 @@ def test_others_are_let_run_where_they_can_be(
         switch.write_text(f"{grouped}\n")
     monkeypatch.setattr(watchman, "AUTOGROUP", switch)
     monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
-    assert looking_s(others, 2) == expected
+    assert looking(others, 2) == expected
 
 
 def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
