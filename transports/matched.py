@@ -6,6 +6,7 @@ says; endpoints, order, cancellation, credits and lengths are done here and in `
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -115,9 +116,11 @@ class MatchedTransport(Transport):
         memory: For messages that are lent.
         state: Why nothing can be sent or received; None while it can.
         patience: How long to look at links before sleeping; None where none of them would have come sooner.
+        at_once_bytes: Longer messages never leave at once, see `Link.send_now`.
     """
 
     patience: Patience | None = None
+    at_once_bytes = sys.maxsize
     links: Mapping[int, Link]
 
     def __init__(self, member: int, placement: Sequence[Sequence[int]], *, joins_itself: bool = False) -> None:
@@ -162,6 +165,10 @@ class MatchedTransport(Transport):
             unmatched_sends=tuple(send.envelope for engine in engines for send in engine.outgoing.waiting),
             unmatched_receives=tuple(receive.envelope for engine in engines for receive in engine.incoming.waiting),
         )
+
+    def way(self, peer: int) -> Link:
+        """Return the way to a rank that is there, which is asked again and again."""
+        return self.links[self._home[peer]] if self.state is None else self.link((self.ranks[0], peer, 0), peer)
 
     def link(self, lane: Lane, peer: int) -> Link:
         """Return the way to a rank, after checking that a message may go there or come from there."""
@@ -258,6 +265,8 @@ class _MatchedEndpoint(Endpoint, Starter):
 
     def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
         view = as_bytes(data)
+        if view.nbytes > self._transport.at_once_bytes:
+            return False
         lane = (self.rank, dst, tag)
         link = self._transport.link(lane, dst)
         link.engine.check(lane)
@@ -321,7 +330,7 @@ class _MatchedEndpoint(Endpoint, Starter):
         return self._transport.patience
 
     def catch_up(self, peer: int) -> bool:
-        return self._transport.link((self.rank, peer, 0), peer).catch_up()
+        return self._transport.way(peer).catch_up()
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

@@ -43,34 +43,34 @@ class Wire(Starter):
 
 def test_it_looks_on_while_something_comes_and_once_more() -> None:
     wire = Wire({1, 2, 3}, None)
-    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S)
+    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 4
 
 
 def test_it_ends_with_what_is_waited_for() -> None:
     wire = Wire({1, 2, 3}, None)
-    linger({7: wire}, lambda: wire.looks == 2, longest_s=FOR_EVER_S)
+    linger({7: wire}, lambda: wire.looks == 2, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 2
 
 
 def test_where_that_helps_it_waits_for_what_has_not_come_yet() -> None:
     wire = Wire({50}, Patience(FOR_EVER_S))
-    linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S)
+    linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert wire.looks == 60
 
 
 def test_all_wires_are_looked_at() -> None:
     first, second = Wire({1}, None), Wire(set(), None)
-    linger({7: first, 8: second}, lambda: False, longest_s=FOR_EVER_S)
+    linger({7: first, 8: second}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (first.looks, second.looks) == (2, 2)
 
 
 def test_where_it_has_not_helped_lately_it_looks_once() -> None:
     patience = Patience(1e-9)
     for _ in range(3):
-        linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S)
+        linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     wire = Wire(set(), patience)
-    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S)
+    linger({7: wire}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
     assert (wire.looks, patience.take()) == (1, 0.0)
 
 
@@ -78,3 +78,9 @@ def test_however_much_comes_others_have_their_turn() -> None:
     wire = Wire(set(range(1000)), Patience(FOR_EVER_S))
     linger({7: wire}, lambda: wire.looks == 1000, longest_s=0.0)
     assert wire.looks == 1
+
+
+def test_who_has_to_wait_long_for_the_core_looks_no_more_for_a_while() -> None:
+    patience = Patience(FOR_EVER_S)
+    linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=0.0)
+    assert patience.take() == 0.0

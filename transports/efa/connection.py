@@ -134,6 +134,13 @@ class SocketRail(Rail):
 
     def _read_there(self) -> _Stop:
         """Read what is there, as much as a chunk at most, and act on it."""
+        before = self.read_bytes
+        stop = self._read_all()
+        if self.read_bytes != before:
+            self.owner.settle()
+        return stop
+
+    def _read_all(self) -> _Stop:
         left_bytes = LOCAL_CHUNK_BYTES
         while left_bytes > 0:
             room = self.reading.room()
@@ -218,8 +225,11 @@ class StreamRail(Rail):
         data = await self._stream.receive_some(room.nbytes)
         room[: len(data)] = data
         del room  # once it is full its owner may resize it
-        if data and self._came(len(data)):
-            await self._let_others_run()
+        if data:
+            unfinished = self._came(len(data))
+            self.owner.settle()
+            if unfinished:
+                await self._let_others_run()
         return bool(data)
 
     def cut(self) -> None:

@@ -64,6 +64,7 @@ class EfaLink(Link):
         self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
         self.departures = Departures(self.engine.outgoing, limits)
+        self.engine.incoming.said = self.settle
         self.silent_ticks = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
@@ -79,6 +80,7 @@ class EfaLink(Link):
     def agree(self, limits: Limits) -> None:
         """Agree on something else with the other side, before either has said anything."""
         self.engine = self._new_engine(limits)
+        self.engine.incoming.said = self.settle
         self.departures = Departures(self.engine.outgoing, limits)
 
     @property

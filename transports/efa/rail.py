@@ -265,13 +265,14 @@ class Rail(ABC):
             raise EOFError
 
     def _came(self, count: int) -> bool:
-        """Act on bytes that were put into the room for them; True if others should run before more is read."""
+        """Act on bytes that were put into the room for them; True if others should run before more is read.
+
+        What is to be answered leaves when the owner settles.
+        """
         self._go_on()
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        unfinished = self.reading.came(count)
-        self.owner.settle()
-        return unfinished
+        return self.reading.came(count)
 
     def _take(self, kind: int, fields: list[int], payload: memoryview) -> None:
         self.owner.take(self, kind, fields, payload)
@@ -298,6 +299,7 @@ class Rail(ABC):
 
     def count_arrival(self) -> None:
         """Note that a frame has arrived whole; tell the other side now and then."""
+        self._go_on()  # answering the one before may have shown that the rail is dead
         self.arrived += 1
         if self._keep and self.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
             self._acknowledged = self.arrived

@@ -20,6 +20,7 @@ from transports.efa.rail import Rail
 from transports.efa.returning import Returning
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError
+from transports.frame import EAGER_BYTES
 from transports.matched import MatchedTransport, take_leave
 from transports.patience import Patience
 from transports.tls import Tls
@@ -82,6 +83,8 @@ class Efa(MatchedTransport):
     Raises:
         ArgumentError: A placement without this process, or with ranks that are negative or named twice.
     """
+
+    at_once_bytes = EAGER_BYTES
 
     def __init__(
         self,

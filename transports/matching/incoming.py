@@ -34,6 +34,7 @@ class Incoming:
         arrived: What no receive has met, by lane. No entry is empty.
         posted: Receives that nothing has met, by lane. No entry is empty.
         filling: Receives whose bytes are on the way, by number.
+        said: Called when the other process has something to hear at once, before who waits here is told.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Incoming:
         self.arrived: dict[Lane, deque[Arrival]] = {}
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
+        self.said: Callable[[], None] = _nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
         self._limits = limits
@@ -107,6 +109,8 @@ class Incoming:
             raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
         if number != self._next_number and self._limits.ordered:
             raise ProtocolError(f"message {number} comes unasked, before its turn")
+        if self._meets(number, lane, nbytes):
+            return
         self._check(number, lane)
         self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)
@@ -117,6 +121,20 @@ class Incoming:
         self._catch_up()
         for offset in self._overtaking.whole(number):
             self._move(number, offset)
+
+    def _meets(self, number: int, lane: Lane, nbytes: int) -> bool:
+        """Take the short way, if its turn has come, and a receive of that length waits."""
+        if number != self._next_number or self._early or self._overtaking or lane not in self.posted:
+            return False
+        if not 0 < nbytes == self.posted[lane][0].nbytes:
+            return False
+        self._budget.spend(nbytes)
+        self._next_number += 1
+        receive = self.filling[number] = pop(self.posted, lane)
+        receive.matched = True
+        self._make_room(receive)
+        self._budget.free(nbytes)
+        return True
 
     def withdraw(self, number: int) -> None:
         """Forget an offer that no receive has met; if one has, the message is finished instead."""
@@ -325,13 +343,13 @@ class Incoming:
         Raises:
             ProtocolError: It belongs nowhere, or is there already.
         """
-        if self._overtaking.has(number, offset) or self._may_overtake(number):
+        if not self._limits.ordered and (self._overtaking.has(number, offset) or self._may_overtake(number)):
             return self._overtaking.place(number, offset, nbytes)
         return self._belongs(number, offset, nbytes)
 
     def _may_overtake(self, number: int) -> bool:
         """Whether a chunk may belong to a message that is yet to be announced."""
-        return not self._limits.ordered and number >= self._next_number and number not in self._early
+        return number >= self._next_number and number not in self._early
 
     def _belongs(self, number: int, offset: int, nbytes: int) -> memoryview:
         receive = self.filling.get(number)
@@ -346,7 +364,7 @@ class Incoming:
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
-        if self._overtaking.has(number, offset):
+        if not self._limits.ordered and self._overtaking.has(number, offset):
             self._overtaking.filled(number, offset)
             if number in self.filling:
                 self._move(number, offset)
@@ -364,6 +382,7 @@ class Incoming:
             del self.filling[number]
             if self._limits.confirmed:
                 self._answer(MessageKind.TAKEN, number)
+                self.said()
             self._finish(receive)
             self._accept_next()
 
@@ -396,3 +415,7 @@ class Incoming:
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
         return left
+
+
+def _nothing() -> None:
+    pass

@@ -1,11 +1,17 @@
-"""Looking whether something has come, again and again, before whoever waits for it sleeps."""
+"""Looking whether something has come, again and again, before whoever waits for it sleeps.
+
+Who is waited for may need this very core, for Linux likes to put whoever is woken where it was woken from: between two
+looks others may run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import sched_yield
 from time import perf_counter
 
 from transports import Starter
+from transports.patience import LONG_TURN_S, Patience
 
 __all__ = ["linger"]
 
@@ -13,13 +19,20 @@ __all__ = ["linger"]
 _LONGEST_S = 2e-3
 
 
-def linger(starters: Mapping[int, Starter], over: Callable[[], bool], *, longest_s: float = _LONGEST_S) -> None:
+def linger(
+    starters: Mapping[int, Starter],
+    over: Callable[[], bool],
+    *,
+    longest_s: float = _LONGEST_S,
+    long_turn_s: float = LONG_TURN_S,
+) -> None:
     """Take in what comes from peers until all is over, nothing has come for as long as that is worth, or it gets late.
 
     Args:
         starters: Of the messages under way, by the world rank of the other end; at least one.
         over: Whether nothing more is waited for.
         longest_s: When it gets late.
+        long_turn_s: Who runs for longer between two looks needs the core more than looking does.
     """
     begun_s = perf_counter()
     while not over() and _taken_in(starters):
@@ -30,15 +43,27 @@ def linger(starters: Mapping[int, Starter], over: Callable[[], bool], *, longest
         return
     patience_s = patience.take()
     if patience_s:
-        _look_on(starters, over, begun_s + longest_s, patience_s)
-        patience.learn(came=over())
+        _look_on(starters, over, patience, patience_s, begun_s + longest_s, long_turn_s)
 
 
-def _look_on(starters: Mapping[int, Starter], over: Callable[[], bool], latest_s: float, patience_s: float) -> None:
+def _look_on(
+    starters: Mapping[int, Starter],
+    over: Callable[[], bool],
+    patience: Patience,
+    patience_s: float,
+    latest_s: float,
+    long_turn_s: float,
+) -> None:
     until_s = perf_counter() + patience_s
-    while not over() and perf_counter() < until_s:
+    while not over() and (now_s := perf_counter()) < until_s:
         if _taken_in(starters):
             until_s = min(perf_counter() + patience_s, latest_s)
+            continue
+        sched_yield()
+        if perf_counter() - now_s > long_turn_s:
+            patience.give_up()
+            return
+    patience.learn(came=over())
 
 
 def _taken_in(starters: Mapping[int, Starter]) -> bool:
