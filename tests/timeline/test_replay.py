@@ -2,8 +2,10 @@
 
 import argparse
 import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
 from overlap.cli import advise as advise_command
 from overlap.cli.timeline import fill, main
@@ -15,7 +17,7 @@ from overlap.timeline.replay.inference import graph_of
 from overlap.timeline.replay.prediction import predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
-from tests.timeline.made import comm, compute, timeline_of
+from tests.timeline.made import comm, compute, timeline_of, traces
 from tests.timeline.programs import badly_cut, bucketed, data_parallel, layered, pipeline, run, windowed, with_loss
 
 slow = pytest.mark.slow
@@ -37,6 +39,38 @@ def test_a_made_up_timeline_replays_too(training):
     replayed = run_graph(graph_of(timeline), timeline, likely=False)
     assert times(replayed) == times(timeline)
     assert [s.info.issued_ns for s in replayed.spans if s.info] == [s.info.issued_ns for s in timeline.spans if s.info]
+
+
+def named(timeline):
+    return sorted((s.rank, s.kind, s.lane, s.name) for s in timeline.spans)
+
+
+@settings(max_examples=15)
+@given(traces())
+def test_nothing_is_lost_where_pieces_of_a_coarse_clock_seem_to_wait_for_each_other(timeline):
+    replayed = run_graph(graph_of(timeline), timeline, likely=True)
+    assert named(replayed) == named(timeline)
+
+
+def waits_for_each_other():
+    """From the third on, each backward is issued just when an earlier bucket has come, though it does not need that."""
+    spans = []
+    for rank in range(3):
+        for layer in range(4):
+            begin = 100 * layer
+            backward = compute(rank, begin, begin + 100, "backward")
+            spans += [
+                replace(backward, issued_ns=max(begin - 10, 0)),
+                comm(rank, begin + 100, begin + 100, begin + 190, seq=layer, issued=begin),
+            ]
+    return timeline_of(*spans)
+
+
+def test_a_gradient_of_a_larger_bucket_does_not_wait_for_that_bucket():
+    told = predict(waits_for_each_other(), [parse_change("bucket_bytes=32")]).timeline
+    assert named(told) == named(waits_for_each_other())
+    assert max(s.end_ns for s in told.spans if s.kind == "compute") == 400
+    assert min(s.info.met_ns for s in told.spans if s.info) == 400
 
 
 @pytest.mark.every(3)

@@ -107,7 +107,7 @@ class _Rank:
         for index in range(bisect_right(times, until_ns) - 1, bisect_right(times, after_ns) - 1, -1):
             if found is not None and times[index] < found[1]:
                 break
-            if nodes[index] is but or (but and nodes[index].spans == but.spans):
+            if but is not None and (nodes[index].spans == but.spans or _share_a_stream(nodes[index], but)):
                 continue
             if issued_ns(nodes[index].spans[0]) <= issued_by_ns:
                 return nodes[index], times[index]
@@ -209,6 +209,11 @@ class _Rank:
                     found += [(span, later[place]) for span, later in same]
                     break
         return found
+
+
+def _share_a_stream(one: Node, other: Node) -> bool:
+    """Whether both are computes of one stream, whose order is known."""
+    return one.kind == other.kind == "compute" and one.spans[0].lane == other.spans[0].lane
 
 
 def issued_ns(span: Span) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from ..columnar import NONE, SpanColumns
 from ..spans import Span, Timeline
 from .graph import Graph, Node
+from .knots import untie
 
 __all__ = ["run_graph"]
 
@@ -28,8 +29,14 @@ def run_graph(graph: Graph, timeline: Timeline, *, likely: bool) -> Timeline:
         graph: What to run.
         timeline: Where it came from.
         likely: Whether to wait for what nothing shows but is likely.
+
+    Raises:
+        UsageError: If pieces wait for each other, and none of that was a guess.
     """
     begun, over = _Run(graph, likely).times()
+    if None in over:
+        untie(graph)
+        begun, over = _Run(graph, likely).times()
     spans: list[Span] = []
     moved: list[_Moved] = []
     for node in graph.nodes:
