@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .pipelining import Columns, rebuilt
+from ..errors import ScheduleError
+from .pipelining import Columns, rebuilt, single_slots
+from .proof import verify
 from .schedule import COLUMNS, Schedule
 
-__all__ = ["SLICE_BYTES", "message_bytes", "sliced", "slices_of"]
+__all__ = ["SLICE_BYTES", "in_slices", "message_bytes", "sliced", "slices_of"]
 
 #: Shorter than this is no slice worth its frames and its task: 2 ms of a link of 1 Gbit/s.
 SLICE_BYTES = 256 << 10
@@ -42,10 +44,30 @@ def slices_of(schedule: Schedule, nbytes: int) -> int:
     return max(1, min(MOST_SLICES, int(length / SLICE_BYTES)), int(length / LONGEST_BYTES))
 
 
+def in_slices(schedule: Schedule, nbytes: int) -> Schedule:
+    """Return a proved schedule with its long messages cut in slices, and proved again.
+
+    Args:
+        schedule: The schedule.
+        nbytes: Of the whole vector, see `message_bytes`.
+    """
+    found = sliced(schedule, slices_of(schedule, nbytes))
+    if found is schedule:
+        return schedule
+    try:
+        verify(found)
+    except ScheduleError:  # rows of different lengths touch the same slots: a slice of one is not a slice of the other
+        single = rebuilt(schedule, [single_slots(schedule)], slots_per_block=schedule.slots_per_block)
+        found = sliced(single, slices_of(single, nbytes))
+        verify(found)
+    return found
+
+
 def sliced(schedule: Schedule, slices: int) -> Schedule:
     """Return the schedule with every row cut in slices, all those of a step before those of the next.
 
     Messages of a lane keep their order, so its first slice is received, reduced and passed on while the others follow.
+    Where rows that touch the same slots are of different lengths, the result may be wrong: prove it.
     Cost: as many bytes, `slices` times as many messages and steps.
     """
     if slices == 1:

@@ -59,6 +59,7 @@ MEASURED: dict[str, Measure] = {
     "algorithms": lambda how, _: algorithms.figures(how),
     "sockets": lambda how, _: sockets.figures(how),
     "two_hosts": lambda how, _: two_hosts.figures(how),
+    "planned": lambda how, _: two_hosts.planned.figures(how),
     "torch": lambda how, _: pytorch.lines(how),
 }
 
@@ -83,6 +84,7 @@ or, by itself,
   algorithms  each collective by each algorithm between 2 and 4 processes: do plans name the fastest? (4 minutes)
   truth       programs on the real clock, over paced links and as they are, and simulated: how far apart they are
   two_hosts   a training step between two network namespaces joined by 1 Gbit/s, and PyTorch's (needs root, ip and tc)
+  planned     each collective by each algorithm between those: do plans name the fastest? (4 minutes)
 
 The exit code is 1 if a result was wrong; an aim that is missed does not change it.
 """

@@ -16,7 +16,7 @@ from functools import partial
 from math import exp, fsum, log
 from random import Random
 from time import perf_counter_ns, sleep
-from typing import cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.layout import NodeLayout
 from overlap.cli.bench.measuring import Told
 from overlap.cli.bench.sampling import Sampling, Times, slowest
-from overlap.cli.children import hear, start
+from overlap.cli.children import Child, hear, start
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.schedule import COLUMNS, Schedule
@@ -38,7 +38,7 @@ from overlap.units import format_bytes, format_ns
 from .figures import Figure
 from .sockets import float32_cases
 
-__all__ = ["distinct", "figures", "summary"]
+__all__ = ["distinct", "figures", "regrets", "summary"]
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
 SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))
@@ -47,38 +47,61 @@ REGRET_AIM = 1.1
 
 _PAUSE_NS = 2_000_000
 
+Begin: TypeAlias = "Callable[[Sequence[str]], Sequence[Child]]"
+
 
 def figures(sampling: Sampling) -> Iterator[Figure | str]:
     """Measure each collective by each algorithm on 2 and 4 processes joined by Unix sockets."""
     for processes in PROCESSES:
+        cluster = topology.cluster("local", nodes=processes, ranks=processes)
+        options = NodeLayout(nodes=processes, transport="efa").options(processes)
         place = f"{processes} processes, Unix"
-        yield f"{place}: regret  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
-        regrets: list[tuple[float, str, Times]] = []
-        for name in OPERATIONS:
-            rows = _measured(name, processes, sampling)
-            found = [_regret(name, processes, size, times) for size, times in zip(SIZES_BYTES, rows, strict=True)]
-            yield f"{name:<25}  {'  '.join(f'{regret:>6.2f}x' for regret, *_ in found)}"
-            for (regret, told, times), size in zip(found, SIZES_BYTES, strict=True):
-                regrets.append((regret, f"{name} {format_bytes(size)}", times))
-                if regret > REGRET_AIM:
-                    yield f"  {name} {format_bytes(size)}: {told}"
-        yield from summary(f"algorithms/{processes}", place, regrets)
+        yield from regrets(f"algorithms/{processes}", place, OPERATIONS, cluster, sampling, partial(_begun, options))
 
 
-def summary(name: str, place: str, regrets: Sequence[tuple[float, str, Times]]) -> Iterator[Figure]:
+def _begun(options: Sequence[str], program: Sequence[str]) -> list[Child]:
+    return [start(options, program)]
+
+
+def regrets(
+    name: str, place: str, operations: Sequence[str], cluster: topology.Cluster, sampling: Sampling, begin: Begin
+) -> Iterator[Figure | str]:
+    """Measure collectives by each algorithm where ranks are placed as on a cluster.
+
+    Args:
+        name: Of the figures.
+        place: The same for people.
+        operations: The collectives.
+        cluster: By which plans choose.
+        sampling: How often.
+        begin: Starts the module of a process and its arguments on all of them, that of rank 0 first.
+    """
+    yield f"{place}: regret  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
+    told: list[tuple[float, str, Times]] = []
+    for operation in operations:
+        rows = _measured(operation, cluster, sampling, begin)
+        found = [_regret(operation, cluster, size, times) for size, times in zip(SIZES_BYTES, rows, strict=True)]
+        yield f"{operation:<25}  {'  '.join(f'{regret:>6.2f}x' for regret, *_ in found)}"
+        for (regret, text, times), size in zip(found, SIZES_BYTES, strict=True):
+            told.append((regret, f"{operation} {format_bytes(size)}", times))
+            if regret > REGRET_AIM:
+                yield f"  {operation} {format_bytes(size)}: {text}"
+    yield from summary(name, place, told)
+
+
+def summary(name: str, place: str, told: Sequence[tuple[float, str, Times]]) -> Iterator[Figure]:
     """Return the largest regret, and the geometric mean of all; aims are met from below, so they are turned around."""
-    regret, row, times = max(regrets, key=lambda each: each[0])
-    mean = exp(fsum(log(each[0]) for each in regrets) / len(regrets))
+    regret, row, times = max(told, key=lambda each: each[0])
+    mean = exp(fsum(log(each[0]) for each in told) / len(told))
     for which, text, value in (
         ("worst", f"{place}: fastest over chosen, {row}", 1 / regret),
-        ("mean", f"{place}: fastest over chosen, mean of {len(regrets)}", 1 / mean),
+        ("mean", f"{place}: fastest over chosen, mean of {len(told)}", 1 / mean),
     ):
         yield Figure(name=f"{name}/{which}", text=text, value=value, unit="ratio", aim=1 / REGRET_AIM, times=times)
 
 
-def _regret(name: str, processes: int, size: int, measured: dict[str, Times]) -> tuple[float, str, Times]:
+def _regret(name: str, cluster: topology.Cluster, size: int, measured: dict[str, Times]) -> tuple[float, str, Times]:
     """Return the regret, what was chosen and what is fastest, and the times of the former."""
-    cluster = topology.cluster("local", nodes=processes, ranks=processes)
     chosen = distinct(name, size, cluster)[plan(name, size, cluster).algorithm]
     quick = {algorithm: times.p10_ns for algorithm, times in measured.items()}  # what else goes on here only adds
     fastest = min(quick, key=lambda algorithm: quick[algorithm])
@@ -90,13 +113,12 @@ def _spread(times: Times) -> str:
     return f"{format_ns(times.p10_ns)} - {format_ns(times.p90_ns)}"
 
 
-def _measured(name: str, processes: int, sampling: Sampling) -> list[dict[str, Times]]:
+def _measured(name: str, cluster: topology.Cluster, sampling: Sampling, begin: Begin) -> list[dict[str, Times]]:
     """Return the times of each size by algorithm."""
-    cases, layout = float32_cases(name, processes, SIZES_BYTES), NodeLayout(nodes=processes, transport="efa")
-    cluster = topology.cluster("local", nodes=processes, ranks=processes)
+    cases = float32_cases(name, cluster.world_size, SIZES_BYTES)
     each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in SIZES_BYTES]
     program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), json.dumps(each)]
-    told = hear([start(layout.options(processes), program)])
+    told = hear(begin(program))
     rows = [
         {algorithm: slowest(next(told)["told"], batch=1) for algorithm in algorithms}
         for _, algorithms in zip(cases, each, strict=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from overlap.cli.bench.sampling import Times
+import pytest
 
-from .algorithms import summary
+import topology
+from overlap.cli.bench.sampling import Times
+from overlap.collectives.select import plan
+from overlap.collectives.slicing import in_slices
+
+from .algorithms import SIZES_BYTES, distinct, summary
 from .figures import line
+from .two_hosts.planned import MACHINE, OPERATIONS
 
 
 def test_the_largest_regret_is_told_and_the_mean() -> None:
@@ -15,3 +21,14 @@ def test_the_largest_regret_is_told_and_the_mean() -> None:
         "2 processes, Unix: fastest over chosen, reduce 1 MiB        0.25x                     >= 0.909x  missed",
         "2 processes, Unix: fastest over chosen, mean of 2           0.50x                     >= 0.909x  missed",
     ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_between_two_hosts_every_algorithm_can_be_cut_in_slices_and_the_chosen_one_is_measured(operation: str) -> None:
+    size = SIZES_BYTES[-1]
+    for ranks in (2, 4):
+        cluster = topology.cluster(str(MACHINE), nodes=2, ranks=ranks)
+        measured = distinct(operation, size, cluster)
+        assert plan(operation, size, cluster).algorithm in measured
+        for algorithm in measured:
+            in_slices(plan(operation, size, cluster, algorithm=algorithm).schedule(), size)

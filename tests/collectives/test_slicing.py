@@ -4,10 +4,26 @@ import numpy as np
 import pytest
 
 from overlap.collectives import Kind, generate, project_all, verify
-from overlap.collectives.slicing import LONGEST_BYTES, MOST_SLICES, SLICE_BYTES, message_bytes, sliced, slices_of
+from overlap.collectives.slicing import (
+    LONGEST_BYTES,
+    MOST_SLICES,
+    SLICE_BYTES,
+    in_slices,
+    message_bytes,
+    sliced,
+    slices_of,
+)
 
 from .executor import execute
 from .reference import expected, random_inputs
+
+
+def check(schedule):
+    inputs = random_inputs(schedule, 7)
+    for shared in (False, True):
+        got = execute(schedule, project_all(schedule), inputs, seed=1, shared=shared)
+        for g, w in zip(got, expected(schedule, inputs), strict=True):
+            assert (g is None and w is None) or w is None or np.array_equal(g, w)
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3])
@@ -28,11 +44,27 @@ from .reference import expected, random_inputs
 def test_slices_give_the_same_results(collective, algorithm, size, slices):
     schedule = sliced(generate(collective, algorithm, size), slices)
     verify(schedule)
-    inputs = random_inputs(schedule, 7)
-    for shared in (False, True):
-        got = execute(schedule, project_all(schedule), inputs, seed=1, shared=shared)
-        for g, w in zip(got, expected(schedule, inputs), strict=True):
-            assert (g is None and w is None) or w is None or np.array_equal(g, w)
+    check(schedule)
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm", "size"),
+    [
+        ("all_reduce", "chain", 2),
+        ("all_reduce", "double_binary_tree", 4),
+        ("reduce_scatter", "multi_ring", 3),
+        ("reduce", "double_binary_tree", 4),
+        ("all_to_all", "hierarchical", 4),
+        ("all_to_all", "bruck", 4),
+        ("scatter", "hierarchical", 8),
+    ],
+)
+def test_rows_of_different_lengths_are_cut_at_the_same_places(collective, algorithm, size):
+    whole = generate(collective, algorithm, size)
+    nbytes = 4 * SLICE_BYTES * max(whole.blocks[:2]) * whole.slots_per_block
+    schedule = in_slices(whole, nbytes)
+    assert message_bytes(schedule, nbytes) == SLICE_BYTES
+    check(schedule)
 
 
 def test_a_slice_is_passed_on_as_soon_as_it_has_come():

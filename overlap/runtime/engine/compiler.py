@@ -19,7 +19,7 @@ from ...collectives.program import Program, project
 from ...collectives.proof import verify
 from ...collectives.schedule import IN_RANK_ORDER, Schedule
 from ...collectives.select import plan, size_class
-from ...collectives.slicing import sliced, slices_of
+from ...collectives.slicing import in_slices
 from ...collectives.uneven import uneven
 from ...errors import ScheduleError
 from .laid_out import LaidOut
@@ -107,7 +107,7 @@ class Compiler:
     def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
         """Return the table that carries the blocks of a call, which may differ in size, or be worth slicing."""
         if not call.counts:
-            return _in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
+            return in_slices(schedule, size_class(call.nbytes)) if self.far(members) else schedule
         found = uneven(schedule)
         verify(found)
         return found
@@ -139,14 +139,6 @@ class Compiler:
                 return _named(collective, insisted, len(members), call.root, call.pairs)
             chosen = choose()
         return chosen.schedule()
-
-
-def _in_slices(schedule: Schedule, nbytes: int) -> Schedule:
-    """Return the table with long messages cut, so that wires do not idle between its steps."""
-    found = sliced(schedule, slices_of(schedule, nbytes))
-    if found is not schedule:
-        verify(found)
-    return found
 
 
 def _named(collective: str, algorithm: str, size: int, root: int, pairs: Pairs) -> Schedule:

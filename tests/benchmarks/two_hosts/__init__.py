@@ -11,7 +11,9 @@
 #   programs     runs one program in both namespaces
 #   simulated    the same step on the virtual clock
 #   contest      all figures, and their aims
+#   planned      whether plans name the fastest algorithm, by what `hosts.toml` says of the wire
 
+from . import planned
 from .contest import figures
 
-__all__ = ["figures"]
+__all__ = ["figures", "planned"]

@@ -18,7 +18,7 @@ from overlap.rendezvous.launcher_environment import without_membership
 
 from .network import Host
 
-__all__ = ["all_reduces", "ddp_steps", "echoed", "our_steps", "raw_exchanges", "traced_steps"]
+__all__ = ["all_reduces", "begun", "ddp_steps", "echoed", "our_steps", "raw_exchanges", "traced_steps"]
 
 _PORT = 29500  # a namespace of our own has no port in use
 _LIMIT_S = 600  # absolute, as for peers
@@ -69,6 +69,11 @@ def _rails(count: int) -> list[str]:
 
 
 def _run(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> Iterator[dict[str, Any]]:
+    return hear(begun(hosts, options, program))
+
+
+def begun(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) -> list[Child]:
+    """Start a module of ours on both hosts."""
     where = [
         "--nnodes",
         str(len(hosts)),
@@ -78,12 +83,10 @@ def _run(hosts: Sequence[Host], options: Sequence[str], program: Sequence[str]) 
         str(_LIMIT_S),
     ]
     secret = {"OVERLAP_SECRET": secrets.token_hex(32)}
-    return hear(
-        [
-            start([*where, "--node-rank", str(host.index), *options], program, before=host.enter, variables=secret)
-            for host in hosts
-        ]
-    )
+    return [
+        start([*where, "--node-rank", str(host.index), *options], program, before=host.enter, variables=secret)
+        for host in hosts
+    ]
 
 
 def ddp_steps(hosts: Sequence[Host], sampling: Sampling, buckets_mib: Sequence[float]) -> dict[str, Any]:
