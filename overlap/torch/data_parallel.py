@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -82,7 +83,7 @@ class DataParallel(Model[_Averaged]):
             bucket.means, flat = gradients, gradients[0].view(-1)
         else:
             if bucket.flat is None:
-                bucket.flat = torch.empty(bucket.plan.size, dtype=gradients[0].dtype)
+                bucket.flat = self._in_common(bucket.plan.size, gradients[0].dtype)
             flat, bucket.means = bucket.flat, bucket.views(bucket.flat)
             for mean, gradient in zip(bucket.means, gradients, strict=True):
                 mean.copy_(gradient)
@@ -92,6 +93,11 @@ class DataParallel(Model[_Averaged]):
         bucket.reduced = self.group.all_reduce(
             array, "mean", array, priority=bucket.priority, stream=self._stream, name=f"bucket {bucket.plan.index}"
         )
+
+    def _in_common(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Make a tensor where the other processes of this host read it at once."""
+        nbytes = size * torch.empty(0, dtype=dtype).element_size()
+        return torch.from_numpy(self.rank.empty(nbytes, np.uint8, common=True)).view(dtype)
 
     def _end_step(self) -> None:
         self._updating = as_of_now(self.optimizer)

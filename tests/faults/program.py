@@ -15,6 +15,7 @@ FAULT, MOMENT = os.environ["FAULT"], os.environ["MOMENT"]
 VICTIM = int(os.environ["VICTIM"])  # a rank
 LAST = int(os.environ.get("WORLD_SIZE", "1")) - 1
 BIG = 1 << 20  # elements: 4 MiB
+PLACE = os.environ.get("PLACE", "private")  # of gradients; "common" to processes of one host, as "shared" means too
 
 
 def strike() -> None:
@@ -54,10 +55,12 @@ async def train(rank: overlap.Rank) -> float:
         await trio.sleep(0.1)  # so that the others wait in it
         at("collective")
     await rank.all_reduce(x, name="loss")
-    grad = np.ones(BIG, np.float32)
+    grad = rank.empty(BIG, common=PLACE != "private")
+    grad[...] = 1
+    out = grad if PLACE == "common" else None
     for step in range(10_000 if MOMENT == "moving" else 3):
         with rank.step(step):
-            moving = rank.all_reduce(grad, op="mean", name="gradient")
+            moving = rank.all_reduce(grad, "mean", out, shared=PLACE == "shared", name="gradient")
             if step == 2:
                 if FAULT != "raise":  # which says what is unfinished: in memory, it may have ended by then
                     await trio.lowlevel.checkpoint()

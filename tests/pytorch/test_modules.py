@@ -15,6 +15,7 @@ from torch import nn  # noqa: E402
 
 import overlap  # noqa: E402
 from overlap.torch import DataParallel, Sharded  # noqa: E402
+from tests.core.test_shared_results import lies  # noqa: E402
 
 from .pairs import connected, do  # noqa: E402
 
@@ -132,6 +133,26 @@ def test_ranks_learn_what_one_learns_from_the_whole_batch(
     for expected, one, other in zip(alone(), first, second, strict=True):
         assert torch.equal(one, other)
         torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_that_travel_together_lie_where_the_other_processes_read_them() -> None:
+    found: list[bool] = []
+
+    class Looking(torch.optim.SGD):  # type: ignore[misc]
+        def step(self, *_: Any) -> None:
+            gradients = [p.grad.numpy() for group in self.param_groups for p in group["params"] if p.grad is not None]
+            found.extend(lies(gradient)[0] > 0 for gradient in gradients)
+
+    def train(rank: overlap.Rank) -> None:
+        net = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+        model = DataParallel(net, partial(Looking, lr=0.1), rank=rank, bucket_bytes=4 << 20)
+        model(torch.ones(1, 512)).sum().backward()
+        model.step()
+        model.finish()
+
+    with connected(2, Store()) as two:
+        both(two, train)
+    assert found == [True] * 4 * 2
 
 
 def test_gradients_are_clipped_as_one_rank_clips_them(worlds: list[overlap.Connection]) -> None:
