@@ -23,8 +23,7 @@ __all__ = ["ControlLink", "OutboxFullError", "Patience", "watch"]
 _BITE_BYTES = 64 * 1024
 #: Bulk waits while more than this is queued, so that a short message never queues behind more than that.
 _ROOM_BYTES = 256 * 1024
-#: A kernel has acknowledged something within this, as it is asked every second, or the connection breaks: after about
-#: 4 s (`rendezvous.sockets`), and what was on its way then is not to be taken for an answer now.
+#: A kernel that can be reached has acknowledged something within this: it is asked every second (`rendezvous.sockets`).
 _ANSWERED_LIMIT_MS = 5000
 #: Where Linux tells how long ago that was, a number of 32 bits in milliseconds: `tcpi_last_ack_recv` of tcp_info.
 _LAST_ACKNOWLEDGED = struct.Struct("@56xI")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -16,11 +18,16 @@ __all__ = ["Endpoint", "ListenError", "dial", "format_endpoint", "listen", "pars
 
 Endpoint = tuple[str, int]
 
-#: After the first unanswered second of an idle connection, three questions a second apart; measured: an idle link to a
-#: dead host ends after 4.1 s.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 1, 1, 3
-#: The same for a connection on which something is under way, where keepalive is silent.
-_UNACKNOWLEDGED_LIMIT_MS = 4000
+#: A host that answers nothing for so long is lost, as is one of which nothing else is heard (`Patience.silence_s`):
+#: cables are pulled and switches start again for some seconds, and then the connection goes on.
+_UNACKNOWLEDGED_LIMIT_MS = 15_000
+#: The same for an idle connection: after the first second, a question each second.
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 1, 1, 14
+#: What is lost is sent again at least this often, so that a connection goes on soon after its link is back. Without
+#: that, each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
+_LONGEST_REPEAT_MS = 1000
+#: linux/tcp.h, since Linux 6.15; Python has no name for it.
+_TCP_RTO_MAX_MS = 44
 #: A full world of 256 processes may dial at once.
 _BACKLOG = 512
 
@@ -136,6 +143,9 @@ def tune(stream: trio.SocketStream) -> None:
         option = getattr(socket, name, None)  # not every system has all of them
         if option is not None:
             stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sys.platform == "linux":
+        with suppress(OSError):  # an older one
+            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_REPEAT_MS)
 
 
 def port_holder(port: int) -> str | None:

@@ -293,9 +293,9 @@ def test_a_receiver_whose_loop_stands_still_gets_everything(joined, rails):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rails", "how", "for_s"), [(1, "slow", 2), (1, "down", 3), (2, "down", 3)])
+@pytest.mark.parametrize(("rails", "how", "for_s"), [(1, "slow", 2), (1, "down", 3), (1, "down", 10), (2, "down", 3)])
 def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how, for_s):
-    """Less than it takes to give a connection up: what was lost is sent again, and the links are used again."""
+    """Less than it takes to give a host up: what was lost is sent again, and the links are used again."""
     over, stalled = threading.Event(), []
 
     def set_links(host, *, well):

@@ -131,8 +131,13 @@ class EfaLink(Link):
         return False
 
     def check_acknowledged(self) -> None:
-        """Lose the rails whose other end no longer acknowledges what is sent, as when a cable is pulled."""
+        """Lose the rails whose other end no longer acknowledges what is sent, as when a cable is pulled.
+
+        Say which lose much of it.
+        """
         for rail in tuple(self.rails):
+            if told := rail.note_losses():
+                self._report(f"{self.name_of(rail.index)} {told}")
             if rail.unacknowledged_s() >= LOST_S:
                 rail.die(f"nothing sent over it was acknowledged for {LOST_S:g} s")
 

@@ -17,6 +17,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, w
 
 from transports.efa.acknowledged import Flight, look
 from transports.efa.departures import Departures, Entry
+from transports.efa.losing import Losses, segments
 from transports.efa.queueing import unsent_bytes
 from transports.efa.reading import Places, Reading
 from transports.efa.sharing import Pace, Standing
@@ -108,7 +109,7 @@ class Rail(ABC):
         self._sleeper: Task | None = None
         self._acknowledged = 0
         self._stalled = 0
-        self._flight = Flight()
+        self._flight, self._losses = Flight(), Losses()
         self._seen_written_bytes = 0
         self.reading = Reading(owner, self.count_arrival, self._take, staged=staged)
 
@@ -247,6 +248,10 @@ class Rail(ABC):
     def unacknowledged_s(self) -> float:
         """Return for how many seconds the other end's kernel has acknowledged nothing of what is under way."""
         return self._flight.unacknowledged_s(look(self.socket), monotonic())
+
+    def note_losses(self) -> str:
+        """Look at how much of what it sends is lost; return what to say of that, once."""
+        return self._losses.look(self.socket, segments(self.socket))
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""Connections that lose much of what they send: that is said once, and TCP is told to take it for what it is."""
+
+from __future__ import annotations
+
+import socket
+from typing import cast
+
+import pytest
+
+from transports.efa.losing import Losses, Segments, segments
+
+
+class Connection:
+    """A socket that remembers what it was told, if it may be."""
+
+    def __init__(self, *, may: bool = True) -> None:
+        self.chosen: list[tuple[int, int, object]] = []
+        self._may = may
+
+    def setsockopt(self, level: int, option: int, value: object) -> None:
+        if not self._may:
+            raise PermissionError
+        self.chosen.append((level, option, value))
+
+
+def told(counts: list[tuple[int, int]], connection: Connection) -> list[str]:
+    losses = Losses()
+    return [losses.look(cast("socket.socket", connection), Segments(*count)) for count in counts]
+
+
+def test_much_that_is_lost_again_and_again_is_said_once_and_paced() -> None:
+    connection = Connection()
+    counts = [(1000, 50), (2000, 150), (2050, 160), (3000, 250), (4000, 400), (5000, 500)]
+    assert told(counts, connection) == [
+        *[""] * 3,  # of these, the last one has sent too little to tell
+        "loses packets: 10% of them are sent again, from now on by bbr and after 10 ms",
+        *[""] * 2,
+    ]
+    options = {option: value for _, option, value in connection.chosen}
+    assert options == {socket.TCP_CONGESTION: b"bbr", 44: 1000, 45: 10_000}  # as linux/tcp.h numbers them
+
+
+def test_who_may_not_choose_hears_why_it_is_slow_all_the_same() -> None:
+    counts = [(1000 * each, 60 * each) for each in range(1, 4)]
+    assert told(counts, Connection(may=False))[-1] == "loses packets: 6% of them are sent again"
+
+
+@pytest.mark.parametrize("lost", [[0, 0, 0, 0], [29, 29, 29, 29], [400, 0, 400, 0], [400, 400, 0, 400]])
+def test_queues_that_overflow_now_and_then_change_nothing(lost: list[int]) -> None:
+    connection = Connection()
+    counts = [(1000 * (index + 1), sum(lost[: index + 1])) for index in range(len(lost))]
+    assert told(counts, connection) == [""] * 4
+    assert connection.chosen == []
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="this system does not let programs choose")
+def test_the_system_counts_segments() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connection,
+        listener.accept()[0] as other,
+    ):
+        for _ in range(5):
+            connection.sendall(b"x")
+            other.recv(1)
+        seen = segments(connection)
+    assert seen is not None
+    assert seen.sent - seen.again == 5
+    assert segments(connection) is None  # closed
+    with socket.socket(socket.AF_UNIX) as local:
+        assert segments(local) is None
