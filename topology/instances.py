@@ -62,6 +62,9 @@ def _split(name: str) -> tuple[str, dict[str, int]]:
             if match[key] is not None:
                 said[key] = _agreed(key, said.get(key), int(match[key])) or 0
         rest = match["rest"]
+    first, _, more = rest.partition(" ")
+    if more and (first in names() or first.endswith(".toml")):
+        raise TopologyError(f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}")
     return rest, said
 
 

@@ -95,9 +95,17 @@ class Amounts:
         of = self.model
         if not of.has_experts(layer):
             return self._matrix(of.perceptron(of.ffn), 3 * of.ffn)
-        shared = self._matrix(of.shared_experts * of.perceptron(of.expert_width), 3 * of.expert_width)
-        routed = 2.0 * self.rows * of.hidden * of.experts
-        return Work(flops=shared.flops + routed, nbytes=shared.nbytes)
+        return self.router().plus(self.shared()) if of.shared_experts else self.router()
+
+    def router(self) -> Work:
+        """The choice of experts, forward."""
+        of = self.model
+        return Work(flops=2.0 * self.rows * of.hidden * of.experts, nbytes=1.0 * self.rows * of.hidden * self.itemsize)
+
+    def shared(self) -> Work:
+        """The experts that every token goes to, forward."""
+        of = self.model
+        return self._matrix(of.shared_experts * of.perceptron(of.expert_width), 3 * of.shared_experts * of.expert_width)
 
     def experts(self) -> Work:
         """The experts of the busiest rank, forward."""
@@ -106,6 +114,11 @@ class Amounts:
         met = self.tokens * of.top_k * layout.imbalance
         moved = each * of.experts / layout.ep + met * (2 * of.hidden + 3 * of.expert_width / layout.tp)
         return Work(flops=2.0 * met * each, nbytes=moved * self.itemsize)
+
+    def combining(self) -> Work:
+        """Adding up what came back from a token's experts."""
+        of = self.model
+        return Work(flops=0.0, nbytes=(of.top_k + 1.0) * self.rows * of.hidden * self.itemsize)
 
     def embedding(self) -> Work:
         """Looking up tokens."""
@@ -123,6 +136,14 @@ class Amounts:
         of, layout = self.model, self.layout
         nbytes = self.rows * of.top_k * of.hidden * self.itemsize * layout.imbalance
         return -(-int(nbytes) // (layout.ep * self.itemsize)) * layout.ep * self.itemsize
+
+    @property
+    def gathers_routed(self) -> bool:
+        """Whether each rank of tp sends its own rows to experts elsewhere, whose ranks of tp then gather them.
+
+        All of those have a part of each matrix, so all of them need all that came (as in Megatron's dispatcher).
+        """
+        return self.layout.ep > 1 and self.layout.tp > 1 and self.layout.sequence_parallel
 
     @property
     def ring_bytes(self) -> int:

@@ -114,16 +114,29 @@ class _Bound:
             found = self._s(f"projections {what}", projections) + self._layout.cp * self._s(f"scores {what}", scores)
         else:
             found = self._s(f"attention {what}", projections.plus(scores))
-        found += 2 * self._half_s
+        found += self._half_s
         if back and self._again:
             found -= self._gather_s  # of the gradient, while the layer is computed again
-        perceptron = amounts.perceptron(layer).times(times)
-        if not self._model.has_experts(layer):
-            return found + self._s(f"perceptron {what}", perceptron)
-        routed = 2 * self._planned_s("all_to_all", amounts.routed_bytes, "ep") if self._layout.ep > 1 else 0.0
-        experts = self._s(f"experts {what}", amounts.experts().times(times))
-        combine = self._s(f"combine {what}", amounts.embedding())
-        return found + self._s(f"router {what}", perceptron) + experts + combine + routed
+        if self._model.has_experts(layer):
+            return found + self._sparse_s(times, what)
+        return found + self._s(f"perceptron {what}", amounts.perceptron(layer).times(times)) + self._half_s
+
+    def _sparse_s(self, times: float, what: str) -> float:
+        """Half a layer with experts; those that all tokens meet may compute while others travel."""
+        amounts, there_s, back_s, around_s = self._amounts, 0.0, 0.0, 0.0
+        if self._layout.ep > 1:
+            there_s = back_s = self._planned_s("all_to_all", amounts.routed_bytes, "ep")
+        if amounts.gathers_routed:
+            nbytes = amounts.routed_bytes * self._layout.tp
+            there_s += self._planned_s("all_gather", nbytes, "tp")
+            back_s += self._planned_s("reduce_scatter", nbytes, "tp")
+        else:
+            around_s = self._half_s
+        shared_s = self._s(f"shared {what}", amounts.shared().times(times)) if self._model.shared_experts else 0.0
+        router_s = self._s(f"router {what}", amounts.router().times(times))
+        experts_s = self._s(f"experts {what}", amounts.experts().times(times))
+        combine_s = self._s(f"combine {what}", amounts.combining())
+        return around_s + router_s + max(there_s, shared_s) + experts_s + back_s + combine_s
 
     def _weights_s(self, layer: int) -> float:
         work = self._amounts.projections().plus(self._amounts.perceptron(layer))

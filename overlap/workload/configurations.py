@@ -23,9 +23,9 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
-    "ffn": ("intermediate_size", "n_inner"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
     "vocabulary": ("vocab_size",),
-    "sequence": ("max_position_embeddings", "n_positions"),
+    "sequence": ("max_position_embeddings", "n_positions", "seq_length"),
     "tied": ("tie_word_embeddings",),
     "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
     "top_k": ("num_experts_per_tok",),
@@ -39,6 +39,11 @@ _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "value_dim": ("v_head_dim",),
 }
 _GATED = ("silu", "swiglu", "gelu_gated")  # activations of perceptrons with three matrices
+# What the classes of transformers say where a configuration does not: their perceptrons, and whether scores use the
+# matrix of the embedding.
+_ALWAYS_GATED = ("gemma", "gemma2", "gemma3_text")
+_NEVER_GATED = ("phi3small", "starcoder2", "nemotron")
+_TIED = ("gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "bert", "roberta", *_ALWAYS_GATED)
 
 
 @cache
@@ -95,20 +100,48 @@ def _read(name: str) -> tuple[dict[str, object], str]:
     if not isinstance(told, dict):
         raise UsageError(f"--model: {name}: expected an object with figures, got {type(told).__name__}")
     if path.suffix == ".json":
-        told = _from_hugging_face(told)
+        told = _from_hugging_face(told, name)
     return {"name": path.stem, **told}, name
 
 
-def _from_hugging_face(told: Mapping[str, object]) -> dict[str, object]:
+def _from_hugging_face(told: Mapping[str, object], where: str) -> dict[str, object]:
     found: dict[str, object] = {"source": "config.json"}
+    inner = told.get("text_config")
+    if isinstance(inner, Mapping):  # of a model that sees and hears too
+        told = {**told, **inner}
     for key, names in _HUGGING_FACE.items():
         for name in names:
             if told.get(name) is not None:
                 found[key] = told[name]
-    found["gated"] = told.get("hidden_act", told.get("activation_function")) in _GATED
-    if told.get("n_embd") and "ffn" not in found and isinstance(told["n_embd"], int):
-        found["ffn"] = 4 * told["n_embd"]  # where GPT-2's n_inner is null
-    return found
+    kind = told.get("model_type")
+    gated = told.get("hidden_act", told.get("activation_function")) in _GATED or kind in _ALWAYS_GATED
+    found["gated"] = gated and kind not in _NEVER_GATED
+    found.setdefault("tied", kind in _TIED)
+    width = found.get("hidden")
+    if "ffn" not in found and kind in ("gpt2", "gpt_bigcode", "bloom", "falcon") and isinstance(width, int):
+        found["ffn"] = 4 * width  # where they say nothing
+    if told.get("multi_query") is True and not told.get("new_decoder_architecture"):
+        found["kv_heads"] = 1
+    return {**found, **_shared(told, found, where)}
+
+
+def _shared(told: Mapping[str, object], found: Mapping[str, object], where: str) -> dict[str, object]:
+    """Return the experts that all tokens meet, where their width is told, and refuse what a `Model` cannot say."""
+    width, each = told.get("shared_expert_intermediate_size"), found.get("expert_ffn")
+    for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
+        if told.get(name) not in (None, 1):
+            raise UsageError(f"{where}: {name}: expected 1, experts in all layers but the first, got {told[name]!r}")
+    if told.get("mlp_only_layers"):
+        raise UsageError(f"{where}: mlp_only_layers: expected none, got {told['mlp_only_layers']!r}")
+    if told.get("model_type") in ("llama4", "llama4_text"):
+        return {"shared_experts": 1}
+    if not isinstance(width, int) or not isinstance(each, int) or not width or not each:
+        return {}
+    if width % each:
+        raise UsageError(
+            f"{where}: shared_expert_intermediate_size: expected a multiple of moe_intermediate_size ({each}), got {width}"
+        )
+    return {"shared_experts": width // each}
 
 
 def _data() -> Path:

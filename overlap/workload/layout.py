@@ -158,6 +158,12 @@ class Layout:
                 raise UsageError(f"{name}: expected a divisor of {of} ({whole}) of {model.name}, got {value}")
         if self.ep > 1 and not model.experts:
             raise UsageError(f"ep: {model.name} has no experts; expected 1, got {self.ep}")
+        most = min(self.ep, model.experts / model.top_k) if model.experts else 1
+        if self.imbalance > max(1, most):
+            raise UsageError(
+                f"imbalance: expected at most {most:g}, with all tokens at one of {self.ep} ranks of experts, "
+                f"got {self.imbalance:g}"
+            )
         if self.pp * self.chunks > model.layers:
             raise UsageError(
                 f"pp: expected at most the layers of {model.name} ({model.layers}), got {self.pp * self.chunks} stages"

@@ -109,10 +109,10 @@ def _whole(amounts: Amounts, layer: int) -> float:
     model, layout, tokens = amounts.model, amounts.layout, amounts.tokens
     attention = model.query_width + model.kv_width + model.value_width
     if model.has_experts(layer):
-        inside, into = (3 if model.gated else 2) * model.expert_width, model.top_k
+        inside, into = (3 if model.gated else 2) * model.expert_width, model.top_k * layout.imbalance
         perceptron = (model.top_k * layout.imbalance + model.shared_experts) * inside
     else:
-        perceptron, into = float((3 if model.gated else 2) * model.ffn), 1
+        perceptron, into = float((3 if model.gated else 2) * model.ffn), 1.0
     held = amounts.rows * model.hidden * (3 + into) + tokens * (attention + perceptron) / layout.tp
     total = held * amounts.itemsize
     if layout.checkpointing == "none":  # scores and their softmax

@@ -4,7 +4,7 @@ Each dimension of parallelism has a communication stream of its own name, so a t
 
 * tp: after (and with sequence parallelism before) each half of a layer, forward and backward; nothing hides it.
 * cp: keys and values go round the ring while attention to those that are here is computed.
-* ep: tokens go to their experts and come back.
+* ep: tokens go to their experts and come back; with sequence parallel, the ranks of tp gather them there.
 * pp: activations and their gradients from stage to stage, as the schedule says.
 * dp: gradients in buckets under the backward pass of the last microbatch, weights after the update (ZeRO-1, 2); or
   weights two layers ahead, gradients layer by layer (ZeRO-3).
@@ -67,6 +67,8 @@ class _Step:
         self._x = rank.empty((amounts.tokens, amounts.model.hidden), dtype) if layout.tp > 1 else self._shard
         self._kv = rank.empty(amounts.ring_bytes // dtype.itemsize, dtype)
         self._routed = rank.empty((layout.ep, amounts.routed_bytes // dtype.itemsize // layout.ep), dtype)
+        there = (layout.tp if amounts.gathers_routed else 1) * layout.ep
+        self._at_experts = rank.empty((there, self._routed.shape[1]), dtype)
         self._token = rank.empty(amounts.tokens, np.float32)
         self._here: dict[tuple[Kind, int, int], object] = {}
 
@@ -213,13 +215,33 @@ class _Step:
 
     def _perceptron(self, layer: int, x: object, held: object, times: float, what: str) -> object:
         """From a shard to a shard."""
-        work, x = self._amounts.perceptron(layer).times(times), self._enter(x)
-        if not self._model.has_experts(layer):
-            return self._leave(self._compute(f"perceptron {what}", work, x, held))
-        y = self._compute(f"router {what}", work, x, held, gives=self._routed)
-        experts = self._amounts.experts().times(times)
-        y = self._compute(f"experts {what}", experts, self._exchange(y), gives=self._routed)
-        return self._leave(self._compute(f"combine {what}", self._amounts.embedding(), self._exchange(y)))
+        if self._model.has_experts(layer):
+            return self._sparse(x, held, times, what)
+        work = self._amounts.perceptron(layer).times(times)
+        return self._leave(self._compute(f"perceptron {what}", work, self._enter(x), held))
+
+    def _sparse(self, x: object, held: object, times: float, what: str) -> object:
+        """The same with experts: tokens go to theirs and come back, while those compute that all tokens meet."""
+        amounts, gathers = self._amounts, self._amounts.gathers_routed
+        whole = x if gathers else self._enter(x)
+        y = self._compute(f"router {what}", amounts.router().times(times), whole, held, gives=self._routed)
+        y = self._exchange(y)
+        both = [self._shared(x if gathers else whole, held, times, what)] if self._model.shared_experts else []
+        if gathers:
+            y = self._tp.all_gather(y, stream="tp", name="tp gather routed")
+        y = self._compute(f"experts {what}", amounts.experts().times(times), y, gives=self._at_experts)
+        if gathers:
+            y = self._tp.reduce_scatter(y, stream="tp", name="tp scatter routed")
+        gives = self._shard if gathers else self._x
+        y = self._compute(f"combine {what}", amounts.combining(), self._exchange(y), *both, gives=gives)
+        return y if gathers else self._leave(y)
+
+    def _shared(self, x: object, held: object, times: float, what: str) -> Future[Any]:
+        """Experts that all tokens meet: from what the router sees to what is combined."""
+        work = self._amounts.shared().times(times)
+        if not self._amounts.gathers_routed:
+            return self._compute(f"shared {what}", work, x, held)
+        return self._leave(self._compute(f"shared {what}", work, self._enter(x), held))
 
     def _exchange(self, x: Future[Any]) -> Future[Any]:
         return x if self._layout.ep == 1 else self._ep.all_to_all(x, stream="ep", name="ep all_to_all")

@@ -51,6 +51,12 @@ def test_the_search_says_what_it_left_out_and_then_tells_of_the_best(told):
     assert lines[-2].startswith("step ") or lines[-1].startswith("step ")
 
 
+def test_a_search_leaves_the_samples_to_the_ranks_that_are_left(told):
+    found = json.loads(told(*ON[:-1], "trn2.3xlarge", "--global-batch", "16", "--best", "tp", "--json", "-"))
+    assert found["layout"]["tp"] * found["layout"]["dp"] == 4
+    assert found["search"]["tried"] == 3
+
+
 def test_what_does_not_fit_the_memory_says_so(told):
     out = told("--model", "llama-70b", "--layers", "8", "--sequence", "1024", "--on", "trn2.48xlarge", "--zero", "0",
                "--global-batch", "64")  # fmt: skip
@@ -68,6 +74,8 @@ def test_what_does_not_fit_the_memory_says_so(told):
         ([*ON, "--tp", "7"], "tp x pp x cp: expected a divisor of the 64 ranks of trn2.48xlarge, got 7"),
         ([*ON, "--price", "0"], "--price: expected a positive number, got 0.0"),
         ([*ON, "--best", "tp", "--tp", "4"], "--best: tp is given, and cannot be searched for too"),
+        ([*ON, "--best", ""], "--best: expected names, such as tp,pp,dp, got ''"),
+        ([*ON, "--best", "tp,"], "--best: expected names, such as tp,pp,dp, got 'tp,'"),
         (
             [*ON, "--jitter", "0.1"],
             "--jitter: of a model's step all ranks of a stage run alike, and --on says how many",

@@ -49,6 +49,60 @@ def test_a_file_of_hugging_face_is_read(tmp_path):
     assert load(str(path)).parameters == load("llama-8b").parameters
 
 
+OF_QWEN2_MOE = {
+    "model_type": "qwen2_moe", "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
+    "max_position_embeddings": 131072, "moe_intermediate_size": 2560, "num_attention_heads": 28, "num_experts": 64,
+    "num_experts_per_tok": 8, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "shared_expert_intermediate_size": 20480, "tie_word_embeddings": False, "vocab_size": 151936,
+    "decoder_sparse_step": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),  # as published; norms and positions, which are left out here, are below the last digit
+    [
+        ({"model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 768, "n_head": 12, "n_layer": 12,
+          "n_positions": 1024, "vocab_size": 50257}, 0.12444 - 0.00079),
+        ({"model_type": "gemma", "head_dim": 256, "hidden_act": "gelu", "hidden_size": 3072,
+          "intermediate_size": 24576, "max_position_embeddings": 8192, "num_attention_heads": 16,
+          "num_hidden_layers": 28, "num_key_value_heads": 16, "vocab_size": 256000}, 8.54),
+        ({"model_type": "opt", "activation_function": "relu", "ffn_dim": 16384, "hidden_size": 4096,
+          "max_position_embeddings": 2048, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 50272},
+         6.65),
+        (OF_QWEN2_MOE, 57.41),
+        ({"model_type": "llama4", "text_config": {
+            "model_type": "llama4_text", "hidden_act": "silu", "head_dim": 128, "hidden_size": 5120,
+            "intermediate_size": 8192, "interleave_moe_layer_step": 1, "max_position_embeddings": 8192,
+            "num_attention_heads": 40, "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_local_experts": 16, "vocab_size": 202048}}, 107.77),
+    ],
+    ids=lambda of: of["model_type"] if isinstance(of, dict) else None,
+)  # fmt: skip
+def test_what_a_configuration_leaves_to_its_class_is_known(config, billions, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert load(str(path)).parameters / 1e9 == pytest.approx(billions, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step: expected 1, experts in all layers but the first, got 2"),
+        ({"mlp_only_layers": [3]}, "mlp_only_layers: expected none, got [3]"),
+        (
+            {"shared_expert_intermediate_size": 2561},
+            "shared_expert_intermediate_size: expected a multiple of moe_intermediate_size (2560), got 2561",
+        ),
+    ],
+)
+def test_a_configuration_whose_experts_cannot_be_said_is_refused(change, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**OF_QWEN2_MOE, **change}))
+    with pytest.raises(UsageError) as refused:
+        load("config.json")
+    assert str(refused.value) == f"config.json: {expected}"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -96,12 +150,21 @@ def test_a_layout_that_cannot_be_meant_is_refused(figures, expected):
         ({"tp": 5}, "tp: expected a divisor of heads (64) of llama-70b, got 5"),
         ({"pp": 81}, "pp: expected at most the layers of llama-70b (80), got 81 stages"),
         ({"dp": 2, "ep": 2}, "ep: llama-70b has no experts; expected 1, got 2"),
+        (
+            {"model": "mixtral-8x7b", "dp": 4, "ep": 4, "imbalance": 4.5},
+            "imbalance: expected at most 4, with all tokens at one of 4 ranks of experts, got 4.5",
+        ),
+        (
+            {"model": "mixtral-8x7b", "dp": 8, "ep": 8, "imbalance": 4.5},
+            "imbalance: expected at most 4, with all tokens at one of 8 ranks of experts, got 4.5",
+        ),
         ({"cp": 3}, "cp: expected a divisor of sequence (8192) of llama-70b, got 3"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_model_is_refused(figures, expected):
+    model = load(figures.pop("model", "llama-70b"))
     with pytest.raises(UsageError) as refused:
-        Layout(**{"global_batch": figures.get("dp", 1), **figures}).check(load("llama-70b"))
+        Layout(**{"global_batch": figures.get("dp", 1), **figures}).check(model)
     assert str(refused.value) == expected
 
 

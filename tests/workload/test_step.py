@@ -96,6 +96,17 @@ def test_experts_exchange_tokens_four_times_a_layer_and_microbatch_and_imbalance
     assert uneven.step_s > even.step_s
 
 
+def test_all_ranks_of_tp_get_what_came_to_the_experts_they_share_and_give_their_parts_back():
+    one = predicted(SPARSE, tp=4, ep=4, checkpointing="selective")
+    came = SPARSE.sequence * SPARSE.top_k * SPARSE.hidden * 2  # tokens of four ranks, a quarter of which is here
+    found = sent(one, "tp")
+    for op in ("all_gather", "reduce_scatter"):
+        assert [each for each in found[op] if each[1] == came] == [(2 * 2 * SPARSE.layers, came)]
+    apart = predicted(SPARSE, tp=4, ep=4, checkpointing="selective", sequence_parallel=False)
+    assert came not in [nbytes for each in sent(apart, "tp").values() for _, nbytes in each]
+    assert sent(apart, "ep") == {"all_to_all": [(2 * 4 * SPARSE.layers, came)]}  # each sends them all to its like
+
+
 def test_keys_and_values_go_round_the_ring_and_their_gradients_one_hop_further():
     one = predicted(tp=4, cp=4, checkpointing="selective")
     kv = DENSE.sequence // 4 * DENSE.kv_width // 4 * 2

@@ -131,7 +131,7 @@ def simulate_training(args: argparse.Namespace, values: dict[str, Any]) -> int:
     assert virtual is not None
     told = {name: getattr(args, f"model_{name}") for name in _FIGURES}
     model = load(args.model, {name: value for name, value in told.items() if value is not None})
-    names = [name.strip() for name in args.best.split(",")] if args.best else []
+    names = _names(args)
     layout = _layout(args, cluster, virtual.dtype, names)
     if args.price is not None and not 0 < args.price < float("inf"):
         raise UsageError(f"--price: expected a positive number, got {args.price!r}")
@@ -164,6 +164,16 @@ def _request(args: argparse.Namespace, values: dict[str, Any]) -> RunConfig:
         if name in asked:
             raise UsageError(f"{_flag(name)}: of a model's step all ranks of a stage run alike, and --on says how many")
     return Setting.of({"efficiency": EFFICIENCY, **asked}).revise(RunConfig())
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    """Return what is searched for; `dp`, unless it is given, is what the others leave."""
+    if args.best is None:
+        return []
+    names = [name.strip() for name in args.best.split(",")]
+    if not all(names):
+        raise UsageError(f"--best: expected names, such as tp,pp,dp, got {args.best!r}")
+    return names if args.layout_dp is not None or "dp" in names else [*names, "dp"]
 
 
 def _layout(args: argparse.Namespace, cluster: Cluster, dtype: str, names: list[str]) -> Layout:
