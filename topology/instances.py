@@ -64,7 +64,9 @@ def _split(name: str) -> tuple[str, dict[str, int]]:
         rest = match["rest"]
     first, _, more = rest.partition(" ")
     if more and (first in names() or first.endswith(".toml")):
-        raise TopologyError(f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}")
+        raise TopologyError(
+            f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}"
+        )
     return rest, said
 
 

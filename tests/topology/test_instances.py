@@ -140,7 +140,11 @@ def test_ultraserver_is_whole_by_default():
     ("name", "options", "message"),
     [
         ("trn2.48xl", {}, "unknown cluster 'trn2.48xl'; did you mean 'trn2.48xlarge'? known: dl1.24xlarge, inf2"),
-        ("trn2.48xlarge x-1", {}, "cluster: expected nodes or cores after 'trn2.48xlarge', such as x4 or lnc=1, got 'x-1'"),
+        (
+            "trn2.48xlarge x-1",
+            {},
+            "cluster: expected nodes or cores after 'trn2.48xlarge', such as x4 or lnc=1, got 'x-1'",
+        ),
         ("../machine", {}, "unknown cluster '../machine'"),
         (5, {}, "name: expected the name of a cluster, got 5"),
         ("trn1.32xlarge x2", {"nodes": 3}, "nodes is said twice: 2 and 3"),
