@@ -139,7 +139,8 @@ def _shared(told: Mapping[str, object], found: Mapping[str, object], where: str)
         return {}
     if width % each:
         raise UsageError(
-            f"{where}: shared_expert_intermediate_size: expected a multiple of moe_intermediate_size ({each}), got {width}"
+            f"{where}: shared_expert_intermediate_size: expected a multiple of moe_intermediate_size ({each}), "
+            f"got {width}"
         )
     return {"shared_experts": width // each}
 

@@ -92,7 +92,67 @@ def test_wrong_results_and_failures_are_left_out_and_told(log):
     assert read(log(NCCOM), op="allg", ranks=32).dropped == ("it.log:3: Failure running neuron-bench",)
 
 
+def swept(*mebibytes, hosts=2, devices=8, factor=1.0):
+    """Return a log of an all-reduce on all devices of some hosts."""
+    ranks = [(host, device) for host in range(hosts) for device in range(devices)]
+    head = ["# Collective test starting: all_reduce_perf", *(
+        f"#  Rank {rank:2} Group  0 Pid {rank} on node{host} device  {device} [0000:01:00] NVIDIA H100"
+        for rank, (host, device) in enumerate(ranks)
+    ), "#       size         count      type   redop    root     time   algbw   busbw #wrong"]  # fmt: skip
+    rows = [(mib << 20, (300 + mib * 5) * factor) for mib in mebibytes]
+    return "\n".join([*head, *(
+        f"{size} {size // 4} float sum -1 {us} {size / us / 1e3:.5g} 0 0" for size, us in rows
+    ), "# Avg bus bandwidth    : 1\n"])  # fmt: skip
+
+
+def test_a_size_that_a_sweep_leaves_out_is_told(log):
+    assert read(log(swept(1, 4, 16, 64, 256))).dropped == ()
+    whole = read(log(swept(1, 4, 16, 256, 1024)))
+    assert whole.dropped == ("it.log:22: expected 64 MiB after 16 MiB, found 256 MiB: rows are missing",)
+    assert read(log(swept(1, 2, 3, 4, 5))).dropped == ()  # by steps, not by a factor
+
+
+def test_ranks_are_where_the_log_says(log, overlap):
+    (row, *_) = read(log(swept(1, 4, 16, 64, hosts=2, devices=1))).rows
+    assert row.places == ((0, 0), (1, 0))
+    out = overlap("calibrate", log(swept(1, 4, 16, 64, devices=1, factor=10.0)), "--cluster", "p5.48xlarge x2")[1]
+    assert "All rows cross nodes" in out
+    out = overlap(
+        "calibrate", log(swept(1, 4, 16, 64, hosts=1, devices=2, factor=10.0)), "--cluster", "p5.48xlarge x2"
+    )[1]
+    assert "All rows cross nodes" not in out
+
+
+def test_names_with_quotes_are_written_as_toml_does(log, overlap, tmp_path):
+    path = tmp_path / "own.toml"
+    argv = ("--cluster", "p5.48xlarge x2", "--name", 'a "b"\\', "-o", str(path))
+    assert overlap("calibrate", log(swept(1, 4, 16, 64)), *argv)[0] == 0
+    assert topology.cluster(str(path)).machine.name == 'a "b"\\'
+
+
 BAD = [
+    (
+        NCCL.replace("#       size", "#        (B)    (elements)   (ms)  (GB/s)\n#       size"),
+        {},
+        "it.log:5: expected (B) (GB/s) (elements) (us), found '#        (B)    (elements)   (ms)  (GB/s)'",
+    ),
+    (
+        NCCL.replace("8388608 ", "8388607 "),
+        {},
+        "it.log:6: expected 8388608 elements of float in 33554432 B, found '8388607'",
+    ),
+    (NCCL, {"ranks": 8}, "--ranks: it.log says that 2 took part, got 8"),
+    (
+        NCCL,
+        {"op": "frob"},
+        "--op: expected one of all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter, "
+        "got 'frob'",
+    ),
+    (
+        NCCOM.replace("(us)", "(ms)").replace("    algbw(GB/s)    busbw(GB/s)", ""),
+        {"op": "allg", "ranks": 32},
+        "it.log:2: expected a column of times in (us), found 'time:avg(ms)'",
+    ),
     ("hello\n", {}, "it.log: expected the output of nccl-tests, nccom-test, hccl_demo, OSU or `overlap bench --json`"),
     ("{", {}, "it.log:1: expected JSON of `overlap bench --json`, found no JSON"),
     ("{}", {}, "it.log: expected JSON of `overlap bench --json`, with rows"),
@@ -186,6 +246,22 @@ def test_what_cannot_be_fitted(overlap, log, words, message):
     code, out, err = overlap("calibrate", path, *words)
     assert (code, out) == (2, "")
     assert err == f"overlap: {message.replace('LOG', path)}\n"
+
+
+def test_what_no_cluster_like_it_can_measure(overlap, log):
+    fast = log(swept(1, 4, 16, 64, 256, 1024, factor=1e-3))
+    found = overlap("calibrate", fast, "--cluster", "p5.48xlarge x2")
+    assert found == (
+        2, "",
+        "overlap: it.log:19: expected 1.31 us or more, half of what 1 MiB on 16 ranks of p5.48xlarge x2 takes at the "
+        "full rate of its wires, found 305 ns\n",
+    )  # fmt: skip
+    apart = log(swept(1, 4, 16, 64, hosts=4, devices=1))
+    found = overlap("calibrate", apart, "--cluster", "p5.48xlarge x2")
+    assert found == (
+        2, "",
+        "overlap: it.log:7: expected ranks on at most 2 hosts with 8 devices, as p5.48xlarge x2 has, found 4 with 1\n",
+    )  # fmt: skip
 
 
 def test_more_ranks_than_the_cluster_has(overlap, log):

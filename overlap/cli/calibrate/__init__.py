@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import topology
 
-from ...collectives.cost.fitting import Fit, Launches, Sample, crosses, fit
+from ...collectives.cost.fitting import Fit, Launches, Sample, crosses, fit, wire_s
 from ...collectives.cost.left_out import Fitted
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
@@ -97,9 +98,32 @@ def _sample(row: Row, cluster: topology.Cluster) -> Sample:
         raise UsageError(f"{row.where}: expected a collective of 2 ranks or more, found {ranks}")
     if ranks > cluster.world_size:
         raise UsageError(f"{row.where}: {ranks} ranks do not fit {cluster.name}, which has {cluster.world_size}")
-    return Sample(
-        collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=tuple(range(ranks)), time_s=row.time_s
-    )
+    placed = _placed(row, cluster) or tuple(range(ranks))
+    sample = Sample(collective=row.collective, nbytes=row.nbytes, dtype=row.dtype, ranks=placed, time_s=row.time_s)
+    if row.time_s < (least_s := _IN_SWITCHES * wire_s(cluster, sample)):
+        raise UsageError(
+            f"{row.where}: expected {format_ns(least_s * 1e9)} or more, half of what {format_bytes(row.nbytes)} on "
+            f"{len(placed)} ranks of {cluster.name} takes at the full rate of its wires, found "
+            f"{format_ns(row.time_s * 1e9)}"
+        )
+    return sample
+
+
+# Switches that add up halve what each rank sends; nothing else is known to be below what our best algorithm sends.
+_IN_SWITCHES = 0.5
+
+
+def _placed(row: Row, cluster: topology.Cluster) -> tuple[int, ...]:
+    """Return the ranks of the places that a log tells."""
+    if not row.places:
+        return ()
+    hosts, devices = (max(column) + 1 for column in zip(*row.places, strict=True))
+    if hosts > cluster.nodes or devices > cluster.ranks_per_node:
+        raise UsageError(
+            f"{row.where}: expected ranks on at most {cluster.nodes} hosts with {cluster.ranks_per_node} devices, as "
+            f"{cluster.name} has, found {hosts} with {devices}"
+        )
+    return tuple(host * cluster.ranks_per_node + device for host, device in row.places)
 
 
 def _page(found: Fit, told: Sequence[Log], cluster: topology.Cluster) -> list[str]:
@@ -140,12 +164,12 @@ def _line(row: Fitted[Sample]) -> str:
 def _toml(machine: topology.Machine, base: str, name: str, found: Fit, source: str, paths: Sequence[str]) -> str:
     count, middle, worst = found.errors(left_out=True)
     hashes = ", ".join(f"{Path(p).name} {hashlib.sha256(Path(p).read_bytes()).hexdigest()[:12]}" for p in paths)
-    origin = f'source = "fitted: {source}", confidence = "B"'
+    origin = f'source = {_quoted(f"fitted: {source}")}, confidence = "B"'
     lines = [
-        f"# Written by `overlap calibrate` from {source} (SHA-256 {hashes}).",
+        f"# Written by `overlap calibrate` from {_quoted(source)[1:-1]} (SHA-256 {_quoted(hashes)[1:-1]}).",
         f"# {count} rows that were left out: median error {middle:.1%}, worst {worst:.1%}.",
         f'extends = "{base}"',
-        f'name = "{name}"',
+        f"name = {_quoted(name)}",
     ]
     inside_s, between_s = found.launches.inside_s, found.launches.between_s
     if inside_s is not None:
@@ -155,3 +179,8 @@ def _toml(machine: topology.Machine, base: str, name: str, found: Fit, source: s
         if machine.network and kind == machine.network.link and between_s is not None:
             lines += [f"launch_s = {{ value = {between_s:.6g}, {origin} }}"]
     return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Write a text as TOML does, whose escapes are those of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from ...collectives.cost.parameters import itemsize_of
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
+from ...units import format_bytes
 
 __all__ = ["Log", "Row", "read"]
 
@@ -26,6 +29,7 @@ _OPERATIONS = {
     "alltoall": "all_to_all", "all2all": "all_to_all", "all_to_all": "all_to_all",
     "broadcast": "broadcast", "bcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter",
 }  # fmt: skip
+_COLLECTIVES = ", ".join(sorted(set(_OPERATIONS.values())))
 _DTYPES = {
     "float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16",
     "double": "float64",
@@ -47,6 +51,7 @@ class Row:
         ranks: that took part; None if the log does not say it.
         time_s: of one operation.
         where: file and line.
+        places: of each rank, its host, from 0, and its device there; none if the log does not say it.
     """
 
     collective: str
@@ -55,6 +60,7 @@ class Row:
     ranks: int | None
     time_s: float
     where: str
+    places: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +94,31 @@ def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
     name = Path(path).name
+    if op is not None and op.lower().removesuffix("_perf") not in _OPERATIONS:
+        raise UsageError(f"--op: expected one of {_COLLECTIVES}, got {op!r}")
     if text.lstrip().startswith("{"):
         return _ours(text, name)
     lines = list(enumerate(text.splitlines(), 1))
     for sign, parse in _TOOLS:
         if sign.search(text):
-            return parse(_Context(name=name, op=op, ranks=ranks), lines)
+            found = parse(_Context(name=name, op=op, ranks=ranks), lines)
+            return found if found.dropped else replace(found, dropped=_missing(found.rows))
     raise UsageError(f"{name}: expected the output of nccl-tests, nccom-test, hccl_demo, OSU or `overlap bench --json`")
+
+
+def _missing(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Tell of sizes that a sweep by one factor leaves out."""
+    pairs = [(a, b) for a, b in pairwise(rows) if (a.collective, a.dtype) == (b.collective, b.dtype)]
+    steps = Counter(b.nbytes / a.nbytes for a, b in pairs)
+    usual, seen = steps.most_common(1)[0] if steps else (1.0, 0)
+    if usual <= 1 or 2 * seen < len(pairs):
+        return ()
+    return tuple(
+        f"{b.where}: expected {format_bytes(round(a.nbytes * usual))} after {format_bytes(a.nbytes)}, found "
+        f"{format_bytes(b.nbytes)}: rows are missing"
+        for a, b in pairs
+        if b.nbytes > a.nbytes * usual
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +133,7 @@ class _Context:
     def collective(self, said: str | None) -> str:
         name = (said or self.op or "").lower().removesuffix("_perf")
         if name not in _OPERATIONS:
-            known = ", ".join(sorted(set(_OPERATIONS.values())))
-            raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {known}")
+            raise UsageError(f"{self.name}: says no collective that is known; give --op, one of {_COLLECTIVES}")
         return _OPERATIONS[name]
 
     def many(self, said: int | None, why: str) -> int:
@@ -153,6 +176,14 @@ class _Context:
         if all(abs(rate / each - 1) > _CLOSE + rounding for each in exact):
             raise self.fail(line, f"a bandwidth of {exact[0]:.4g} GB/s ({nbytes:g} bytes in {time_s:g} s)", printed)
 
+    def check_count(self, line: int, row: Row, count: str, dtype: str) -> None:
+        """Refuse elements that do not make up the bytes, of all ranks or of one."""
+        nbytes = self.number(count, line, "elements") * itemsize_of(row.dtype)
+        if row.nbytes not in (nbytes, nbytes * (row.ranks or 1)) and row.nbytes % nbytes:
+            raise self.fail(
+                line, f"{row.nbytes // itemsize_of(row.dtype)} elements of {dtype} in {row.nbytes} B", count
+            )
+
 
 _Lines = Sequence[tuple[int, str]]
 
@@ -160,10 +191,15 @@ _Lines = Sequence[tuple[int, str]]
 def _nccl(of: _Context, lines: _Lines) -> Log:
     found = re.search(r"starting: (\w+)", "\n".join(line for _, line in lines))
     collective = of.collective(found[1] if found else None)
-    ranks = sum(bool(re.match(r"#\s+Rank\s+\d+", line)) for _, line in lines) or of.ranks
+    told, places = _places([line for _, line in lines])
+    ranks = told or of.ranks
+    if of.ranks not in (None, ranks):
+        raise UsageError(f"--ranks: {of.name} says that {ranks} took part, got {of.ranks}")
     rows, dropped = [], []
     for number, line in lines:
         words = line.split()
+        if re.match(r"#\s+\(", line) and not set(re.findall(r"\(\S*?\)", line)) <= _NCCL_UNITS:
+            raise of.fail(number, " ".join(sorted(_NCCL_UNITS)), line)
         if line.startswith("#") or not of.is_row(words, number, line):
             continue
         if len(words) < 9:
@@ -175,10 +211,27 @@ def _nccl(of: _Context, lines: _Lines) -> Log:
         if words[8] not in ("0", "N/A"):
             dropped.append(f"{of.name}:{number}: {words[8]} wrong results")
             continue
-        rows.append(_row(of, number, collective, size, words[2], ranks, time_us / 1e6))
+        row = _row(of, number, collective, size, words[2], ranks, time_us / 1e6)
+        of.check_count(number, row, words[1], words[2])
+        rows.append(replace(row, places=places))
     if not any(line.startswith("# Avg bus bandwidth") for _, line in lines):
         dropped.append(f"{of.name}: ends before its average bus bandwidth, so rows may be missing")
     return Log(tool="nccl-tests", rows=tuple(rows), dropped=tuple(dropped))
+
+
+_NCCL_UNITS = frozenset({"(B)", "(elements)", "(us)", "(GB/s)"})
+
+
+_RANK = re.compile(r"#\s+Rank\s+\d+(?:.*?\bon\s+(\S+)\s+device\s+(\d+))?")
+
+
+def _places(lines: Sequence[str]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return how many ranks there are, and if all lines say it, where each is: its host, as they come, and device."""
+    found = [match for line in lines if (match := _RANK.match(line))]
+    if not all(match[1] for match in found):
+        return len(found), ()
+    hosts: dict[str, int] = {}
+    return len(found), tuple((hosts.setdefault(match[1], len(hosts)), int(match[2])) for match in found)
 
 
 def _nccom(of: _Context, lines: _Lines) -> Log:
@@ -195,9 +248,9 @@ def _nccom(of: _Context, lines: _Lines) -> Log:
         if len(words) < len(columns):
             raise of.fail(number, " ".join(columns), line)
         value = dict(zip(columns, words, strict=False))
-        time = next((name for name in columns if name.startswith("time")), None)
-        if time is None:
-            raise of.fail(number, "a column of times", line)
+        time = next((name for name in columns if name.startswith("time")), "")
+        if not time.endswith("(us)"):
+            raise of.fail(number, "a column of times in (us)", time or line)
         size, time_us = of.number(words[0], number, "bytes"), of.number(value[time], number, "microseconds")
         if "algbw(GB/s)" in value:
             of.check(number, size, time_us / 1e6, value["algbw(GB/s)"], (1e9, 2.0**30))

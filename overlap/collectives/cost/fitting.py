@@ -20,7 +20,7 @@ from ..placement import Floats
 from ..select import plan
 from .left_out import Fitted, FittedRows, left_out_rows
 
-__all__ = ["Fit", "Launches", "Sample", "crosses", "fit", "with_shares"]
+__all__ = ["Fit", "Launches", "Sample", "crosses", "fit", "wire_s", "with_shares"]
 
 _LEAST_SHARE = 0.02
 # Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
@@ -123,6 +123,15 @@ def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
 def crosses(sample: Sample, cluster: Cluster) -> bool:
     """Whether a collective needs the network."""
     return len({cluster.place(rank).node for rank in sample.ranks}) > 1
+
+
+def wire_s(cluster: Cluster, sample: Sample) -> float:
+    """Return for how long the busiest wire carries a sample at its full rate, by the best algorithm that is known."""
+    none = Launches(inside_s=0.0, between_s=0.0)
+    whole = dict.fromkeys(_kinds(cluster, [sample]), 1.0)
+    machine = replace(cluster, machine=with_shares(cluster.machine, none, whole, "the most there is"))
+    busiest = plan(sample.collective, sample.nbytes, machine, sample.ranks, dtype=sample.dtype).busiest
+    return busiest.busy_s if busiest else 0.0
 
 
 def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
