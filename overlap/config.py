@@ -176,9 +176,9 @@ class RunConfig:
         wire=True,
     )
     checksums: bool | None = option(
-        default="over TCP",
+        default="between hosts",
         read=switch,
-        help="sockets check all that arrives (default: over TCP)",
+        help="sockets check all that arrives (default: between hosts)",
         off="only its headers",
         nodes=True,
         wire=True,

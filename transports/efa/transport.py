@@ -61,9 +61,9 @@ class Efa(MatchedTransport):
         host: Local address to listen at, if `rails` is a number.
         unix: Use Unix sockets between processes of one host, if both want that; they are twice as fast as TCP.
         peer_direct: Send from and receive into the callers' memory; otherwise stage payloads through a host buffer.
-        checksums: Payloads carry one, as headers always do; None: over TCP, but not over Unix sockets, whose bytes
-            never leave the memory of this host (a quarter more CPU time for long messages, nothing for small ones).
-            Where TLS protects every byte already, they never do.
+        checksums: Payloads carry one, as headers always do; None: between hosts, but not within a boot and a network
+            namespace of one, where bytes never leave its memory (all_reduce of 64 MiB over TCP takes 41 ms with them,
+            33 without). Where TLS protects every byte already, they never do.
         tls: Encrypts every connection, at a fraction of the speed.
         silence_s: A process is lost when it says nothing for so long, though asked.
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
@@ -163,7 +163,7 @@ class Efa(MatchedTransport):
             link = self.links[member]
             if index == 0:
                 self._agree(link, connection)
-            link.departures.checksums = self._checks(connection)
+            link.departures.checksums = self._checks(link, connection)
             link.add(self._rail(link, index, connection))
         self.state = None
         if 1 < self._joining.count_here() <= len(os.sched_getaffinity(0)):  # there are cores for looking
@@ -213,9 +213,10 @@ class Efa(MatchedTransport):
         kind = SocketRail if connection.encrypted is None else StreamRail
         return kind(link, index, connection, keep=keep, staged=staged)
 
-    def _checks(self, connection: Connection) -> bool:
+    def _checks(self, link: EfaLink, connection: Connection) -> bool:
         """Whether payloads carry a checksum on a connection, and on all others to the same process."""
-        wanted = connection.socket.family != socket.AF_UNIX if self._checksums is None else self._checksums
+        between_hosts = self._joining.spans_hosts((self.member, link.member))
+        wanted = between_hosts if self._checksums is None else self._checksums
         return wanted and connection.encrypted is None
 
     async def _keep_watch(self) -> None:

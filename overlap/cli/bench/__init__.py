@@ -69,7 +69,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--tcp", action="store_true", help="join the nodes by TCP, not by Unix sockets")
     add("--rails", metavar="R", help="connections between two nodes: 4")
     add("--peer-direct", choices=("on", "off", "both"), help="sockets read and write the arrays; default on")
-    add("--checksums", choices=("on", "off", "both"), help="sockets check all that arrives; default on over TCP")
+    add("--checksums", choices=("on", "off", "both"), help="sockets check all that arrives; default on between hosts")
     add(
         "--transport",
         type=transport,

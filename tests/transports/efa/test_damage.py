@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import pytest
@@ -48,7 +48,7 @@ async def exchange_all(ends: list[Endpoint], errors: list[BaseException]) -> lis
 
 async def with_a_flip(place: int, bit: int, direction: int, **settings: object) -> tuple[list[BaseException], bool]:
     """Exchange all while one bit flips; nothing that arrives may be wrong. Return the errors, and if it flipped."""
-    world = ProxiedWorld(silence_s=2.0, **settings)
+    world = ProxiedWorld(silence_s=2.0, checksums=True, **settings)
     errors: list[BaseException] = []
     async with world.open():
         flip = world.ways[0].flips[direction] = Flip(place, bit)
@@ -131,18 +131,25 @@ def test_what_came_damaged_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "checked"),
+    ("hosts", "settings", "checked"),
     [
-        ({"unix": False}, True),
-        ({"unix": True}, False),
-        ({"unix": True, "checksums": True}, True),
-        ({"unix": False, "checksums": False}, False),
+        ("ab", {"unix": False}, True),
+        (("", ""), {"unix": False}, True),
+        ("aa", {"unix": False}, False),
+        ("aa", {"unix": True}, False),
+        ("aa", {"unix": True, "checksums": True}, True),
+        ("aa", {"unix": False, "checksums": True}, True),
+        ("ab", {"unix": False, "checksums": False}, False),
     ],
     ids=str,
 )
-def test_payloads_are_checked_over_tcp_and_wherever_it_is_asked_for(settings: dict[str, bool], checked: bool) -> None:
+def test_payloads_are_checked_between_hosts_and_wherever_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str], settings: dict[str, bool], checked: bool
+) -> None:
     async def main() -> None:
         world = World(**settings)
+        for efa, host in zip(world.efas, hosts, strict=True):
+            monkeypatch.setattr(efa._joining, "identity", host)
         async with opened(world.efas):
             assert [efa.links[1 - efa.member].departures.checksums for efa in world.efas] == [checked] * 2
 
