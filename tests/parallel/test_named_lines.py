@@ -49,19 +49,24 @@ def gradient() -> Array:
 
 
 @pytest.mark.parametrize("kind", [DataParallel, Sharded])
-def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type) -> None:
-    never = threading.Event()  # a compute cannot be interrupted: it ends by itself, after ranks have given up
+def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
+    monkeypatch.setenv("OVERLAP_GIVE_UP_S", "0.4")
+    given_up = threading.Event()  # a compute cannot be interrupted: it ends after the ranks have given up
 
     async def train(rank: overlap.Rank) -> None:
-        model = a_model(rank, kind, (lambda: never.wait(1.5)) if rank.rank == 1 else lambda: None)
-        for _ in range(2):
-            for name in ("w", "v"):
-                model.reduce(name, rank.compute(gradient))
-            model.step()  # the update
-        await model.finish()
+        model = a_model(rank, kind, (lambda: given_up.wait(60)) if rank.rank == 1 else lambda: None)
+        try:
+            for _ in range(2):
+                for name in ("w", "v"):
+                    model.reduce(name, rank.compute(gradient))
+                model.step()  # the update
+            await model.finish()
+        finally:
+            given_up.set()
 
     with pytest.raises(overlap.StallError) as stall:
-        overlap.run(train, ranks=2, timeout_s=0.5)
+        overlap.run(train, ranks=2, timeout_s=60)
     assert re.search(rf"whose compute 'update' \({HERE}:{line_of('the update')}\)", str(stall.value))
 
 
