@@ -32,13 +32,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tls]:
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
+    usage = ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 and later take no others, RFC 5280, 4.2.1
+    (folder / "signed").write_text("subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n")
     for name in ("ours", "theirs"):
         new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        openssl(
-            *new, "-x509", "-days", "30", "-subj", f"/CN={name}", "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem"
-        )
+        itself = ["-x509", "-days", "30", "-subj", f"/CN={name}", *usage]
+        openssl(*new, *itself, "-keyout", f"{name}-ca.key", "-out", f"{name}-ca.pem")
         openssl(*new, "-subj", "/CN=member", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signing = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial"]
+        signing = ["-CA", f"{name}-ca.pem", "-CAkey", f"{name}-ca.key", "-CAcreateserial", "-extfile", "signed"]
         openssl("x509", "-req", "-days", "30", "-in", f"{name}.csr", *signing, "-out", f"{name}.pem")
     return {
         name: Tls(certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-ca.pem")
