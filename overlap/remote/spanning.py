@@ -82,11 +82,12 @@ class Telling(Protocol):
 class SpanningMatch(Match):
     """A match of which only some ends are in this process."""
 
-    __slots__ = ("heard_of", "told")
+    __slots__ = ("assumed", "heard_of", "told")
 
     def __init__(self, members: int) -> None:
         super().__init__(members)
         self.told = False  # whether the other processes know that ranks wait here
+        self.assumed = False  # whether its pattern is what the array for the result is good for, and no more is known
         self.heard_of: dict[int, Voice] = {}  # what ranks elsewhere are known to have called
 
     @property
@@ -149,11 +150,22 @@ class SpanningCommunicator(Communicator):
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
         if operation.kind in ANNOUNCED and match.pattern is not None and not match.pattern.settled:
-            self._others.tell_call(self.id, seq, self._said(operation))
+            self._assume_or_ask(match, operation)
         failed = match.error is not None
         self._proceed(match, operation)
         if failed:
             self.ended(match, operation)
+
+    def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
+        """Begin to receive what the result's array is for, which waits for nobody; without one, ask what comes.
+
+        A root that means something else uses other tags, and is going to say what it has called.
+        """
+        assumed = operation.call_by_out() if self.here == 1 and match.error is None else None
+        if assumed is None:
+            self._others.tell_call(self.id, operation.seq, self._said(operation))
+        else:
+            match.pattern, match.assumed = assumed, True
 
     def at_once(self, operation: Operation) -> bool:
         """Whether taking in an operation neither wakes nor starts a task: nothing is wrong, and nothing to be told."""
@@ -268,7 +280,10 @@ class SpanningCommunicator(Communicator):
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
         match.heard_of[said.rank] = said
         assert match.pattern is not None
-        if not match.pattern.agrees(said.call):
+        if match.assumed and said.call.dtype is not None and match.first.call.agrees(said.call):
+            match.pattern, match.assumed = said.call, False
+            self._check_results(match)
+        elif not match.pattern.agrees(said.call):
             self._dispute(match, match.first)
         elif match.pattern.dtype is None and said.call.dtype is not None:
             match.pattern = said.call

@@ -157,6 +157,18 @@ class Request(Issued[T_co]):
         else:
             raise UsageError(f"x: {self.op} needs an array, got None")
 
+    def call_by_out(self) -> Call | None:
+        """Return what a rank of a broadcast or a scatter that only receives has called, if `out` is right."""
+        out = self.out
+        if not isinstance(out, np.ndarray) or out.ndim == 0:
+            return None
+        shape, size, asked = out.shape, self.group.size, self.call
+        shape = (shape[0] * size, *shape[1:]) if self.kind is Collective.SCATTER else shape
+        return call(
+            asked.kind.text, None, out.dtype, shape, size, asked.root, asked.pairs, (), asked.exact, asked.shared,
+            asked.algorithm,
+        )  # fmt: skip
+
     def take_output(self) -> None:
         """Find the array that the result is written to.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -100,6 +101,53 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
     asked = [seq for seq, _, by_root in told if not by_root]
     assert asked[0] == 5
     assert sorted(seq + i for seq, count, by_root in told if by_root for i in range(count)) == list(range(7))
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter"])
+@pytest.mark.parametrize("rows", [2, 1 << 17], ids=["at once", "in chunks"])
+def test_who_gives_an_array_for_the_result_asks_nobody(kind: str, rows: int) -> None:
+    told: list[object] = []
+
+    class Listening(ControlPlane):
+        def _tell(self, what: str, **fields: object) -> None:
+            if what == "call":
+                told.append(fields["rank"])
+            super()._tell(what, **fields)
+
+    async def main(rank: overlap.Rank) -> bool:
+        x = np.arange(2 * rows, dtype=np.int32).reshape(-1, 2) if rank.rank == 0 else None
+        out = np.zeros((rows if kind == "broadcast" else rows // 2, 2), np.int32)
+        await getattr(rank, kind)(x, 0, out)
+        first = rank.rank * len(out) if kind == "scatter" else 0
+        return bool((out.reshape(-1) == np.arange(2 * first, 2 * first + out.size, dtype=np.int32)).all())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companies, "ControlPlane", Listening)
+        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        assert run_far(main, 2, 1, wires=by_sockets) == [True] * 2
+    assert 1 not in told
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter"])
+@pytest.mark.parametrize("wires", ["Unix sockets", "shared memory"])
+@pytest.mark.parametrize(
+    ("out", "got"),
+    [(np.zeros(3), r"float64 \(3,\)"), (np.zeros((4, 4)), r"float64 \(4, 4\)"), (np.zeros(4, "i1"), "int8")],
+)
+def test_an_array_for_the_result_that_is_wrong_is_named_when_the_root_has_said_what_comes(
+    kind: str, out: np.ndarray, got: str, wires: str
+) -> None:
+    async def main(rank: overlap.Rank) -> list[bool]:
+        x, mine = np.ones(4 if kind == "broadcast" else 8), out.copy()
+        if rank.rank == 0:
+            with suppress(overlap.PeerFailedError):  # what is short has left before the other rank was heard
+                await getattr(rank, kind)(x)
+        else:
+            with pytest.raises(overlap.UsageError, match=rf"^out: expected float64 \(4,\), got {got}"):
+                await getattr(rank, kind)(None, 0, mine)
+        return [bool(mine.any()), mine.flags.writeable]
+
+    assert run_far(main, 2, 1, wires=WIRES[wires]) == [[False, True]] * 2
 
 
 def test_point_to_point_and_groups() -> None:
