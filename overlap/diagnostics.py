@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from sys import _current_frames, _getframe
-from traceback import extract_tb
+from traceback import FrameSummary, extract_tb
 from types import CodeType, FrameType
 
 import trio
@@ -82,9 +82,13 @@ def where(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program; if it has none, of any that is not ours."""
     if isinstance(error, RemoteError):
         return error.place
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
     own = [frame for frame in frames if not frame.filename.startswith(_libraries())] or frames
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+
+
+def _is_ours(frame: FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS) or (frame.filename == "<string>" and frame.name == "__init__")
 
 
 def is_ours(code: CodeType) -> bool:

@@ -20,12 +20,13 @@ from .agreement import agreement
 from .ahead import Ahead
 from .buckets import BucketPlan
 from .finite import Place
+from .gradients import check_gradient
 from .hooked import Hooked
 from .memory_work import MemoryWork
 from .names import Names
 from .norms import Part, clip_factor, square_sums
 from .own_state import Own
-from .settings import Settings
+from .settings import Settings, group_of
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Bucketed(ABC, Generic[B]):
 
     def __init__(self, rank: Rank, params: Tree, group: Group | None, settings: Settings) -> None:
         leaves = flatten(params)
-        self.rank, self.group, self.steps = rank, group or rank.world, 0
+        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
         self._settings, self._names, self._work = settings, Names(params), MemoryWork(rank)
         self._like = rebuild(params, {name: name for name in leaves})
         self._leaves = {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
@@ -169,13 +170,15 @@ class Bucketed(ABC, Generic[B]):
                 It belongs to the model until the update: large gradients are sent from where they are.
 
         Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
-                or of `finish`, if the gradient has another shape.
+            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
+                shape; at the await of a weight or of `finish`, if it is a future.
             NonFiniteError: There, if the gradient is not finite.
         """
         frame = _getframe(1)
         place = frame.f_code, frame.f_lasti
         for leaf, gradient in list(self._names.pairs(name, grad)):
+            if not isinstance(gradient, Future):
+                check_gradient(leaf, gradient, *self._leaves[leaf], self.steps + 1)
             bucket = self._home[leaf]
             bucket.place = place
             self._take(bucket, leaf, gradient)

@@ -9,6 +9,7 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import trio
@@ -33,6 +34,7 @@ from .cuts import Cut
 from .layouts import Layout, difference
 from .own_state import Own
 from .pieces import Piece, Tensors, copied
+from .settings import group_of
 
 if TYPE_CHECKING:
     from .hooks.beside import Values
@@ -43,6 +45,9 @@ _STREAM = "overlap.checkpoints"
 _OWN = "own:"  # begins the names of what one rank has for itself, with its number
 
 T = TypeVar("T")
+
+_WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
+"""What is being written, by the ranks of the group: it is on the stream that all checkpoints of the group use."""
 
 
 class Checkpointed(Protocol):
@@ -153,15 +158,17 @@ class Checkpoints:
         """
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise UsageError(f"folder: expected a path, got {folder!r}")
         place = folder if folder is not None else rank.state.folder
         if place is None and rank.state.real:
             raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
         self._folder = Path(place or ".")
-        self._rank, self._group, self._whole, self._keep = rank, group or rank.world, whole, keep
+        self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
         self._layout = Layout(part, cuts)
         self._part = part if cuts is None else f"rank {self._group.rank} {self._layout.digest}"
         self._stream = rank.stream(_STREAM)
-        self._writing: Future[None] | None = None
+        self._under_way = _WRITING.setdefault(rank, {})
 
     async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
         """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
@@ -177,8 +184,9 @@ class Checkpoints:
                 counts.
 
         Raises:
-            UsageError: If safetensors has no type for a dtype of the model.
+            UsageError: If it is no model, or safetensors has no type for a dtype of it.
         """
+        _check_savable(model)
         check_types(model.tensors())
         self._layout.check(model.tensors())
         await self.finish()
@@ -188,7 +196,9 @@ class Checkpoints:
         copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
-        self._writing = self._rank.spawn(self._write, model.steps, copies, notes, dict(extra or {}), name=name)
+        self._under_way[self._group.ranks] = self._rank.spawn(
+            self._write, model.steps, copies, notes, dict(extra or {}), name=name
+        )
 
     @property
     def _own_prefix(self) -> str:
@@ -205,7 +215,7 @@ class Checkpoints:
         Raises:
             OSError: If it could not be written.
         """
-        writing, self._writing = self._writing, None
+        writing = self._under_way.pop(self._group.ranks, None)
         if writing is not None:
             await writing
 
@@ -219,11 +229,13 @@ class Checkpoints:
             model: One that has made no step, and whose weights nobody has asked for.
 
         Raises:
-            UsageError: On every rank: if the checkpoint is of another model; if there are some and none can be read; if
-                the model has made steps.
+            UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
+                can be read; if the model has made steps.
         """
+        _check_savable(model)
         if model.steps:
             raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
+        await self.finish()
         await model.settle()
         steps = await self._found()
         for step in steps:
@@ -338,6 +350,14 @@ class Checkpoints:
         if why and self._group.rank == 0:
             notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
         return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=manifest["extra"])
+
+
+def _check_savable(model: object) -> None:
+    if not hasattr(model, "tensors"):
+        raise UsageError(
+            f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
+            "arrays of your own are kept by rank.state.save"
+        )
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

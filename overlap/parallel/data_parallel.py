@@ -19,7 +19,7 @@ from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
 from .finite import Blame
 from .model_memory import ModelMemory
-from .optimizers import Optimizer
+from .optimizers import Optimizer, check_optimizer
 from .own_state import Own
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
@@ -109,6 +109,7 @@ class DataParallel(Bucketed[Reduction]):
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead,
         )  # fmt: skip
+        check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)
         if compare_every is not None:
             check_count("compare_every", compare_every)

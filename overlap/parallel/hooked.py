@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,8 +89,13 @@ class Hooked:
             state=self.state,
             rng=np.random.default_rng((step, index, self._rank.rank)),
         )
-        made = await self._hook(mine)
-        reduced = await made if isinstance(made, Future) else made
+        made = self._hook(mine)
+        if not isinstance(made, Awaitable):
+            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(made).__name__}")
+        reduced = await made
+        reduced = await reduced if isinstance(reduced, Future) else reduced
+        if not isinstance(reduced, np.ndarray):
+            raise UsageError(f"hook: what it made of bucket {index} is of type {type(reduced).__name__}, not an array")
         return self._part(reduced, buffer)
 
     def _part(self, reduced: Array, buffer: Array) -> Array:

@@ -16,13 +16,15 @@ from .agreement import agreement
 from .ahead import Ahead
 from .buckets import BucketPlan, plan_buckets
 from .finite import Place, check_packed
+from .gradients import check_gradient
 from .memory_work import MemoryWork
 from .names import Names
-from .optimizers import SGD, Optimizer
+from .optimizers import SGD, Optimizer, check_optimizer
 from .outer_steps import Fragment, Nesterov
 from .own_state import Own
 from .parameters import Parameters
 from .pieces import Piece, Tensors, divided
+from .settings import group_of
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:
@@ -82,7 +84,9 @@ class LocalSteps:
         """
         leaves = flatten(params)
         _check(period=period, delay=delay, fragments=fragments, ahead=ahead, parameters=len(leaves))
-        self.rank, self.group, self.steps = rank, group or rank.world, 0
+        check_optimizer("optimizer", optimizer)
+        check_optimizer("outer", outer)
+        self.rank, self.group, self.steps = rank, group_of(rank, group), 0
         self.period, self.delay, self._ahead = period, delay, ahead
         self._names, self._like = Names(params), params
         self._parameters, self._work = Parameters(rank, leaves, optimizer), MemoryWork(rank)
@@ -141,8 +145,8 @@ class LocalSteps:
                 model until the step is made.
 
         Raises:
-            UsageError: If there is no such parameter, or it has had its gradient in this step. At the await of a weight
-                or of `finish`, if the gradient has another shape.
+            UsageError: If there is no such parameter, it has had its gradient in this step, or the gradient has another
+                shape; at the await of a weight or of `finish`, if it is a future.
             NonFiniteError: There, if the gradient is not finite.
         """
         frame = _getframe(1)
@@ -153,6 +157,8 @@ class LocalSteps:
                     f"reduce: the gradient of {leaf!r} has been handed over in step {self.steps + 1} already; of a "
                     "weight that is used twice, add the gradients up and hand over the sum"
                 )
+            if not isinstance(gradient, Future):
+                self._check_gradient(leaf, gradient, self.steps + 1)
             self._handed[leaf] = gradient
 
     def step(self) -> Ahead:
@@ -248,13 +254,15 @@ class LocalSteps:
 
     def _update(self, step: int, place: Place | None, gradients: dict[str, Array]) -> dict[str, Array]:
         for name, gradient in gradients.items():
-            if getattr(gradient, "shape", None) != self._parameters.views[name].shape:
-                found = f"the gradient of {name!r} in step {step} has shape {getattr(gradient, 'shape', None)}"
-                raise UsageError(f"reduce: {found}, the parameter {self._parameters.views[name].shape}")
+            self._check_gradient(name, gradient, step)
             if self._parameters.real:
                 check_packed(gradient.reshape(-1), {name: gradient}, rank=self.rank.rank, step=step, place=place)
         self._parameters.make_step(gradients, step)
         return self._parameters.views
+
+    def _check_gradient(self, name: str, gradient: object, step: int) -> None:
+        view = self._parameters.views[name]
+        check_gradient(name, gradient, view.shape, view.dtype, step)
 
     def _send(self, fragment: Fragment) -> None:
         nbytes = fragment.plan.nbytes

@@ -50,6 +50,8 @@ class Names:
         yield from _pairs(self._part(name), value, name)
 
     def _part(self, name: str) -> object:
+        if not isinstance(name, str):
+            raise UsageError(f"name: expected a string, such as {next(iter(self._parts))!r}, got {name!r}")
         part = self._parts.get(name)
         if part is None:
             known = ", ".join(str(key) for key in cast("dict[object, object]", self._whole))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = NDArray[np.float64]  # to the type checker; any floating type
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Rate"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Rate", "check_optimizer"]
 
 Rate: TypeAlias = float | Callable[[int], float]
 """A learning rate, or a function that returns that of a step; steps count from 1."""
@@ -54,6 +54,19 @@ class Optimizer(Protocol):
             state: Of the form that `fresh` makes, of the same length; written.
             step: From 1.
         """
+
+
+def check_optimizer(argument: str, optimizer: object) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        UsageError: Naming the argument.
+    """
+    if isinstance(optimizer, type):
+        raise UsageError(f"{argument}: {optimizer.__name__} is a class; make one, as in Adam(1e-3)")
+    if not all(callable(getattr(optimizer, method, None)) for method in ("fresh", "update")):
+        name = type(optimizer).__name__
+        raise UsageError(f"{argument}: expected an optimizer, such as parallel.Adam(1e-3), got one of type {name}")
 
 
 def _blocks(*arrays: Array, size: int = _BLOCK) -> Iterator[tuple[Numbers, ...]]:
@@ -130,7 +143,16 @@ class Adam:
             _check_share("betas", beta)
 
     def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return two means of zeros."""
+        """Return two means of zeros.
+
+        Raises:
+            UsageError: If the parameters are complex numbers, whose squares are no measure of their size.
+        """
+        if np.dtype(dtype).kind == "c":
+            raise UsageError(
+                f"optimizer: {type(self).__name__} is for real numbers, and there are parameters of {np.dtype(dtype)}; "
+                "pass their real and imaginary parts, or use SGD"
+            )
         return {"mean": np.zeros(size, dtype), "square": np.zeros(size, dtype)}
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.stream import Stream
 from .buckets import BUCKET_BYTES, BucketPlan, Hook
 from .finite import Blame, Place, check_packed
+from .gradients import check_gradient
 from .hooked import Hooked
 from .memory_work import MemoryWork
 from .parameters import Parameters
@@ -109,9 +109,10 @@ class Reduction:
         """Pack the gradients and send them; what nobody has handed over is 0."""
         assert not self.waits, "an update reads the buffer first"
         gradients = [self.handed.get(name) for name in self.plan.names]
+        handed = frozenset(self.handed)
         self.handed.clear()
         places = [self._buffer[part] for part in self.parts]  # views for this step: those of the last may be locked
-        pack = partial(self._packed, places, frozenset(self._added), step)
+        pack = partial(self._packed, places, frozenset(self._added), handed, step)
         moved_bytes = 0 if self._alone else 2 * self.plan.nbytes
         packed: Future[Any] = self._wiring.work.compute(pack, *gradients, name="pack", moved_bytes=moved_bytes)
         self.arrived = [self._reduce(packed[index], place, step) for index, place in enumerate(places)]
@@ -154,8 +155,13 @@ class Reduction:
 
     # -- on the compute stream, and in tasks -------------------------------------------------------------------
 
-    def _packed(self, places: list[Array], added: frozenset[str], step: int, *gradients: Array | None) -> list[Array]:
+    def _packed(
+        self, places: list[Array], added: frozenset[str], handed: frozenset[str], step: int, *gradients: Array | None
+    ) -> list[Array]:
         """Return the gradients, flat, part by part: in their places, or from where they are."""
+        for slot, gradient in zip(self.plan.slots, gradients, strict=True):
+            if slot.name in handed:
+                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step)
         flat = self._pack(self._buffer, added, step, *gradients)
         return places if flat is self._buffer else [flat[part] for part in self.parts]
 
@@ -191,11 +197,7 @@ class Reduction:
 
     def _fill(self, name: str, add: bool, step: int, gradient: Array) -> None:
         view = self.views[name]
-        if getattr(gradient, "shape", None) != view.shape:
-            raise UsageError(
-                f"reduce: the gradient of {name!r} in step {step} has shape {getattr(gradient, 'shape', None)}, "
-                f"the parameter {view.shape}"
-            )
+        check_gradient(name, gradient, view.shape, view.dtype, step)
         if not self._parameters.real:
             return
         if add:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import isfunction, signature
 from typing import Literal, TypeAlias
 
 from ..errors import UsageError
 from ..runtime.group import Group
+from ..runtime.rank import Rank
 from .buckets import Hook
 
-__all__ = ["IN_FLIGHT", "Order", "Settings", "Unused", "check_count"]
+__all__ = ["IN_FLIGHT", "Order", "Settings", "Unused", "check_count", "group_of"]
 
 Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]
@@ -53,6 +55,7 @@ class Settings:
             )
         if self.exact and self.hook is not None:
             raise UsageError("exact: a hook makes the mean in a way of its own; leave out one of the two")
+        _check_hook(self.hook)
         self._check_clipping()
 
     def _check_clipping(self) -> None:
@@ -68,6 +71,27 @@ class Settings:
 def _check_choice(argument: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"{argument}: expected {' or '.join(map(repr, known))}, got {value!r}")
+
+
+def _check_hook(hook: object) -> None:
+    if hook is None:
+        return
+    name = getattr(hook, "__name__", type(hook).__name__)
+    if not callable(hook):
+        raise UsageError(f"hook: expected an async function of a bucket, got {name}")
+    if isfunction(hook) and all(each.default is not each.empty for each in signature(hook).parameters.values()):
+        raise UsageError(f"hook: {name} makes a hook, and is none; write hook={name}()")
+
+
+def group_of(rank: Rank, group: Group | None) -> Group:
+    """Return the group that was meant: all ranks, if none was given.
+
+    Raises:
+        UsageError: If it is no group.
+    """
+    if group is not None and not isinstance(group, Group):
+        raise UsageError(f"group: expected one, such as rank.group([0, 1]) or mesh['dp'], got {group!r}")
+    return group or rank.world
 
 
 def check_count(argument: str, value: object, *, least: int = 1) -> None:

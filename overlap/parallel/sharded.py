@@ -17,7 +17,7 @@ from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
 from .gathering import Gathering, Kept, Prefetched
 from .model_memory import ModelMemory, expected_memory
-from .optimizers import Optimizer
+from .optimizers import Optimizer, check_optimizer
 from .own_state import Own
 from .pieces import Piece, Tensors, state_name
 from .settings import Order, Settings, Unused, check_count
@@ -122,6 +122,7 @@ class Sharded(Bucketed[SharedBucket]):
             clip_copies=clip_copies, unused=unused, rebuild_buckets=rebuild_buckets, uneven=uneven, in_flight=in_flight,
             ahead=ahead,
         )  # fmt: skip
+        check_optimizer("optimizer", optimizer)
         super().__init__(rank, params, group, settings)
         self.stage, self._optimizer, self._gauge, leaves = stage, optimizer, Gauge(), flatten(params)
         self._shared = shared

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-from ..errors import UsageError
 from ..runtime.rank import Rank
 from .buckets import BucketPlan, Slot
 from .finite import Place, check_packed
+from .gradients import check_gradient
 from .optimizers import Optimizer
 from .pieces import Piece, state_name
 
@@ -153,26 +153,33 @@ class Shard:
         return None if self.whole is None or not self.real else self.whole[:]
 
     def pack(
-        self, step: int, add: bool, keeps: bool, place: Place | None, _: object, *gradients: Array | None
+        self,
+        step: int,
+        add: bool,
+        keeps: bool,
+        place: Place | None,
+        handed: Collection[str],
+        _: object,
+        *gradients: Array | None,
     ) -> Array:
-        """Return the whole gradient, flat. The fifth argument is only waited for.
+        """Return the whole gradient, flat. The sixth argument is only waited for.
 
         Args:
             step: Of the model, from 1.
             add: Whether, in stage 1, it is added to what is kept.
             keeps: Whether, in stage 1, it is kept.
             place: Where the gradients were handed over.
-            gradients: In the order of the bucket; None is 0. The only one of a bucket is sent from where it is.
+            handed: Names of the gradients that were.
+            gradients: In the order of the bucket; of what nobody handed over, None. The only one of a bucket is sent
+                from where it is.
 
         Raises:
             UsageError: If one has another shape than its parameter.
             NonFiniteError: If one is not finite.
         """
         for slot, gradient in zip(self.plan.slots, gradients, strict=True):
-            shape = getattr(gradient, "shape", None)
-            if gradient is not None and shape != slot.shape:
-                found = f"the gradient of {slot.name!r} in step {step} has shape {shape}"
-                raise UsageError(f"reduce: {found}, the parameter {slot.shape}")
+            if slot.name in handed:
+                check_gradient(slot.name, gradient, slot.shape, self.plan.dtype, step)
         if self._nothing is not None:
             return self._nothing
         flat = self._side_by_side(gradients)

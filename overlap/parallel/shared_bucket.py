@@ -95,10 +95,11 @@ class SharedBucket:
             keeps: Whether there are more to come before the update: then they are added up, in stage 1 before they
                 travel, else after it.
         """
+        handed = frozenset(self.handed)
         gradients = [self.handed.pop(name, None) for name in self.plan.names]
         self.sent, added, self._added = True, self._added, keeps
         moved_bytes = 0 if self.shard.alone and not (added or keeps) else 2 * self.plan.nbytes
-        pack = partial(self.shard.pack, step, added, keeps, self.place)
+        pack = partial(self.shard.pack, step, added, keeps, self.place, handed)
         free = [after, self.updated]  # the last update has read the gradient where the next one comes
         packed = self._work.compute(pack, free, *gradients, name="pack", moved_bytes=moved_bytes)
         if self.shard.adds_first:

@@ -16,6 +16,7 @@ from ..runtime.rank import Rank
 from .layers import Cost, Layer, splits
 from .memory_work import MemoryWork
 from .pending import last_future, leaves
+from .settings import group_of
 from .stages_pass import IssuedLoss, Model, Pass
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Pipeline:
             UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
                 piece; if the layers or weights are not those of this rank's stages; if a number cannot be meant.
         """
-        self.rank, self.group, self.schedule = rank, group or rank.world, schedule
+        self.rank, self.group, self.schedule = rank, group_of(rank, group), schedule
         self._check_schedule()
         self._check_stages("layers", layers)
         self._check_stages("params", params)

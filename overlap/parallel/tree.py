@@ -25,7 +25,7 @@ def flatten(params: object) -> dict[str, Array]:
     ['embed', 'blocks.0.w', 'blocks.1.w']
 
     Raises:
-        UsageError: If it is no tree of arrays, is empty, or gives two arrays one name.
+        UsageError: If it is no tree of arrays of floats or complex numbers, is empty, or gives two arrays one name.
     """
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
@@ -33,6 +33,11 @@ def flatten(params: object) -> dict[str, Array]:
     for name, leaf in _leaves(params, ""):
         if not isinstance(leaf, np.ndarray):
             raise UsageError(f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array")
+        if leaf.dtype.kind in "biuOSUMm":
+            raise UsageError(
+                f"params: {name!r} is {leaf.dtype}; a gradient is a mean, so parameters are floats or complex numbers: "
+                "keep what is not trained out of params"
+            )
         if name in found:
             raise UsageError(f"params: two arrays are called {name!r}; keys may not contain what makes names equal")
         found[name] = leaf
