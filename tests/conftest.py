@@ -73,6 +73,7 @@ EXPECTED_SKIPS = (
     "tc of iproute2 is not installed",
     "not installed: ",
     "needs memory for a GiB at both ends",
+    "needs Linux on x86-64",
 )
 
 

@@ -145,12 +145,19 @@ class Board(ABC):
         """Return whether somebody can go on, within a moment if that has helped lately; the loop's thread only."""
 
     @abstractmethod
-    def rouse(self) -> float:
-        """Be rung no more, for a thread looks instead: so many seconds, 0 if others wait here or it does not help."""
+    def rouse(self) -> bool:
+        """Be rung no more, for a thread looks instead; False if others wait here, too."""
 
     @abstractmethod
-    def linger(self, watcher: Watcher, patience_s: float) -> bool:
-        """Return whether somebody can go on within so many seconds. In any thread, after `rouse`."""
+    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
+        """Return whether somebody can go on, after a look, and then a nap from which whoever comes last wakes.
+
+        In any thread, after `rouse`. It ends within a moment once nobody waits any more, or somebody else does.
+
+        Args:
+            watcher: Who waits.
+            longest_s: How long the nap lasts at most, as far as the caller minds.
+        """
 
     @abstractmethod
     def doze(self) -> bool:

@@ -103,8 +103,8 @@ class Looks(ABC):
         """Stop it, soon."""
 
     @abstractmethod
-    def look_here(self, handover: Handover) -> None:
-        """Look for a moment whether it can be ended, and end it."""
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Look for a while whether it can be ended, for so long at most, and end it."""
 
 
 class _Sleep(trio.abc.Instrument):

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from time import perf_counter
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -233,10 +234,10 @@ class CollectiveFuture(Request[T_co]):
         return self.context.thread
 
     def _block(self, timeout: float | None = None) -> bool:
-        run = self.scope
+        run, begun_s = self.scope, perf_counter()
         if isinstance(run, Looks):
-            run.look_here(self.context.handover)
-        return self._done or super()._block(timeout)
+            run.look_here(self.context.handover, timeout)
+        return self._done or super()._block(None if timeout is None else max(0.0, begun_s + timeout - perf_counter()))
 
     def _ends_at_once(self) -> bool:
         if self.look is not None:

@@ -8,6 +8,7 @@
 #   board        where the ranks of a group say how far they have come;  heap: what of a segment is lent
 #   shelf        what is lent to all ranks of a group together, until the last has dropped it
 #   watchman     wakes those who wait for ranks elsewhere, and looks a moment before it sleeps
+#   word         what threads sleep on who wait in its place
 #   peer_memory  reading another process's memory where it lies
 #   link         another process: packets that say what is to be read, and reading it
 #   packets      the form of what is said

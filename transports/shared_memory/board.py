@@ -62,6 +62,12 @@ class Watching(Protocol):
     def linger(self, watcher: Watcher, patience_s: float) -> bool:
         """Return whether somebody can go on within so many seconds."""
 
+    def nap(self, watcher: Watcher, longest_s: float | None) -> bool:
+        """Return whether somebody can go on, who waits alone, when rung or after a while; in a thread after `rouse`."""
+
+    def disturb(self) -> None:
+        """Let a thread nap no longer."""
+
     def rouse(self) -> None:
         """Be rung no more, for a thread looks instead of the loop, which sleeps."""
 
@@ -267,6 +273,8 @@ class _SharedBoard(Board):
         watching[watcher] = None
         if len(watching) == 1:
             self._boards.watchman.begin()
+        else:
+            self._boards.watchman.disturb()
 
     def unwatch(self, watcher: Watcher) -> None:
         watching = self._boards.watching
@@ -280,16 +288,16 @@ class _SharedBoard(Board):
         patience_s = self._boards.watchman.patience()
         return patience_s > 0 and self._boards.watchman.linger(watcher, patience_s)
 
-    def rouse(self) -> float:
-        if len(self._boards.watching) != 1:
-            return 0.0
-        patience_s = self._boards.watchman.patience()
-        if patience_s:
+    def rouse(self) -> bool:
+        alone = len(self._boards.watching) == 1
+        if alone:
             self._boards.watchman.rouse()
-        return patience_s
+        return alone
 
-    def linger(self, watcher: Watcher, patience_s: float) -> bool:
-        return self._boards.watchman.linger(watcher, patience_s)
+    def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
+        watchman = self._boards.watchman
+        patience_s = watchman.patience()
+        return (patience_s > 0 and watchman.linger(watcher, patience_s)) or watchman.nap(watcher, longest_s)
 
     def doze(self) -> bool:
         if self._boards.watching:

@@ -20,12 +20,14 @@ from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
 from transports.shared_memory.link import MemoryLink
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
-from transports.shared_memory.watchman import Watchman, looking, sleepers
+from transports.shared_memory.watchman import NAPS, Watchman, looking, sleepers
+from transports.shared_memory.word import WORDS, Word
 
 __all__ = ["SharedMemory", "factory"]
 
 # The end of a segment, where a process says whether it sleeps.
 _LAST_BYTES = 4096
+_WORD_AT = 64  # in it lies what threads sleep on, beside what says whether somebody sleeps: another cache line
 
 
 class SharedMemory(MatchedTransport):
@@ -101,6 +103,7 @@ class SharedMemory(MatchedTransport):
         self._boards: Boards | None = None
         self._watchman: Watchman | None = None
         self._asleep: dict[int, memoryview] = {}
+        self._words: dict[int, Word] = {}
 
     def board(self, key: int, ranks: Sequence[int]) -> Board | None:
         """Return what some ranks have in common, if each lives here or in a process that shares memory with this."""
@@ -164,9 +167,11 @@ class SharedMemory(MatchedTransport):
         self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
+        if WORDS:
+            self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(os.sched_getaffinity(0)))
-        asleep = self._asleep[self.member]
-        self._watchman = Watchman(boards, self._joining.bell, asleep, look_s=look_s, let_run=let_run)
+        asleep, word = self._asleep[self.member], self._words.get(self.member)
+        self._watchman = Watchman(boards, self._joining.bell, asleep, word, look_s=look_s, let_run=let_run)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
@@ -178,6 +183,9 @@ class SharedMemory(MatchedTransport):
     def _ring(self, members: Sequence[int]) -> None:
         """Wake those of some processes that sleep."""
         for member in sleepers(self._asleep, members):
+            if self._asleep[member][0] == NAPS:
+                self._words[member].wake()
+                continue
             link = self.links.get(member)
             with suppress(BlockingIOError):  # it has been rung more often than anybody can count
                 os.eventfd_write(self._joining.bell if link is None else link.peer.bell, 1)

@@ -20,13 +20,19 @@ import trio
 from transports.common import Watcher
 from transports.patience import LONG_TURN_S, Patience
 from transports.shared_memory.board import Boards, fence
+from transports.shared_memory.word import Word
 
-__all__ = ["AUTOGROUP", "FENCED", "Watchman", "let_threads_run", "looking", "sleepers"]
+__all__ = ["AUTOGROUP", "FENCED", "NAPS", "SLEEPS", "Watchman", "let_threads_run", "looking", "sleepers"]
 
 # A moment is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): else two that sleep whenever the
 # other one looks never find each other awake. Measured on 2 processes with a core each, 8 bytes from threads, in hours
 # in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300.
 _LOOK_S = 300e-6
+# A thread that naps for longer leaves it to the loop to wake it.
+_NAP_S = 0.25
+
+#: What a process says of itself that sleeps: its loop does, or a thread instead.
+SLEEPS, NAPS = 1, 2
 #: Says whether the scheduler groups processes by session (sched(7)).
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 
@@ -74,15 +80,24 @@ class Watchman(trio.abc.Instrument):
     Args:
         boards: Of this process.
         bell: Descriptor that becomes readable when somebody rings.
-        asleep: Word that says whether somebody needs to. The loop writes it, or a thread that has taken its place.
+        asleep: Says whether somebody needs to. The loop writes it, or a thread that has taken its place.
+        word: On which a thread sleeps that has taken its place; None: it does not.
         look_s: How long to look at most.
         let_run: Lets others run, between two looks.
     """
 
     def __init__(
-        self, boards: Boards, bell: int, asleep: memoryview, *, look_s: float, let_run: Callable[[], object]
+        self,
+        boards: Boards,
+        bell: int,
+        asleep: memoryview,
+        word: Word | None,
+        *,
+        look_s: float,
+        let_run: Callable[[], object],
     ) -> None:
-        self._boards, self._bell, self._asleep = boards, bell, asleep
+        self._boards, self._bell, self._asleep, self._word = boards, bell, asleep, word
+        self._naps = False  # a thread, as long as the only one who waits is whom it looks for
         self._let_run = let_run
         self._sleeps = False  # the loop, or it is about to
         self._patience = Patience(look_s)
@@ -100,6 +115,13 @@ class Watchman(trio.abc.Instrument):
         """Take note that nobody waits any more."""
         if self._sleeps:
             self._asleep[0] = 0
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Let a thread nap no longer: what it looks for is over, or somebody else waits, too."""
+        if self._naps and self._word is not None:
+            self._naps = False
+            self._word.wake()
 
     def patience(self) -> float:
         """Return for how many seconds it is worth to look before sleeping, 0 if it is not; `linger` follows then."""
@@ -122,13 +144,35 @@ class Watchman(trio.abc.Instrument):
         self._patience.learn(came=True)
         return True
 
+    def nap(self, watcher: Watcher, longest_s: float | None) -> bool:
+        """Return whether somebody can go on, who waits alone, when rung or after a while; in a thread after `rouse`."""
+        word, watching = self._word, self._boards.watching
+        until = perf_counter() + (_NAP_S if longest_s is None else min(_NAP_S, longest_s))
+        if word is None:
+            return False
+        self._naps = True
+        try:
+            while True:
+                seen = word.value
+                self._asleep[0] = NAPS
+                fence()
+                if watcher.others_came:
+                    return True
+                left_s = until - perf_counter()
+                if not (self._naps and watcher in watching and len(watching) == 1) or left_s <= 0:
+                    return False
+                word.wait(seen, left_s)
+        finally:
+            self._naps = False
+            self._asleep[0] = 0
+
     def rouse(self) -> None:
         """Be rung no more, for a thread looks instead of the loop, which sleeps."""
         self._asleep[0] = 0
 
     def doze(self) -> None:
         """Be rung again."""
-        self._asleep[0] = 1
+        self._asleep[0] = SLEEPS
         fence()
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -150,7 +194,7 @@ class Watchman(trio.abc.Instrument):
         if timeout > 0:
             self._sleeps = True  # first: a thread that waits from here on sees it
         watching = self._boards.watching
-        if watching:
+        if watching and not self._naps:
             if timeout > 0:
                 self.doze()
             for watcher in tuple(watching):
@@ -162,7 +206,8 @@ class Watchman(trio.abc.Instrument):
         """Be rung no more: the loop runs."""
         if self._sleeps:
             self._sleeps = False
-            self._asleep[0] = 0
+            if not self._naps:
+                self._asleep[0] = 0
 
     def _ring_here(self) -> None:
         with suppress(BlockingIOError):  # it has been rung more often than anybody can count

@@ -48,18 +48,19 @@ class Looking(Looks):
         while self.waits and (board.wait(self) if alone else self.others_came):
             self.look()
 
-    def look_here(self, handover: Handover) -> None:
-        """Look for a moment, in a thread that waits for the operation, and go on if all have come meanwhile."""
-        patience_s = self._roused(handover)
-        if patience_s:
-            self._meeting.board.linger(self, patience_s)
-            self._dozed(handover)
+    def look_here(self, handover: Handover, longest_s: float | None) -> None:
+        """Look for a while, in a thread that waits for the operation, and go on if all have come meanwhile."""
+        if self._roused(handover):
+            try:
+                self._meeting.board.linger(self, longest_s)
+            finally:
+                self._dozed(handover)
 
-    def _roused(self, handover: Handover) -> float:
+    def _roused(self, handover: Handover) -> bool:
         if not handover.enter():
-            return 0.0
+            return False
         try:
-            return self._meeting.board.rouse() if self.waits else 0.0
+            return self.waits and self._meeting.board.rouse()
         finally:
             handover.leave()
 

@@ -18,6 +18,7 @@ from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
 from transports.shared_memory import watchman
 from transports.shared_memory.board import fence
 from transports.shared_memory.watchman import let_threads_run, looking
+from transports.shared_memory.word import WORDS, Word
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
@@ -222,5 +223,69 @@ def test_who_is_about_to_wait_may_look_for_a_moment() -> None:
             assert here.wait(came)
             assert [here.wait(waiting) for _ in range(5)] == [False] * 5
             assert here.wait(came)
+
+    run(main)
+
+
+@pytest.fixture
+def napped(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
+    """Let naps last until they are ended; says when one has begun."""
+    begun: SimpleQueue[bool] = SimpleQueue()
+    waits = Word.wait
+
+    def wait(word: Word, seen: int, timeout_s: float) -> None:
+        begun.put(True)
+        waits(word, seen, timeout_s)
+
+    monkeypatch.setattr(Word, "wait", wait)
+    monkeypatch.setattr(watchman, "_NAP_S", 10 * TIMEOUT_S)
+    return begun
+
+
+def come(waiting: Waiting, there: Board) -> None:
+    waiting.others_came = True
+    there.ring()
+
+
+@pytest.mark.skipif(not WORDS, reason="needs Linux on x86-64")
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        (lambda here, there, waiting: come(waiting, there), True),
+        (lambda here, there, waiting: here.unwatch(waiting), False),
+        (lambda here, there, waiting: here.watch(Waiting()), False),
+    ],
+    ids=["whoever comes", "the end", "who else waits"],
+)
+def test_a_thread_that_naps_in_place_of_the_loop_is_woken(
+    ends: Callable[[Board, Board, Waiting], object], expected: bool, napped: SimpleQueue[bool]
+) -> None:
+    found: list[bool] = []
+
+    async def main() -> bool:
+        async with boards() as (here, there):
+            waiting = Waiting()
+            here.watch(waiting)
+            assert here.rouse()
+            thread = threading.Thread(target=lambda: found.append(here.linger(waiting, None)))
+            thread.start()
+            await trio.to_thread.run_sync(napped.get)
+            await wait_all_tasks_blocked(0.01)  # the loop sleeps again, and leaves it to the thread
+            ends(here, there, waiting)
+            await trio.to_thread.run_sync(thread.join, TIMEOUT_S)
+            assert not thread.is_alive()
+            return waiting.looked.is_set()
+
+    assert not run(main)
+    assert found == [expected]
+
+
+def test_a_nap_lasts_no_longer_than_it_may(napped: SimpleQueue[bool]) -> None:
+    async def main() -> None:
+        async with boards() as (here, _):
+            waiting = Waiting()
+            here.watch(waiting)
+            assert here.rouse()
+            assert not await trio.to_thread.run_sync(here.linger, waiting, 0.01)
 
     run(main)
