@@ -17,6 +17,8 @@ __all__ = ["ROWS", "Row", "endpoint_of", "is_loopback", "number"]
 # Slurm gives no port. These are above the well-known ones and below those that systems hand out by themselves
 # (from 32768 on Linux), and jobs that follow each other get different ones.
 SLURM_FIRST_PORT, SLURM_PORTS = 15_000, 15_000
+# As `srun -m` calls them; after a colon it says how they are dealt within a node.
+_OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,15 @@ def _slurm(environ: Mapping[str, str]) -> Row | None:
 def _dealt(environ: Mapping[str, str], process: int, processes: int, *, node: int, nodes: int) -> tuple[int, int]:
     """Return the node of a task of Slurm, and how many there are; where they have unequally many, each task is its own.
 
-    Every task finds out that they are in another order, for Slurm tells it all tasks of its node.
+    Every task finds out that they are in another order: Slurm tells it all tasks of its node, or how they are dealt.
     """
     counts = _tasks_by_node(environ)
+    dealt = environ.get("SLURM_DISTRIBUTION", "")
+    if not environ.get("SLURM_GTIDS") and processes > nodes > 1 and dealt.startswith(_OUT_OF_ORDER):
+        raise UsageError(
+            f"Slurm: the tasks of a node must follow each other, and SLURM_DISTRIBUTION={dealt} deals them out "
+            "otherwise; start them with srun -m block"
+        )
     here = [int(task) for task in environ.get("SLURM_GTIDS", "").split(",") if task.isdecimal()] or [process]
     known = len(counts) == nodes and sum(counts) == processes
     first = sum(counts[:node]) if known else here[0]

@@ -123,6 +123,20 @@ def test_every_task_of_slurm_finds_out_that_nodes_do_not_have_them_in_order(task
         )
 
 
+@pytest.mark.parametrize(("task", "node", "here"), CYCLIC)
+def test_without_their_list_the_way_in_which_they_are_dealt_tells_every_task(task, node, here):
+    told = {"SLURM_PROCID": task, "SLURM_NTASKS": "4", "SLURM_NODEID": node, "SLURM_DISTRIBUTION": "cyclic:block"}
+    assert error_of(SLURM | SECRET | told) == (
+        "Slurm: the tasks of a node must follow each other, and SLURM_DISTRIBUTION=cyclic:block deals them out "
+        "otherwise; start them with srun -m block"
+    )
+
+
+def test_one_task_on_each_node_of_slurm_is_in_order_however_they_are_dealt():
+    told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_DISTRIBUTION": "cyclic"}
+    assert find_place(SLURM | SECRET | told).process == 1
+
+
 def test_a_lone_task_of_slurm_finds_out_too():
     told = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_GTIDS": "1", "SLURM_STEP_TASKS_PER_NODE": "2,1"}
     assert "node 1 of 2 has 1 of 3; start them with srun -m block" in error_of(SLURM | SECRET | told)
