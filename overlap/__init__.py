@@ -42,8 +42,16 @@
 #   signals       what SIGTERM and SIGUSR1 ask of a process
 #   errors, notice, units, version   small things the others stand on
 
+import signal as _signal
+import sys as _sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if (_sys.orig_argv[1:3] == ["-m", __name__] or _sys.argv[0].endswith("/overlap")) and (
+    _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+):
+    # This is the command: a Ctrl-C ends it here, without the traceback of an import. `cli.main` takes that back.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 from .collectives.reduce import OPS
 from .errors import (

@@ -6,6 +6,7 @@ A command module has `fill(parser)`, which says what the command takes, and `mai
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 a failed program or wrong results, 2 something that the caller can correct (told in one line on
     stderr), 130 an interrupt. `overlap run` returns the code that its program exits with.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as the package has set it, while all this was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     open_missing()
     if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as of stderr: names and texts of users know no bounds

@@ -1,5 +1,6 @@
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -16,6 +17,25 @@ def test_without_arguments_the_commands_are_listed(overlap):
     assert out == overlap("--help")[1]
     for name, summary in COMMANDS.items():
         assert re.search(rf"^ +{name}\s+{re.escape(summary[:40])}", out, re.M)
+
+
+@pytest.mark.parametrize("started", ["module", "script"])
+def test_an_interrupt_while_modules_are_loaded_ends_the_command_without_a_word(started, tmp_path):
+    """Trio is the first thing that it loads and that it does not bring along."""
+    (tmp_path / "trio.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    script = tmp_path / "overlap"  # as pip writes it
+    script.write_text("import sys\nfrom overlap.cli import main\nsys.exit(main())\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, *(["-m", "overlap"] if started == "module" else [str(script)]), "demo"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT  # which shells call 130
+    assert "Traceback" not in done.stderr
+
+
+def test_once_loaded_the_command_takes_interrupts_as_python_does():
+    code = "import signal; signal.signal(2, signal.SIG_DFL); from overlap.cli import main; main(['--help']); "
+    check = "assert signal.getsignal(2) is signal.default_int_handler"
+    subprocess.run([sys.executable, "-c", code + check], capture_output=True, check=True)
 
 
 def test_the_overview_loads_no_command():
