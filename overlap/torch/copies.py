@@ -46,7 +46,12 @@ class Copies(Issuing):
     def _all_gather(self, parts: Tensors, tensor: torch.Tensor, limit: float) -> Handle:
         self._check_count(parts, "output_tensors")
         same_kind([tensor, *parts], "output_tensors, input")
-        counts = [part.numel() for part in parts]
+        counts, own = [part.numel() for part in parts], self._group.rank
+        if counts[own] != tensor.numel():
+            raise ValueError(
+                f"output_tensors: number {own} is for this rank's own tensor, which has {tensor.numel()} elements, "
+                f"and has {counts[own]}"
+            )
         even = None if len(set(counts)) == 1 else counts
         return self._issue(
             lambda gathered: copy_blocks(gathered, parts), "all_gather", flat_input(tensor), counts=even, limit=limit

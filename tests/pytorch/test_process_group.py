@@ -287,6 +287,10 @@ REFUSED: dict[str, tuple[Callable[[ProcessGroup], Work], str]] = {
         lambda group: group.allgather([[torch.ones(1)]], [torch.ones(1)]),
         "output_tensors: expected one for each of the 2 ranks, got 1",
     ),
+    "outputs that are too small": (
+        lambda group: group.allgather([[torch.ones(2), torch.ones(2)]], [torch.ones(3)]),
+        "output_tensors: number 0 is for this rank's own tensor, which has 3 elements, and has 2",
+    ),
     "splits that do not fit": (
         lambda group: group.all_to_all_single(torch.ones(3), torch.ones(3), [1, 1], [1, 2]),
         "output_split_sizes: expected 2 sizes that are 3 rows together, got [1, 1]",
