@@ -98,8 +98,8 @@ class WireDrivenExecution:
             linger(self._starters, self._rests)
 
     def _rests(self) -> bool:
-        """Whether no message can change anything."""
-        return not self._running or self._failure is not None
+        """Whether no message can change anything: none is under way, though worker threads may be."""
+        return self._failure is not None or not any(self._running.values())
 
     def cancel(self) -> None:
         """Begin nothing more, and withdraw what is under way; what cannot be withdrawn is waited for."""
