@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ import trio
 import overlap
 from overlap.collectives.generators import GENERATORS
 from overlap.runtime.backend import Backend
-from overlap.runtime.engine import cc_core, program_runner
+from overlap.runtime.engine import cc_core, program_runner, wire_driven
 from overlap.runtime.engine.wire_driven import WireDrivenExecution
 from overlap.runtime.engine.workers import Workers
+from transports import Starter
 
 from .cases import KINDS, cases
 from .companies import Company, by_sockets, run_far
@@ -67,6 +68,25 @@ def test_an_input_that_lies_in_the_result_is_gathered_from_there(
 
     assert run_far(main, 4, 1, wires=by_sockets) == [True] * 4
     assert copied == ([1001] if (gathers, algorithm) == ("gather", "hierarchical") else [])
+
+
+def test_wires_are_not_looked_at_for_what_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root whose messages have left waits for its own block, which the others do not bring."""
+    rested: dict[int, bool] = {}
+
+    def seen(starters: Mapping[int, Starter], over: Callable[[], bool]) -> None:
+        (peer,) = starters
+        rested[1 - peer] = over()
+
+    monkeypatch.setattr(cc_core, "INLINE_BYTES", 0)
+    monkeypatch.setattr(cc_core, "PIECE_BYTES", 8)
+    monkeypatch.setattr(wire_driven, "linger", seen)
+
+    async def main(rank: overlap.Rank) -> float:
+        return float((await rank.scatter(np.arange(4.0)))[0])
+
+    assert run_far(main, 2, 1, wires=by_sockets) == [0.0, 2.0]
+    assert rested[0]
 
 
 def test_what_is_moved_to_where_it_lies_takes_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
