@@ -117,6 +117,26 @@ def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     assert bytes(end.lent or b"") == b"12345678"
 
 
+def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
+    """What it has counted has been told: the other side repeats all that came after it."""
+
+    class Broken(Pipe):
+        def start_writing(self) -> None:
+            self.die("cut")
+
+    link = a_link(1, (1,), (0,))
+    dying = Broken(link, 0)
+    Pipe(link, 1)
+    first, second = receive(link, 5, 100), receive(link, 6, 8)
+    dying.incoming = pack(FrameKind.PUSH, 0, 1, 0, 5, 100)
+    dying.incoming += pack(FrameKind.CHUNK, 0, 0, payload_bytes=100) + bytes(100)
+    dying.incoming += pack(FrameKind.EAGER, 1, 1, 0, 6, payload_bytes=8) + b"12345678"
+    trio.run(dying.read_until_dead)
+    assert dying.dead
+    assert (first.ended, second.ended) == (True, False)
+    assert dying.arrived == 2
+
+
 def test_rails_that_are_busy_are_measured_whenever_something_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     link, looked_at = a_link(1, (1,), (0,)), list[int]()
     rails = [Pipe(link, index) for index in range(3)]

@@ -506,3 +506,16 @@ def test_who_waits_both_ways_hears_first_of_the_message_that_did_not_come() -> N
         end.wake = partial(told.append, type(end).__name__)
     engine.end("process 1 is lost")
     assert told == ["Receive", "Send"]
+
+
+def test_the_sender_hears_that_all_has_come_before_who_waits_for_it_does() -> None:
+    engine, order = an_engine(), list[object]()
+    engine.incoming.said = lambda: order.append(said(engine))
+    end = receive(engine, 5, LONG_BYTES)
+    end.wake = lambda: order.append("woken")
+    engine.hear(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES))
+    assert said(engine) == [(Kind.ACCEPT, (0,))]
+    hear(engine, Kind.CHUNK, (0, 0), bytes(LIMITS.chunk_bytes))
+    assert order == []
+    hear(engine, Kind.CHUNK, (0, LIMITS.chunk_bytes), bytes(LONG_BYTES - LIMITS.chunk_bytes))
+    assert order == [[(Kind.TAKEN, (0,))], "woken"]
