@@ -139,15 +139,45 @@ class _Numbering:
         self.first_link = self.first_nic + 2 * bundles * cluster.nodes
         self.links: list[Link] = []
         self._number: dict[Link, int] = {}
-        self._ways: dict[tuple[int, int], list[int]] = {}
+        self._ways: list[list[int]] = []
+        self._way: dict[int, int] = {}  # of two devices, which of those
+        self._up: dict[int, int] = {}  # to the switch of a node, and from it
+        self._down: dict[int, int] = {}
+        self._tabled: tuple[Ints, Ints] = np.zeros((0, 1), np.int64), np.zeros(0, np.int64)
         self._wires: Wires | None = None
 
-    def way(self, a: int, b: int) -> list[int]:
-        """Return the wires between the devices of two ranks of one unit."""
-        pair = int(self.device[a]), int(self.device[b])
-        if pair not in self._ways:
-            self._ways[pair] = [self._numbered(link) for link in self.cluster.route(a, b)]
-        return self._ways[pair]
+    def ways(self, a: Ints, b: Ints) -> tuple[Ints, Ints]:
+        """Return the wires between the devices of ranks of one unit, as (pairs, most wires), and how many they are."""
+        devices = self.cluster.nodes * self.cluster.devices_per_node
+        each, row, which = np.unique(self.device[a] * devices + self.device[b], return_index=True, return_inverse=True)
+        known = self._way
+        for key, first, other in zip(each.tolist(), a[row].tolist(), b[row].tolist(), strict=True):
+            if key not in known:
+                known[key] = len(self._ways)
+                self._ways.append(self._between(first, other, *divmod(key, devices)))
+        table, lengths = self._table()
+        found = np.array([known[key] for key in each.tolist()], np.int64)[which]
+        return table[found], lengths[found]
+
+    def _between(self, a: int, b: int, here: int, there: int) -> list[int]:
+        if here in self._up and there in self._down and here // self._per_node == there // self._per_node:
+            return [self._up[here], self._down[there]]
+        found = [self._numbered(link) for link in self.cluster.route(a, b)]
+        if self.cluster.wiring.switched and here // self._per_node == there // self._per_node:
+            self._up[here], self._down[there] = found
+        return found
+
+    @property
+    def _per_node(self) -> int:
+        return self.cluster.devices_per_node
+
+    def _table(self) -> tuple[Ints, Ints]:
+        if len(self._tabled[1]) < len(self._ways):
+            lengths = np.array([len(way) for way in self._ways], np.int64)
+            most = int(lengths.max(initial=1))
+            table = np.array([way + [-1] * (most - len(way)) for way in self._ways], np.int64)
+            self._tabled = table, lengths
+        return self._tabled
 
     def _numbered(self, link: Link) -> int:
         if link not in self._number:
@@ -266,9 +296,9 @@ class _OnCluster(Placement):
             row = int(np.argmax(far))
             of.cluster.route(int(a[row]), int(b[row]))  # raises, and says why
         between = np.flatnonzero(~chip & ~far)
-        ways, which = self._ways(a[between], b[between])
+        ways, lengths = of.ways(a[between], b[between])
         length = np.where(chip, 1, 2)
-        length[between] = np.array([len(way) for way in ways], np.int64)[which]
+        length[between] = lengths
         first = np.concatenate([[0], np.cumsum(length)])
         wire = np.empty(first[-1], np.int64)
         start = first[:-1]
@@ -277,13 +307,5 @@ class _OnCluster(Placement):
         wire[start[far] + 1] = of.first_nic + 2 * of.nic[b[far]] + 1
         for hop in range(int(length[between].max(initial=0))):
             rows = length[between] > hop
-            hops = np.array([way[hop] if hop < len(way) else -1 for way in ways], np.int64)
-            wire[start[between[rows]] + hop] = hops[which[rows]]
+            wire[start[between[rows]] + hop] = ways[rows, hop]
         return Routes(first=first, wire=wire)
-
-    def _ways(self, a: Ints, b: Ints) -> tuple[list[list[int]], Ints]:
-        """Return the different ways between devices, and which of them each message takes."""
-        device = self._of.device
-        pair = device[a] * (int(device.max()) + 1) + device[b]
-        _, row, which = np.unique(pair, return_index=True, return_inverse=True)
-        return [self._of.way(int(a[r]), int(b[r])) for r in row], which
