@@ -60,6 +60,21 @@ def test_more_nodes_never_take_less(name, op):
         assert times == sorted(times), nbytes
 
 
+@pytest.mark.parametrize("nbytes", [1 << 8, 1 << 20, 1 << 23])
+def test_what_comes_to_one_adapter_at_different_steps_comes_one_after_the_other(nbytes):
+    """A root that two leaves reach in different steps of a tree took as long as for one of them."""
+    times = [
+        plan("gather", nbytes, topology.cluster("p5.48xlarge", nodes=nodes), tuple(range(0, 8 * nodes, 8)))
+        for nodes in (2, 3, 4)
+    ]
+    assert [each.predicted_s for each in times] == sorted(each.predicted_s for each in times)
+    for each in times:
+        assert each.busiest.kind == "efa"
+        assert each.predicted_s >= each.cost.launch_s + 20e-6 + each.busiest.busy_s - 1e-12
+        told_s = sum(getattr(each.cost, name) for name in each.cost.__slots__)
+        assert told_s == pytest.approx(each.predicted_s, abs=1e-10)
+
+
 def test_no_price_is_below_what_the_dma_engines_of_a_rank_move():
     machine = topology.cluster("trn2.3xlarge")
     chip = machine.machine.chip

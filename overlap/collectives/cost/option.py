@@ -70,7 +70,8 @@ class Part:
         self.model = model
         # Steps overlap where ranks are not in step with each other: what they share bounds the whole all the same.
         dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
-        self._least_s_per_byte = max(model.memory_s_per_byte(), model.busiest_s_per_byte(), dma_s_per_byte)
+        self._least_s_per_byte = max(model.memory_s_per_byte(), dma_s_per_byte)
+        self._wire_s_per_byte, self._delay_s = model.busiest_s_per_byte(), model.least_delay_s()
         self._work: tuple[float, float] | None = None
         self._known: dict[float, float] = {}
         self._busy: Floats | None = None
@@ -99,7 +100,12 @@ class Part:
         return self._known[nbytes]
 
     def _least_s(self, nbytes: float) -> float:
-        return self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
+        memory_s = self.model.parameters.launch_s + self._least_s_per_byte * self.share * nbytes
+        return max(memory_s, self._least_wire_s(nbytes))
+
+    def _least_wire_s(self, nbytes: float) -> float:
+        """Return when the busiest wire has carried all, the first message of which has to come to it."""
+        return self.model.parameters.launch_s + self._delay_s + self._wire_s_per_byte * self.share * nbytes
 
     def _processors_s(self, nbytes: float) -> float:
         once_s, per_byte_s = self._shared_work_s
@@ -117,11 +123,25 @@ class Part:
         found = cost(self.model, self.share * nbytes, explain=True).breakdown
         assert found is not None
         total_s = sum(getattr(found, each.name) for each in fields(found))
-        memory_s = max(self._least_s(nbytes) - total_s, 0.0)
+        wire_s = _beyond(self._least_wire_s(nbytes), total_s)
+        memory_s = _beyond(self._least_s(nbytes), total_s + wire_s)
         # What shared processors take beyond that is of messages as much as they themselves count, and else of bytes.
-        rest_s = max(self._processors_s(nbytes) - total_s - memory_s, 0.0)
+        rest_s = _beyond(self._processors_s(nbytes), total_s + wire_s + memory_s)
         start_s = min(rest_s, self._shared_work_s[0])
-        return replace(found, memory_s=found.memory_s + memory_s + rest_s - start_s, start_s=found.start_s + start_s)
+        return replace(
+            found,
+            wire_s=found.wire_s + wire_s,
+            memory_s=found.memory_s + memory_s + rest_s - start_s,
+            start_s=found.start_s + start_s,
+        )
+
+
+def _beyond(bound_s: float, told_s: float) -> float:
+    """Return by how much a bound is above what is told already; clocks have ticks of a picosecond."""
+    return bound_s - told_s if bound_s - told_s > _TICK_S else 0.0
+
+
+_TICK_S = 1e-11
 
 
 class Option(ABC):

@@ -156,6 +156,10 @@ class Placed:
         """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
         return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
 
+    def least_delay_s(self) -> float:
+        """Return what no message is there before, besides its bytes: the least to start one and of its latency."""
+        return min((float((one.start_s + one.latency_s).min()) for one in self.each if len(one.start_s)), default=0.0)
+
     def busiest_wire(self) -> int | None:
         """Return the wire that is busy longest, of several the first by its ends; None if nothing travels."""
         loads_s = self._loads_s()
