@@ -1,5 +1,6 @@
 """No price lies below what wires, memories or a node more allow, and pieces cost what they share."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,9 +71,15 @@ def test_what_comes_to_one_adapter_at_different_steps_comes_one_after_the_other(
     assert [each.predicted_s for each in times] == sorted(each.predicted_s for each in times)
     for each in times:
         assert each.busiest.kind == "efa"
-        assert each.predicted_s >= each.cost.launch_s + 20e-6 + each.busiest.busy_s - 1e-12
-        told_s = sum(getattr(each.cost, name) for name in each.cost.__slots__)
+        assert each.predicted_s >= each.breakdown.launch_s + 20e-6 + each.busiest.busy_s - 1e-12
+        told_s = sum(getattr(each.breakdown, name) for name in each.breakdown.__slots__)
         assert told_s == pytest.approx(each.predicted_s, abs=1e-10)
+
+
+def test_what_clocks_lose_by_rounding_is_no_reason():
+    """A mesh of two ranks and a tree of two send the same; ticks of clocks tell them apart."""
+    found = plan("broadcast", 8 << 30, topology.cluster("p5.48xlarge"), (0, 1))
+    assert re.fullmatch(r"as fast as \w+", found.reason)
 
 
 def test_no_price_is_below_what_the_dma_engines_of_a_rank_move():

@@ -100,7 +100,7 @@ def _operations(one: Estimate, width: int) -> list[str]:
          _ms(amount.exposed_ns))
         for (dimension, op, nbytes, size, band), amount in ordered[:_LISTED]
     ]  # fmt: skip
-    heads = ("operation", "size", "ranks", "times", "each", "error", "exposed ms")
+    heads = ("operation", "size", "ranks", "times", "in flight", "error", "exposed ms")
     lines = columns(heads, rows, width=width, words=[0])
     if len(ordered) > _LISTED:
         lines.append(f"and {len(ordered) - _LISTED} more, {_ms(sum(a.exposed_ns for _, a in ordered[_LISTED:]))} ms")

@@ -43,4 +43,8 @@ def _largest(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:
     """Return the term with the largest gain, or loss, if there is one worth a word."""
     name = max(gains, key=lambda each: sign * gains[each])
     most = max(abs(gain) for gain in gains.values())
-    return [(name, gains[name])] if sign * gains[name] > 0.05 * most else []
+    return [(name, gains[name])] if sign * gains[name] > max(0.05 * most, _LEAST_S) else []
+
+
+_LEAST_S = 5e-11
+"""What clocks with ticks of a picosecond lose by rounding in some steps is no reason."""
