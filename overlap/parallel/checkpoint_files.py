@@ -7,7 +7,8 @@
                                 manifest.json
 
 What is being written has another name until then, so whatever moment a kill chooses, a checkpoint is there whole or
-not at all. The manifest tells the tensors, which piece of them is in which file, and a checksum (XXH3) of each file.
+not at all. The manifest tells the tensors, which piece of them is in which file, and a checksum (XXH3) of each file and
+of itself.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ __all__ = [
 _NAME = re.compile(r"checkpoint-(\d{12,18})")
 _MANIFEST = "manifest.json"
 _WHOLE = "model.safetensors"
+_SEAL = "xxh3_128"
 _FORMAT = 3
 _HEADER_LIMIT_BYTES = 100 << 20  # as the safetensors library has it
 
@@ -132,7 +134,7 @@ def commit(written: Path, parent: Path, step: int, ranks: int, extra: Mapping[st
         OSError: If it cannot be written.
     """
     with open(written / _MANIFEST, "w", encoding="utf-8") as file:
-        json.dump(_manifest(written, ranks, step, extra), file)
+        file.write(_sealed(_manifest(written, ranks, step, extra)))
         file.flush()
         os.fsync(file.fileno())
     _sync(written)
@@ -194,7 +196,25 @@ def _manifest(folder: Path, ranks: int, step: int, extra: Mapping[str, object]) 
     return told | {"tensors": tensors, "cuts": cuts, "files": files, "notes": notes}
 
 
+def _sealed(told: Mapping[str, Any]) -> str:
+    """Return a manifest as text that has its own checksum."""
+    text = json.dumps(json.loads(json.dumps(told)))  # as it will be read
+    return json.dumps(json.loads(text) | {_SEAL: xxhash.xxh3_128(text.encode()).hexdigest()})
+
+
 # -- reading -------------------------------------------------------------------------------------------------------
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """Return what a manifest tells; one without a checksum is of an earlier version, and is believed."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        seal = told.pop(_SEAL, None)
+        if seal in (None, xxhash.xxh3_128(json.dumps(told).encode()).hexdigest()):
+            return told
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{path} is not what was written") from error
+    raise DamagedError(f"{path} is not what was written")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -204,7 +224,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         DamagedError: If that cannot be understood.
     """
     try:
-        told: dict[str, Any] = json.loads((folder / _MANIFEST).read_text("utf-8"))
+        told = _unsealed(folder / _MANIFEST)
         if told["format"] != _FORMAT:
             raise DamagedError(f"{folder}: its format is {told['format']}, known is {_FORMAT}")
         if any(Path(file["name"]).name != file["name"] for file in told["files"]):

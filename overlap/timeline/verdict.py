@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..errors import printable
 from .axis import figure, figure_unit
 from .metrics import Breakdown, coverage
 from .reasons import Cause, causes_of
@@ -83,7 +84,7 @@ class Verdict:
         return self.told()
 
     def told(self, *, named: int = 4) -> str:
-        """Say it, times in the unit of the step.
+        """Say it in one line, times in the unit of the step.
 
         Args:
             named: How many of the ranks that were waited for are named at most.
@@ -105,7 +106,7 @@ class Verdict:
             parts.append("; no compute is recorded, so nobody can tell what was hidden")
         elif self.hidden_share is not None and self.possible_share is not None:
             parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
-        return "".join(parts)
+        return printable("".join(parts))
 
     def _mean(self, sum_ns: int, unit_ns: int) -> str:
         mean_ns = sum_ns / self.ranks

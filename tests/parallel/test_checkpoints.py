@@ -349,6 +349,19 @@ def test_a_damaged_one_is_passed_over(tmp_path, capsys):
     assert capsys.readouterr().err.count(told) == 1
 
 
+@pytest.mark.parametrize(
+    "damage", [(b'"at": 2', b'"at": 3'), (b'"w0"', b'"w9"'), (b'{"format"', b'{format"'), (b"", b"[]")]
+)
+def test_one_whose_manifest_is_damaged_is_passed_over(tmp_path, capsys, damage):
+    training(tmp_path, "data", ranks=1, save_at=(1, 2), until=2)
+    path = tmp_path / "checkpoint-000000000002" / "manifest.json"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(*damage, 1) if damage[0] else damage[1])
+    assert path.read_bytes() != written
+    assert [restored.step for restored, _, _ in training(tmp_path, "data", ranks=1, until=2)] == [1]
+    assert f"checkpoint of step 2 is passed over: {path} is not what was written" in capsys.readouterr().err
+
+
 def test_where_all_are_damaged_nobody_begins_anew(tmp_path):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
     (tmp_path / "checkpoint-000000000001" / "rank-0-of-2.safetensors").write_bytes(b"")

@@ -3,6 +3,7 @@
 import argparse
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
@@ -75,6 +76,11 @@ def test_svg_stands_alone():
     shown = [rect for rect in root.iter(f"{name}rect") if rect.get("fill") == EXPOSED]
     assert [int(rect.get("width")) for rect in shown[:2]] == [PIXELS // 5, PIXELS // 5]
     assert "&lt;" in svg(scene_of(TimelineView(timeline_of(compute(0, 0, 9), comm(0, 9, 9, 99, op="<x>")))))
+
+
+def test_what_xml_has_no_place_for_is_escaped():
+    scene = replace(scene_of(view()), title="a\x07\x1b[31m<b>")
+    assert ET.fromstring(svg(scene)).findtext("{*}title") == r"a\x07\x1b[31m<b>"
 
 
 def test_png_has_the_same_boxes():

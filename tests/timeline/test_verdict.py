@@ -49,6 +49,21 @@ def test_who_was_waited_for_and_what_was_on_the_wire(training):
     assert [(rank, str(cause)) for rank, cause, _ in verdict.blamed()] == [(2, "compute 'forward'")]
 
 
+def test_it_is_one_line_whatever_names_there_are():
+    late = compute(1, 0, 30, "a\n\x1b[31mb")
+    told = str(
+        verdict_of(
+            timeline_of(
+                compute(0, 0, 10),
+                late,
+                *(comm(rank, start, 30, 50, ranks=(0, 1)) for rank, start in enumerate((10, 30))),
+            )
+        )
+    )
+    assert r"compute 'a\n\x1b[31mb'" in told
+    assert told.isprintable()
+
+
 def test_times_far_below_the_unit_keep_a_digit():
     said = str(verdict_of(recorded(("compute", [(0, 100_000)]), ("comm", [(100_000, 100_002)]))))
     assert "exposed 0.002 (0%): 0.002 on the wire" in said

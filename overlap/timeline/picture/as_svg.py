@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from ...errors import printable
 from .scene import FONT, INK, PAPER, Box, Scene
 
 __all__ = ["svg"]
@@ -23,7 +24,7 @@ def _lines(scene: Scene) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{scene.width}" height="{scene.height}" '
         f'viewBox="0 0 {scene.width} {scene.height}" role="img" font-family="sans-serif" font-size="{FONT}">'
     )
-    yield f"<title>{escape(scene.title)}</title>"
+    yield f"<title>{_text(scene.title)}</title>"
     yield (
         f'<defs><pattern id="stripes" width="{STRIPE}" height="{STRIPE}" patternUnits="userSpaceOnUse">'
         f'<rect width="1" height="{STRIPE}" fill="{PAPER}"/></pattern></defs>'
@@ -35,8 +36,12 @@ def _lines(scene: Scene) -> Iterator[str]:
             yield _box(box, "url(#stripes)")
     for label in scene.labels:
         bold = ' font-weight="bold"' if label.bold else ""
-        yield f'<text x="{label.x}" y="{label.y}" fill="{INK}"{bold}>{escape(label.text)}</text>'
+        yield f'<text x="{label.x}" y="{label.y}" fill="{INK}"{bold}>{_text(label.text)}</text>'
     yield "</svg>"
+
+
+def _text(line: str) -> str:
+    return escape(printable(line))  # XML has no place for control characters, not even escaped
 
 
 def _box(box: Box, fill: str) -> str:
