@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ..errors import UsageError
 from .failure import report
+from .help import HelpFormatter
 from .streams import discard, open_missing
 
 __all__ = ["COMMANDS", "main"]
@@ -87,15 +88,13 @@ def _run(argv: list[str]) -> int:
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
     command = import_module(f".{name}", __name__)
-    parser = _Parser(prog=f"overlap {name}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
     command.fill(parser)
     return int(command.main(parser.parse_args(words)))
 
 
 def _overview() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():

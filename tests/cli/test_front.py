@@ -41,7 +41,7 @@ def test_once_loaded_the_command_takes_interrupts_as_python_does():
 def test_the_overview_loads_no_command():
     loaded = "import sys; from overlap.cli import main; main(['--help']); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
-    needed = {"overlap.cli.failure", "overlap.cli.streams"}
+    needed = {"overlap.cli.failure", "overlap.cli.help", "overlap.cli.streams"}
     assert {m for m in modules if m == "rich" or m.startswith("overlap.cli.")} == needed
 
 
@@ -60,6 +60,19 @@ def test_help_has_two_examples(overlap, name):
 
 def test_help_is_shown_as_it_is_written(overlap):
     assert "\n    wall = compute only + overlapped + exposed + idle\n" in overlap("timeline", "--help")[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_narrow_terminal_but_for_commands_to_be_copied(overlap, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = overlap(name, "--help")[1].splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("  overlap ")] == []
+
+
+def test_what_is_said_of_an_example_stands_below_it_where_there_is_no_room_beside(overlap, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    told = "  overlap run --ranks 8 --processes 8 train.py\n      a process for each rank, on this machine\n"
+    assert told in overlap("run", "--help")[1]
 
 
 PLAN = ["plan", "all_reduce", "--cluster", "trn1.32xlarge", "--bytes"]

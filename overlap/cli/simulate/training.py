@@ -52,7 +52,9 @@ _ELSEWHERE = ("alike", "shapes_only", "ranks", "faults", "seed", "jitter", "stra
 
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options of a training step."""
-    of = parser.add_argument_group("a model's training step instead of a program; an option of the layout is a default")
+    of = parser.add_argument_group(
+        "a model's training step instead of a program", "An option of the layout that is not given has its default."
+    )
     of.add_argument(
         "--model", metavar="NAME", help=f"{', '.join(known())}; or a file: .toml, or a config.json of Hugging Face"
     )
