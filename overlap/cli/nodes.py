@@ -39,15 +39,17 @@ _SIGNALS = {
 }
 
 # Finds this very package whatever the folder holds in which the user stands, unlike `python -m`.
-# Ctrl-C while all this is imported is nobody's mistake: the launcher, which passes it on, has said what happened.
+# Ctrl-C while all this is imported is nobody's mistake: the launcher, which passes it on, has said what happened. An
+# exception would not do: raised in a callback of the import system, it is told and forgotten.
 _BOOT = """\
-import sys
+import os, signal, sys
+interrupted = signal.getsignal(signal.SIGINT)
+if interrupted is signal.default_int_handler:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 sys.path.insert(0, {root!r})
-try:
-    from overlap.cli import main
-except KeyboardInterrupt:
-    sys.exit(130)
+from overlap.cli import main
 sys.path.pop(0)
+signal.signal(signal.SIGINT, interrupted)
 sys.exit(main())
 """
 
