@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from statistics import median_low
-from typing import Literal, TypeAlias
+from typing import Literal, SupportsFloat, TypeAlias
 
 from topology import Cluster
 
@@ -193,8 +193,7 @@ class ComputeCosts:
             UsageError: If nothing says what it costs, or a figure cannot be meant; names the compute.
         """
         for what, amount in (("seconds", seconds), ("flops", flops), ("bytes_moved", bytes_moved)):
-            # A bool is no amount, and a NaN fails every comparison.
-            if amount is not None and (isinstance(amount, bool) or not 0 <= amount < inf):
+            if amount is not None and not _is_amount(amount):
                 raise UsageError(f"{what}: compute '{name}' needs a finite number, 0 or more, got {amount!r}")
         if self.profile is not None and name in self.profile.median_ns:
             return self.profile.median_ns[name], "seconds"
@@ -213,3 +212,8 @@ class ComputeCosts:
             f"seconds: compute '{name}' has no cost on the virtual clock; pass seconds=, or flops= and bytes_moved=, "
             f"or a profile of a real run{known}"
         )
+
+
+def _is_amount(value: object) -> bool:
+    """Whether a number is finite and not negative; a bool is no amount, and a NaN fails every comparison."""
+    return isinstance(value, SupportsFloat) and not isinstance(value, bool) and 0 <= float(value) < inf

@@ -60,7 +60,7 @@ def test_a_machine_without_figures():
     assert costs.duration_ns("f", bytes_moved=25e3) == (1_000, "memory"), "its memory is that of this computer"
 
 
-@pytest.mark.parametrize("amount", [-1, -1e-9, nan, inf, True])
+@pytest.mark.parametrize("amount", [-1, -1e-9, nan, inf, True, "3", [3.0]])
 @pytest.mark.parametrize("what", ["seconds", "flops", "bytes_moved"])
 def test_amounts_that_cannot_be_meant(what, amount):
     with pytest.raises(UsageError, match=f"^{what}: compute 'backward' needs a finite number, 0 or more"):

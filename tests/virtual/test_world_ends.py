@@ -150,6 +150,7 @@ def test_what_ends_before_the_time_is_up_is_not_held_up():
     [
         ({}, "^seconds: compute 'work' has no cost on the virtual clock; pass seconds="),
         ({"seconds": -1}, "^seconds: compute 'work' needs a finite number, 0 or more, got -1"),
+        ({"flops": "3"}, "^flops: compute 'work' needs a finite number, 0 or more, got '3'"),
         ({"flops": nan}, "^flops: compute 'work' needs a finite number, 0 or more, got nan"),
         ({"bytes_moved": inf}, "^bytes_moved: compute 'work' needs a finite number, 0 or more, got inf"),
     ],
