@@ -83,7 +83,7 @@ def where(error: BaseException) -> str:
     if isinstance(error, RemoteError):
         return error.place
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
-    own = [frame for frame in frames if not frame.filename.startswith(_libraries())] or frames
+    own = [frame for frame in frames if not frame.filename.startswith((*_libraries(), "<attrs "))] or frames
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import trio
 
 import overlap
 from overlap.runtime.memory.buffer_pool import BufferPool
@@ -85,3 +86,11 @@ def test_an_error_is_not_lost_because_telling_it_takes_too_much() -> None:
         assert isinstance(outcome, overlap.RankFailedError)
         assert outcome.rank == 0
         assert "ValueError: boom" in str(outcome)
+
+
+def test_the_line_is_the_programs_where_a_library_has_made_code_of_its_own():
+    async def main(rank):
+        await trio.sleep(float("nan"))  # trio refuses it in a method that attrs has written
+
+    with pytest.raises(overlap.RankFailedError, match=r"^rank 0 failed at test_culprits\.py:\d+: ValueError: "):
+        overlap.run(main, ranks=1)
