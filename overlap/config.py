@@ -29,6 +29,7 @@ from .config_checks import (
     check_cluster,
     check_data_check,
     check_folder,
+    check_outage,
     check_ranks,
     check_seconds,
     check_trace,
@@ -108,6 +109,12 @@ class RunConfig:
         default="300 if nobody can go on",
         read=seconds, metavar="S", flag="--give-up", check=partial(check_seconds, "give_up_s"),
         help="end the run after S seconds without progress; default: 300, and only if no rank can ever go on",
+    )  # fmt: skip
+    outage_s: float | None = option(
+        default="4",
+        read=seconds, metavar="S", flag="--outage", check=check_outage, nodes=True,
+        help="outages of the network that the run lasts through, up to 15 s; who cannot be reached for longer is lost; "
+        "default: 4",
     )  # fmt: skip
     algorithm: str | None = option(
         default="the fastest",

@@ -6,6 +6,7 @@ import os
 from numbers import Real
 from os import PathLike
 from pathlib import Path
+from typing import cast
 
 from transports import Transport
 
@@ -17,12 +18,16 @@ __all__ = [
     "check_cluster",
     "check_data_check",
     "check_folder",
+    "check_outage",
     "check_ranks",
     "check_seconds",
     "check_trace",
     "check_trace_steps",
     "check_wires",
 ]
+
+
+_LONGEST_OUTAGE_S = 15  # a process that no rail leads to is lost after these (`transports.efa`)
 
 
 def check_ranks(ranks: object) -> None:
@@ -35,6 +40,13 @@ def check_seconds(name: str, given_s: object) -> None:
     """A positive number of seconds."""
     if not isinstance(given_s, Real) or isinstance(given_s, bool) or not float(given_s) > 0:
         raise UsageError(f"{name}: expected a positive number of seconds, got {given_s!r}")
+
+
+def check_outage(given_s: object) -> None:
+    """Seconds; connections for data are dialled no longer than these."""
+    check_seconds("outage_s", given_s)
+    if not 1 <= cast(float, given_s) <= _LONGEST_OUTAGE_S:
+        raise UsageError(f"outage_s: expected from 1 to {_LONGEST_OUTAGE_S} seconds, got {given_s:g}")
 
 
 def check_trace(trace: object) -> None:

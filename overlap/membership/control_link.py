@@ -17,8 +17,10 @@ from .control_frames import FrameReader, encode
 from .control_messages import Message, MessageError
 from .process_state import ProcessState, state_of
 
-__all__ = ["ControlLink", "OutboxFullError", "Patience", "watch"]
+__all__ = ["OUTAGE_S", "ControlLink", "OutboxFullError", "Patience", "watch"]
 
+#: How long an outage of the network may last, unless a run says otherwise: who cannot be reached is named soon.
+OUTAGE_S = 4.0
 #: Of one `receive_some`, and about that of one `send_all`; a frame fits.
 _BITE_BYTES = 64 * 1024
 #: Bulk waits while more than this is queued, so that a short message never queues behind more than that.
@@ -42,12 +44,14 @@ class Patience:
         suspect_s: A silence this long is reported, once.
         silence_s: A silence this long is a loss.
         answering_s: The same of a process on another host that answers; as long as a deadlock may last.
+        outage_s: A host of which nothing arrives for so long, not even that the kernel has heard, is lost.
     """
 
     beat_s: float = 0.5
     suspect_s: float = 5.0
     silence_s: float = 15.0
     answering_s: float = 300.0
+    outage_s: float = OUTAGE_S
 
 
 class ControlLink:

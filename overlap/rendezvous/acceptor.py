@@ -12,7 +12,7 @@ import trio
 from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
-from ..membership.control_link import ControlLink, OutboxFullError
+from ..membership.control_link import OUTAGE_S, ControlLink, OutboxFullError
 from ..membership.control_messages import Join, Message, Refused
 from ..membership.coordinator import Coordinator, RefusedError
 from ..membership.lookout import Lookout
@@ -48,6 +48,7 @@ class Acceptor:
         secret: bytes,
         tls: Tls | None,
         report: Callable[[str], None],
+        outage_s: float = OUTAGE_S,
     ) -> None:
         self.links: dict[int, ControlLink] = {}
         self.turned_away = 0
@@ -59,7 +60,7 @@ class Acceptor:
             secret,
             tls,
         )
-        self._report = report
+        self._report, self._outage_s = report, outage_s
         self._reported: set[str] = set()
         self._lookout = Lookout(coordinator)
         self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
@@ -94,7 +95,7 @@ class Acceptor:
         stream = connection if self._tls is None else self._tls.wrap(connection, serving=True)
         try:
             async with stream:
-                tune(connection)
+                tune(connection, self._outage_s)
                 hello = await self._shake_hands(stream)
                 if hello.role == WATCHER:
                     await self._lookout.serve(stream)

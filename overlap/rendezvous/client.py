@@ -103,7 +103,7 @@ class _Client:
         """Connect and shake hands once; None if it may go better the next time."""
         try:
             with trio.fail_after(_DIAL_LIMIT_S):
-                connection = await dial(self._config.endpoint)
+                connection = await dial(self._config.endpoint, self._config.patience.outage_s)
         except (OSError, trio.TooSlowError) as error:
             self._trouble = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
             return None

@@ -37,7 +37,15 @@ async def join_as_host(config: RendezvousConfig, nursery: trio.Nursery, report: 
     """
     listener = await _listener(config)
     coordinator = Coordinator(members=config.members, detail=config.detail, report=report, process=config.process)
-    acceptor = Acceptor(listener, coordinator, config.hello, secret=config.secret, tls=config.tls, report=report)
+    acceptor = Acceptor(
+        listener,
+        coordinator,
+        config.hello,
+        secret=config.secret,
+        tls=config.tls,
+        report=report,
+        outage_s=config.patience.outage_s,
+    )
     membership = Membership(
         member=0,
         members=config.members,

@@ -13,16 +13,14 @@ from pathlib import Path
 import trio
 
 from ..errors import OverlapError, UsageError
+from ..membership.control_link import OUTAGE_S
 
 __all__ = ["Endpoint", "ListenError", "dial", "format_endpoint", "listen", "parse_endpoint", "port_holder"]
 
 Endpoint = tuple[str, int]
 
-#: A host that answers nothing for so long is lost, as is one of which nothing else is heard (`Patience.silence_s`):
-#: cables are pulled and switches start again for some seconds, and then the connection goes on.
-_UNACKNOWLEDGED_LIMIT_MS = 15_000
-#: The same for an idle connection: after the first second, a question each second.
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 1, 1, 14
+#: What an idle connection is asked: after the first second, a question each second.
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S = 1, 1
 #: What is lost is sent again at least this often, so that a connection goes on soon after its link is back. Without
 #: that, each pause is twice as long as the one before: a link that was down for 7 s is used after 12.6 (RFC 6298).
 _LONGEST_REPEAT_MS = 1000
@@ -99,8 +97,8 @@ def _complaint(endpoint: Endpoint, error: OSError) -> str:
     return f"{where}: {error.strerror or error}"
 
 
-async def dial(endpoint: Endpoint) -> trio.SocketStream:
-    """Connect to an endpoint.
+async def dial(endpoint: Endpoint, outage_s: float = OUTAGE_S) -> trio.SocketStream:
+    """Connect to an endpoint; the connection breaks if its host answers nothing for so long.
 
     Raises:
         OSError: Nobody is there.
@@ -110,7 +108,7 @@ async def dial(endpoint: Endpoint) -> trio.SocketStream:
     except OSError as error:
         raise _first_cause(error) from error
     try:
-        tune(stream)
+        tune(stream, outage_s)
         if stream.socket.getsockname() == stream.socket.getpeername():
             # TCP connects a socket to itself when its own port happens to be the one that it looks for
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -130,15 +128,15 @@ def _first_cause(error: OSError) -> OSError:
     return error
 
 
-def tune(stream: trio.SocketStream) -> None:
-    """Set up a connection so that short messages leave at once and a dead host is noticed."""
+def tune(stream: trio.SocketStream, outage_s: float = OUTAGE_S) -> None:
+    """Set up a connection so that short messages leave at once, and a host that answers nothing for so long ends it."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_LIMIT_MS),
+        ("TCP_KEEPCNT", max(1, round(outage_s) - _KEEPALIVE_IDLE_S)),
+        ("TCP_USER_TIMEOUT", round(outage_s * 1000)),
     ):
         option = getattr(socket, name, None)  # not every system has all of them
         if option is not None:

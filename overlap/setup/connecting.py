@@ -21,6 +21,7 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.start import attempt
 from ..launch.status import Entering, Leaving, Losing, tell_launcher
+from ..membership.control_link import OUTAGE_S, Patience
 from ..membership.handle import MemberLostError
 from ..membership.inbox import Lost
 from ..membership.process_state import identity
@@ -180,6 +181,7 @@ async def _config(place: Place, world: int, machine: str, run: RunConfig) -> Ren
         secret=secret or user_secret(),
         tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
         timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
+        patience=Patience(outage_s=run.outage_s or OUTAGE_S),
         process=identity(),
         ranks_each=place.ranks_per_process,
         detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,

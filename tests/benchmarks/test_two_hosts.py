@@ -318,7 +318,9 @@ def test_results_stay_exact_over_links_that_stall_for_seconds(joined, rails, how
         stalling = threading.Thread(target=stall, args=[pair[0]])
         stalling.start()
         try:
-            rows = programs.all_reduces(pair, [case(1 << 22)], Sampling(iters=150, warmup=0), rails=rails)
+            longer = ["--outage", "15"] if for_s > 3 else []
+            sampling = Sampling(iters=150, warmup=0)
+            rows = programs.all_reduces(pair, [case(1 << 22)], sampling, rails=rails, options=longer)
         finally:
             over.set()
             stalling.join()

@@ -11,6 +11,7 @@ import overlap
 from overlap import UsageError, trace_files
 from overlap.cli.configoptions import add_options, flag_of, given, variables
 from overlap.config import RunConfig, imposed
+from overlap.config_checks import check_outage
 from overlap.options import count, option
 from overlap.rendezvous.launcher_environment import member_variables
 from overlap.requested import requested, unknown_variables
@@ -84,6 +85,21 @@ def test_a_bad_setting_is_named(name, value, message):
     with pytest.raises(UsageError) as caught:
         RunConfig.from_environment({name: value})
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (0.5, "outage_s: expected from 1 to 15 seconds, got 0.5"),
+        (16.0, "outage_s: expected from 1 to 15 seconds, got 16"),
+        ("a", "outage_s: expected a positive number of seconds, got 'a'"),
+    ],
+)
+def test_an_outage_is_as_long_as_a_run_can_last_through(given, message):
+    with pytest.raises(UsageError) as caught:
+        check_outage(given)
+    assert str(caught.value) == message
+    assert all(check_outage(least_or_most) is None for least_or_most in (1, 15))
 
 
 def test_a_variable_that_is_none_of_ours_is_told_once(overlap, script, monkeypatch):

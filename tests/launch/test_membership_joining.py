@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,21 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from overlap.errors import UsageError
 from overlap.membership.control_frames import encode
 from overlap.membership.control_messages import Join, Refused, Waiting
+from overlap.membership.handle import Membership
 from overlap.rendezvous import (
     Endpoint,
     JoinError,
     ListenError,
     RendezvousConfig,
+    acceptor,
     client,
     format_endpoint,
     join,
     parse_endpoint,
+    sockets,
 )
 from overlap.rendezvous.configuration import name_processes
-from overlap.rendezvous.sockets import dial, listen, port_holder
+from overlap.rendezvous.sockets import dial, listen, port_holder, tune
 
 from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave, with_company
 
@@ -299,12 +303,37 @@ def test_a_member_whose_own_time_is_over_says_for_whom_it_waited(
         run(partial(main, Company(listener, 4)), clock=clock)
 
 
+def test_both_ends_of_a_connection_last_through_the_outage_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[trio.SocketStream] = []
+
+    def noted(stream: trio.SocketStream, *given: float) -> None:
+        tune(stream, *given)
+        made.append(stream)
+
+    async def main(company: Company) -> None:
+        async def look(membership: Membership) -> None:
+            await membership.barrier("all here")
+            limits = [stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for stream in made]
+            assert limits == [9000, 9000]
+            await wait_and_leave(membership)
+
+        attend = partial(company.attend, main=look, patience=replace(UNSHAKEN, outage_s=9))
+        async with trio.open_nursery() as nursery:
+            for member in range(2):
+                nursery.start_soon(attend, member)
+
+    monkeypatch.setattr(sockets, "tune", noted)
+    monkeypatch.setattr(acceptor, "tune", noted)
+    with_company(2, main)
+    assert len(made) == 2
+
+
 def test_a_host_that_is_not_there_is_named_with_the_last_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = trio.Event()
 
-    async def noticed(endpoint: Endpoint) -> trio.SocketStream:
+    async def noticed(endpoint: Endpoint, outage_s: float) -> trio.SocketStream:
         try:
-            return await dial(endpoint)
+            return await dial(endpoint, outage_s)
         finally:
             tried.set()
 

@@ -58,9 +58,11 @@ def raw_exchanges(hosts: Sequence[Host], sampling: Sampling, sizes: Sequence[int
     return samples
 
 
-def all_reduces(hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int) -> list[Result]:
+def all_reduces(
+    hosts: Sequence[Host], cases: Sequence[Case], sampling: Sampling, *, rails: int, options: Sequence[str] = ()
+) -> list[Result]:
     """Measure rows with one rank on each host, over one rail for each of the first links."""
-    rows = _run(hosts, _rails(rails), [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
+    rows = _run(hosts, [*_rails(rails), *options], [MEMBER, Assignment(cases=cases, sampling=sampling).to_json()])
     return [summarised(case, sampling, row["told"], check=True) for case, row in zip(cases, rows, strict=True)]
 
 
