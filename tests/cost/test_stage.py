@@ -14,8 +14,9 @@ from overlap.collectives.select import plan
 
 def whole_s(part, nbytes):
     """Return the time of a phase by all of its messages."""
-    least_s_per_byte = max(part.placed.memory_s_per_byte(), part.placed.busiest_s_per_byte())
-    return max(cost(part.placed, part.share * nbytes).total_s, least_s_per_byte * part.share * nbytes)
+    share = part.share * nbytes
+    wire_s = part.placed.least_delay_s() + part.placed.busiest_s_per_byte() * share  # the first message has to come
+    return max(cost(part.placed, share).total_s, part.placed.memory_s_per_byte() * share, wire_s)
 
 
 @pytest.mark.parametrize("op", KINDS)
