@@ -75,6 +75,28 @@ def test_every_tool_says_the_same_in_its_own_way(log):
     assert row_of(read(log(json.dumps(OURS)))) == ("overlap bench", "all_reduce", 4096, "float32", 4, 1.5e-6)
 
 
+HCCL_SWEEP = """\
+[BANDWIDTH SUMMARY REPORT]
+(src!=dst, collective=reduce_scatter, iterations=1000)
+
+size          count      type    redop   time       algoBW        nw_bw
+(B)           (elements)                 (ms)       (GB/s)        (GB/s)
+32000000      8000000    float   sum     2.500 ms   12.80 GB/s    12.40 GB/s
+"""
+HCCL_ONE = """\
+[BENCHMARK] hcclAllGather(src!=dst, count=8000000, dtype=float, iterations=1000)
+[BENCHMARK]     NW Bandwidth   : 99.200000 GB/s
+[BENCHMARK]     Algo Bandwidth : 12.800000 GB/s
+"""
+
+
+def test_hccl_demo_says_itself_which_collective_it_ran(log):
+    swept = row_of(read(log(HCCL_SWEEP), ranks=8))
+    assert swept == ("hccl_demo", "reduce_scatter", 32_000_000, "float32", 8, pytest.approx(2.5e-3))
+    one = row_of(read(log(HCCL_ONE), ranks=8))
+    assert one == ("hccl_demo", "all_gather", 8 * 32_000_000, "float32", 8, pytest.approx(2.5e-3))
+
+
 def test_sizes_of_one_rank_become_those_of_the_whole(log):
     """hccl_demo counts what a rank gives: an all-gather has as many times that as there are ranks."""
     assert row_of(read(log(HCCL), op="all_gather", ranks=32))[2] == 32 * 32_000_000
@@ -162,6 +184,11 @@ BAD = [
         {},
         "it.log: says no collective that is known; give --op, one of all_gather, all_reduce, all_to_all, broadcast, "
         "gather, reduce, reduce_scatter, scatter",
+    ),
+    (
+        HCCL_ONE.replace("12.800000 GB/s", "12800 MB/s"),
+        {"ranks": 8},
+        "it.log:3: expected a bandwidth in GB/s, found '[BENCHMARK]     Algo Bandwidth : 12800 MB/s'",
     ),
     (HCCL, {"op": "all_reduce"}, "it.log: hccl_demo does not say how many ranks took part; give --ranks"),
     (OSU, {}, "it.log: OSU does not say how many ranks took part; give --ranks"),

@@ -259,7 +259,8 @@ def _nccom(of: _Context, lines: _Lines) -> Log:
 
 
 def _hccl(of: _Context, lines: _Lines) -> Log:
-    collective, rows = of.collective(None), []
+    said = re.search(r"collective=(\w+)", "\n".join(line for _, line in lines))
+    collective, rows = of.collective(said[1] if said else None), []
     ranks = of.many(None, "hccl_demo does not say how many ranks took part")
     for number, line in lines:
         words = line.split()
@@ -272,6 +273,29 @@ def _hccl(of: _Context, lines: _Lines) -> Log:
         of.check(number, size, time_s, rate, (1e9,))
         whole = size * (ranks if collective == "all_gather" else 1)  # sizes are those of the input
         rows.append(_row(of, number, collective, whole, words[2], ranks, time_s))
+    return Log(tool="hccl_demo", rows=tuple(rows))
+
+
+_HCCL_ONE = re.compile(r"\[BENCHMARK\]\s+hccl(\w+)\(.*\bcount=(\d+), dtype=(\w+)")
+_HCCL_RATE = re.compile(r"\[BENCHMARK\]\s+Algo Bandwidth\s*:\s*(\S+)\s+(\S+)")
+
+
+def _hccl_one(of: _Context, lines: _Lines) -> Log:
+    """Read what hccl_demo prints of one size: no time, but the bytes of a rank's input over it."""
+    ranks, rows = of.many(None, "hccl_demo does not say how many ranks took part"), []
+    head: re.Match[str] | None = None
+    for number, line in lines:
+        head = _HCCL_ONE.search(line) or head
+        if (told := _HCCL_RATE.search(line)) is None or head is None:
+            continue
+        if told[2] != "GB/s":
+            raise of.fail(number, "a bandwidth in GB/s", line)
+        collective, where = of.collective(head[1]), f"{of.name}:{number}"
+        size = of.number(head[2], number, "elements") * itemsize_of(of.dtype(head[3], where))
+        time_s = size / of.number(told[1], number, "a bandwidth") / 1e9
+        whole = size * (ranks if collective == "all_gather" else 1)
+        rows.append(_row(of, number, collective, whole, head[3], ranks, time_s))
+        head = None
     return Log(tool="hccl_demo", rows=tuple(rows))
 
 
@@ -346,5 +370,6 @@ _TOOLS = (
     (re.compile(r"^# OSU", re.M), _osu),
     (re.compile(r"size\(B\)"), _nccom),
     (re.compile(r"SUMMARY REPORT|algoBW|algo_bw", re.I), _hccl),
+    (_HCCL_ONE, _hccl_one),
     (re.compile(r"Collective test starting|#\s+size\s+count\s+type", re.M), _nccl),
 )
