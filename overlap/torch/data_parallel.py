@@ -13,6 +13,7 @@ from ..parallel.buckets import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .calling import users_frame
 from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
 from .tensors import view_of
 
@@ -70,7 +71,7 @@ class DataParallel(Model[_Averaged]):
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm: expected a positive number, got {clip_norm!r}")
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
-        self.optimizer = optimizer(self._names.values())
+        self.optimizer = self._kept(optimizer(self._names.values()))
         self._clip_norm, self._clips = clip_norm, False
         self._updating = self.optimizer
 
@@ -91,7 +92,13 @@ class DataParallel(Model[_Averaged]):
             parameter.grad = None
         array = view_of(flat)
         bucket.reduced = self.group.all_reduce(
-            array, "mean", array, priority=bucket.priority, stream=self._stream, name=f"bucket {bucket.plan.index}"
+            array,
+            "mean",
+            array,
+            priority=bucket.priority,
+            stream=self._stream,
+            name=f"bucket {bucket.plan.index}",
+            call_site=users_frame(),
         )
 
     def _in_common(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -102,6 +109,9 @@ class DataParallel(Model[_Averaged]):
     def _end_step(self) -> None:
         self._updating = as_of_now(self.optimizer)
         self._clips = self._clip_norm is not None
+
+    def _updated(self) -> None:
+        self.finish()
 
     def _ready(self, bucket: _Averaged) -> None:
         if not bucket.due:

@@ -20,6 +20,7 @@ from ..parallel.buckets import BucketPlan, plan_by_size
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .backend import world
+from .calling import users_frame
 from .tensors import view_of
 
 __all__ = ["Bucket", "Model", "OptimizerMaker", "Unused", "as_of_now", "rank_of"]
@@ -82,6 +83,7 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
         self.group = group or self.rank.world
         self._unused, self._syncs = unused, True
         self._names = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         if not self._names:
             raise UsageError("module: it has no parameter that requires a gradient")
         self._first_weights()
@@ -108,6 +110,10 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
     def _ready(self, bucket: B) -> None:
         """Wait until the weights of a bucket are those of the last step."""
 
+    @abstractmethod
+    def _updated(self) -> None:
+        """Wait until the optimizer has made the last step; issue nothing, for a rank may do so alone."""
+
     def _end_step(self) -> None:
         """Do what follows the last gradient of a step."""
 
@@ -121,8 +127,15 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
         """Let all weights make a step, once their gradients are there. Never waits.
 
         Raises:
-            UsageError: If a parameter has had no gradient, and `unused` does not allow that.
+            UsageError: If a parameter has had no gradient, and `unused` does not allow that; or if one requires a
+                gradient that did not when the model was made.
         """
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"step: {name} requires a gradient, and did not when the model was made; let it "
+                    "require one before, and stop that afterwards"
+                )
         for bucket in self._buckets:
             if not bucket.full:
                 self._fill(bucket)
@@ -161,11 +174,20 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
         """Give all ranks the weights and buffers of the group's first."""
         held = [tensor.data for tensor in [*self._names.values(), *self.module.buffers()]]
         flat = [tensor.contiguous() for tensor in held]
-        sent = [self.group.broadcast(view, out=view, name="first weights") for view in map(view_of, flat)]
+        site = users_frame()
+        sent = [
+            self.group.broadcast(view, out=view, name="first weights", call_site=site) for view in map(view_of, flat)
+        ]
         for future, tensor, source in zip(sent, held, flat, strict=True):
             future.result()
             if source is not tensor:
                 tensor.copy_(source)
+
+    def _kept(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return the optimizer; its state is that of the last step whenever it is read or replaced."""
+        optimizer.register_state_dict_pre_hook(lambda _: self._updated())
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self._updated())
+        return optimizer
 
     def _plan(self, bucket_bytes: int | None) -> list[B]:
         kinds = {name: (tuple(p.shape), view_of(p).dtype) for name, p in self._names.items()}
@@ -207,6 +229,11 @@ class Model(nn.Module, Generic[B]):  # type: ignore[misc]
             raise UsageError(
                 f"{name}: it was used before its update, by a module that neither owns it nor is called above its "
                 "owner; call model.finish() before such a forward"
+            )
+        if name in bucket.came:
+            raise UsageError(
+                f"{name}: its gradient has left already in this step; run all backwards of a step but the last in "
+                "`with model.no_sync():`, or add their losses up"
             )
         if self._syncs:
             bucket.came.add(name)

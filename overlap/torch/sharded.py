@@ -33,6 +33,7 @@ class _Shared(Bucket):
         gradients: As `whole`; where the gradients of a step are put together.
         present: Whether `whole` has memory.
         users: Modules in whose forward it is needed now.
+        lent: Whether the program has been given the whole, and may have written it.
     """
 
     def __init__(self, plan: BucketPlan, parameters: list[nn.Parameter], priority: int, place: int, ranks: int) -> None:
@@ -48,20 +49,32 @@ class _Shared(Bucket):
         self.gathered: Future[Any] | None = None
         self.gradients: torch.Tensor | None = None
         self.mean = self.shard
-        self.present, self.users = True, 0
+        self.nothing = torch.full((), float("nan"), dtype=self.whole.dtype)
+        self.present, self.users, self.lent = True, 0, False
         self.update: Future[Any] | None = None
 
     def free(self) -> None:
-        """Give the memory of the whole back; what refers to it stays."""
+        """Give the memory of the whole back; what refers to it stays. Who reads the parameters meanwhile reads NaN."""
         if self.present and self.gathered is None and not self.users:
+            self.take_back()
             self.present = False
+            for parameter in self.parameters:
+                parameter.data = self.nothing.expand(parameter.shape)
             self._resize(0)
+
+    def take_back(self) -> None:
+        """Let this rank's part be what the program has made of the whole while it was lent."""
+        if self.lent:
+            self.lent = False
+            self.shard.data.copy_(self.whole[self.mine])
 
     def room(self) -> Array:
         """Give the whole memory again, and return it."""
         if not self.present:
             self.present = True
             self._resize(self.whole.numel() * self.whole.element_size())
+            for parameter, view in zip(self.parameters, self.views(self.whole), strict=True):
+                parameter.data = view
         return self._array()
 
     def _resize(self, n_bytes: int) -> None:
@@ -85,7 +98,7 @@ class Sharded(Model[_Shared]):
     ======  =====================================
     1       optimizer state
     2       and gradients
-    3       and parameters, between their uses, from the second step on
+    3       and parameters, between their uses, from the second step on; they are NaN then: read them after `finish`
     ======  =====================================
 
     Gradients are scattered while backward goes on. Each part is updated on the rank's compute stream, beside the
@@ -125,7 +138,7 @@ class Sharded(Model[_Shared]):
         self.stage, self._depth = stage, depth
         super().__init__(module, rank=rank, group=group, bucket_bytes=bucket_bytes, unused=unused)
         self._order = sorted(self._buckets, key=lambda bucket: bucket.priority)
-        self.optimizer = optimizer([bucket.shard for bucket in self._buckets])
+        self.optimizer = self._kept(optimizer([bucket.shard for bucket in self._buckets]))
         if stage == 3:
             for each in module.modules():
                 each.register_forward_hook(lambda each, _args, out: self._after(each, out))
@@ -149,6 +162,7 @@ class Sharded(Model[_Shared]):
             priority=bucket.priority,
             stream=self._stream,
             name=f"bucket {bucket.plan.index}",
+            call_site=users_frame(),
         )
         if self.stage >= 2:
             bucket.gradients = None  # the operation keeps it until it has left
@@ -159,6 +173,7 @@ class Sharded(Model[_Shared]):
         """Let each part be updated when it has come, and the whole be gathered from the parts, in forward's order."""
         optimizer = as_of_now(self.optimizer)
         for bucket in self._order:
+            bucket.take_back()
             update = partial(self._apply, bucket, bucket.mean, optimizer)
             bucket.update = self.rank.compute(update, bucket.update, name="update", call_site=users_frame())
         for bucket in self._order:
@@ -174,17 +189,36 @@ class Sharded(Model[_Shared]):
         bucket.shard.grad = None
         return view_of(bucket.shard)
 
+    def _updated(self) -> None:
+        for bucket in self._buckets:
+            last = bucket.update if bucket.gathered is None else bucket.gathered
+            if last is not None:
+                last.result()
+
     # -- parameters --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> nn.Module:
+        """Wait until all weights are those of the last step; return the module, whose weights may be written."""
+        module = super().finish()
+        for bucket in self._buckets:
+            bucket.lent = True
+        return module
 
     def _gather(self, bucket: _Shared) -> None:
         mine = bucket.update if bucket.update is not None else view_of(bucket.shard)
         bucket.gathered = self.group.all_gather(
-            mine, bucket.room(), stream=self._stream, priority=bucket.priority, name=f"weights {bucket.plan.index}"
+            mine,
+            bucket.room(),
+            stream=self._stream,
+            priority=bucket.priority,
+            name=f"weights {bucket.plan.index}",
+            call_site=users_frame(),
         )
         bucket.update = None
         bucket.due = bucket.due and self.stage < 3
 
     def _ready(self, bucket: _Shared) -> None:
+        bucket.take_back()
         if self.stage == 3 and (bucket.due or not bucket.present):
             if bucket.gathered is not None:  # was gathered ahead in the last backward, and not needed there
                 bucket.gathered.result()

@@ -194,6 +194,101 @@ def test_gradients_of_several_backwards_leave_together(worlds: list[overlap.Conn
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_second_gradient_in_a_step_is_refused(worlds: list[overlap.Connection], kind: str) -> None:
+    def program(rank: overlap.Rank) -> str:
+        model = KINDS[kind](nn.Linear(1, 1, bias=False), adam, rank=rank)
+        model(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(overlap.UsageError) as caught:
+            model(torch.ones(1, 1)).sum().backward()
+        return str(caught.value)
+
+    expected = (
+        "weight: its gradient has left already in this step; run all backwards of a step but the last in `with "
+        "model.no_sync():`, or add their losses up"
+    )
+    assert both(worlds, program) == [expected] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_parameter_that_is_thawed_too_late_is_refused(worlds: list[overlap.Connection], kind: str) -> None:
+    def program(rank: overlap.Rank) -> str:
+        layers = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        layers[0].requires_grad_(False)
+        model = KINDS[kind](layers, adam, rank=rank)
+        layers[0].requires_grad_(True)
+        model(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(overlap.UsageError) as caught:
+            model.step()
+        return str(caught.value)
+
+    expected = (
+        "step: 0.weight requires a gradient, and did not when the model was made; let it require one before, and stop "
+        "that afterwards"
+    )
+    assert both(worlds, program) == [expected] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_loaded_are_those_that_are_trained(worlds: list[overlap.Connection], kind: str) -> None:
+    def program(rank: overlap.Rank) -> list[float]:
+        layer = nn.Linear(1, 1, bias=False)
+        model = KINDS[kind](layer, lambda parameters: torch.optim.SGD(parameters, 1.0), rank=rank)
+        found = []
+        for _ in range(2):
+            model.load_state_dict({"weight": torch.full((1, 1), 5.0)})
+            model(torch.full((1, 1), 2.0)).sum().backward()
+            model.step()
+            with torch.no_grad():
+                found.append(model.finish().weight.mul_(10).item())  # and what is written
+            model(torch.full((1, 1), 2.0)).sum().backward()
+            model.step()
+            found.append(model.finish().weight.item())
+        return found
+
+    assert both(worlds, program) == [[30.0, 28.0, 30.0, 28.0]] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_of_the_optimizer_is_that_of_the_last_step(worlds: list[overlap.Connection], kind: str) -> None:
+    def program(rank: overlap.Rank) -> list[float]:
+        model = KINDS[kind](nn.Linear(1, 1), adam, rank=rank)
+        found = []
+        for _ in range(2):
+            model(torch.ones(1, 1)).sum().backward()
+            model.step()
+            if rank.rank == 0:  # alone
+                found += [each["step"].item() for each in model.optimizer.state_dict()["state"].values()]
+        model.finish()
+        return sorted(set(found))
+
+    assert both(worlds, program) == [[1.0, 2.0], []]
+
+
+def test_a_parameter_of_stage_3_is_nan_between_its_uses(worlds: list[overlap.Connection]) -> None:
+    def program(rank: overlap.Rank) -> list[bool]:
+        layer = nn.Linear(2, 2)
+        model = Sharded(layer, adam, rank=rank)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            model.step()
+        between = bool(layer.weight.isnan().all())
+        return [between, bool(model.finish().weight.isnan().any())]
+
+    assert both(worlds, program) == [[True, False]] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_that_differ_name_the_programs_line(kind: str) -> None:
+    def program(rank: overlap.Rank) -> str:
+        with pytest.raises(overlap.CollectiveMismatchError) as caught:
+            KINDS[kind](nn.Linear(1, 1 + rank.rank), adam, rank=rank)
+        return str(caught.value)
+
+    with connected(2, Store()) as two:
+        assert [text.count("test_modules.py:") for text in both(two, program)] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_without_a_gradient(worlds: list[overlap.Connection], kind: str) -> None:
     def program(rank: overlap.Rank, unused: Any) -> list[float]:
         net = nn.ModuleDict({"used": nn.Linear(1, 1), "unused": nn.Linear(1, 1)})
