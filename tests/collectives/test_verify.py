@@ -103,7 +103,7 @@ def test_levels_from_a_root(collective: str, nodes: int, local_size: int) -> Non
     pairs = [(intra, inter) for intra in INSIDE for inter in FROM_ROOT]
     for number, (intra, inter) in enumerate(pairs):
         if fits(intra, local_size):
-            for scatter, slices in (("binomial", 1), ("mesh", 3)):
+            for scatter, slices in (("binomial", 1), ("mesh", 3), ("multi_ring", 2)):
                 options = {"nodes": nodes, "intra": intra, "inter": inter, "slices": slices, "scatter": scatter}
                 root = number % (nodes * local_size)
                 schedule = generate(collective, "hierarchical", nodes * local_size, root=root, **options)
@@ -136,10 +136,17 @@ def test_between_nodes_only_ranks_of_one_place_talk(collective: str) -> None:
 def test_what_levels_cannot_be_made_of() -> None:
     with pytest.raises(ScheduleError, match="no level can be 'ring' here; known are mesh, binomial"):
         generate("broadcast", "hierarchical", 8, inter="ring")
-    with pytest.raises(ScheduleError, match="scatter: expected one of binomial, mesh, got 'chain'"):
+    with pytest.raises(ScheduleError, match="scatter: expected one of binomial, mesh, multi_ring, got 'chain'"):
         generate("broadcast", "scatter_all_gather", 8, scatter="chain")
     with pytest.raises(ScheduleError, match="no level can be 'chain' here; known are ring"):
         generate("reduce", "reduce_scatter_gather", 8, gather="chain")
+
+
+def test_rings_that_blocks_cannot_go_around() -> None:
+    with pytest.raises(ScheduleError, match=r"a ring must visit each of the 4 ranks once, got \[\(0, 1\), \(2,\)\]"):
+        generate("gather", "multi_ring", 4, rings=[[(0, 1), (2,)]])
+    with pytest.raises(ScheduleError, match="rings must visit the same devices"):
+        generate("scatter", "multi_ring", 4, rings=[[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
 
 
 @pytest.mark.parametrize("size", range(2, 34))
@@ -207,6 +214,9 @@ def test_pipelining_overlaps_the_levels() -> None:
         ("scatter", "hierarchical", 16, {"nodes": 4, "intra": "mesh", "inter": "mesh"}, 2),
         ("all_gather", "swing", 6, {}, 3),
         ("scatter", "binomial", 9, {}, 4),
+        ("scatter", "multi_ring", 9, {}, 4),
+        ("gather", "multi_ring", 8, {"rings": [[(0, 1), (2, 3), (4, 5), (6, 7)]]}, 3),
+        ("broadcast", "scatter_all_gather", 8, {"scatter": "multi_ring", "gather": "mesh"}, 5),
         ("all_to_all", "pairwise", 6, {}, 5),
         ("all_to_all", "bruck", 6, {}, 3),
     ],

@@ -99,6 +99,25 @@ def test_a_reduce_goes_in_pieces_on_one_node_too():
     assert one.predicted_s < two.predicted_s
 
 
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("op", "wider"), [("gather", "all_gather"), ("broadcast", "all_reduce"), ("reduce", "all_reduce")]
+)
+def test_what_goes_to_one_rank_takes_no_longer_than_what_goes_to_all(op, wider, nodes):
+    """The shortest ways from all devices of a torus to one have most bytes on one of its wires; rings have not."""
+    machine = topology.cluster("trn2.48xlarge", nodes=nodes)
+    for nbytes in (1 << 28, 1 << 32):
+        assert plan(op, nbytes, machine).predicted_s <= plan(wider, nbytes, machine).predicted_s
+
+
+def test_all_wires_at_a_root_carry_as_much():
+    machine = topology.cluster("trn2.48xlarge")
+    table = plan("gather", 1 << 30, machine, root=5).schedule()
+    into = table.dst == 5
+    devices = [int(table.count[into & (table.src // 4 == device)].sum()) for device in range(16)]
+    assert sorted(devices)[-5:] == [4, 14, 14, 16, 16]  # its own device, and the four around it
+
+
 def test_the_first_and_the_last_phase_share_their_wires():
     """4 GiB on two nodes take longer than on one: what is inside is not overlapped with itself."""
     one, two = (plan("all_reduce", 1 << 32, topology.cluster("trn2.48xlarge", nodes=n)).predicted_s for n in (1, 2))

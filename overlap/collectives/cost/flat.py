@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..generators import GENERATORS, generate
+from ..generators.along_rings import Rings
 from ..generators.composed import KINDS
 from ..generators.families import READINGS, SLICED
 from ..generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
@@ -20,7 +21,17 @@ from .rings import ring_rounds
 from .rounds import Rounds, rounds
 from .sliced import Sliced
 
-__all__ = ["ELSEWHERE", "WIDE", "Expansion", "PlanRequest", "expanded", "fitted", "flat_options", "too_wide"]
+__all__ = [
+    "ELSEWHERE",
+    "WIDE",
+    "Expansion",
+    "PlanRequest",
+    "expanded",
+    "fitted",
+    "flat_options",
+    "rings_of",
+    "too_wide",
+]
 
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
@@ -127,14 +138,17 @@ def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None)
     why = why_not(algorithm, g)
     if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
         why = f"its table grows with the square of {g.size} ranks"
-    if algorithm == "chain" and g.size > _MOST_DIRECT:
+    one_by_one = algorithm == "chain" or (algorithm == "multi_ring" and collective not in READINGS)
+    if one_by_one and g.size > _MOST_DIRECT:
         why = f"it has as many steps as there are ranks, {g.size}"
     if why is not None:
         return Rejected(algorithm=algorithm, why=why)
     detail, options = fitted(algorithm, g) if collective in READINGS else ("", {})
+    if collective not in READINGS and algorithm == "multi_ring":
+        detail, options = _count(len(g.rings), "ring"), {"rings": g.device_rings}
     root = request.root if collective in ROOTED else 0
     make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
-    if algorithm in ("ring", "multi_ring") and g.size > 1:
+    if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
         asked = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
     else:
         asked = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
@@ -184,6 +198,11 @@ def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
         return _count(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
     grid = g.grid() if algorithm in ("swing", "bucket") else None
     return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
+
+
+def rings_of(scatter: str, g: Geometry) -> Rings | None:
+    """Return the rings that a root's parts go around, None if they do not."""
+    return g.device_rings if scatter == "multi_ring" else None
 
 
 def _pair_orders(g: Geometry) -> list[list[int]]:

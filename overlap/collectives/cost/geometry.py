@@ -98,6 +98,12 @@ class Geometry:
         both = [order for ring in orders for order in (ring, ring[::-1])]
         return tuple(both if len(self.devices) > 2 or self.size > 2 else both[:1])
 
+    @cached_property
+    def device_rings(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The same as orders of devices."""
+        device_of = {rank: device for device in self.devices for rank in device}
+        return tuple(tuple(dict.fromkeys(device_of[rank] for rank in ring)) for ring in self.rings)
+
     @property
     def ring_order(self) -> tuple[int, ...]:
         """An order of group ranks for one ring, even where no ring of wires exists."""

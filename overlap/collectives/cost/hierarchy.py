@@ -13,7 +13,7 @@ from ..generators.families import READINGS, SPREADING
 from ..generators.scattered import SCATTERS
 from ..placement import Placement
 from ..schedule import ROOTED, Schedule
-from .flat import PlanRequest, expanded, fitted
+from .flat import PlanRequest, expanded, fitted, rings_of
 from .geometry import Geometry
 from .option import Part, Rejected
 from .parameters import Parameters
@@ -27,6 +27,7 @@ __all__ = ["two_level_options"]
 
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
 _EXCHANGES = ("mesh", "pairwise", "bruck")
+_BY_NODE = ("binomial", "mesh")
 _BETWEEN: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("mesh", "rdh", "ring", "one_shot", "recursive_doubling"),
     "reduce_scatter": ("mesh", "rdh", "ring"),
@@ -34,8 +35,8 @@ _BETWEEN: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("mesh", "binomial", "chain", "double_binary_tree"),
     "reduce": ("mesh", "binomial", "chain", "double_binary_tree"),
     "all_to_all": _EXCHANGES,
-    "gather": SCATTERS,
-    "scatter": SCATTERS,
+    "gather": _BY_NODE,
+    "scatter": _BY_NODE,
 }
 _FITTED_INSIDE = (*READINGS, "broadcast", "reduce")
 
@@ -172,12 +173,16 @@ class _Levels:
             collective, g = self.request.collective, self.request.geometry
             # Only what was fitted to the machine takes options: patterns in which every rank owns a chunk.
             near = fitted(intra, self.inside)[1] if collective in _FITTED_INSIDE else {}
+            if collective in ("gather", "scatter") and intra == "multi_ring":
+                near = {"rings": self.inside.device_rings}
             far = fitted(inter, self.between)[1] if collective in READINGS and inter in SPREADING else {}
             levels = partial(
                 generate, collective, "hierarchical", g.size, root=self.request.root, nodes=len(self.nodes)
             )
             fitting = partial(levels, intra=intra, inter=inter, intra_options=near, inter_options=far, slices=slices)
-            return fitting() if scatter is None else fitting(scatter=scatter)
+            if scatter is None:
+                return fitting()
+            return fitting(scatter=scatter, rings=rings_of(scatter, self.inside))
 
         return make
 

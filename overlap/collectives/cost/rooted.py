@@ -11,7 +11,7 @@ from ..generators.scattered import SCATTERS, handing_steps
 from ..pipelining import pipelined
 from ..placement import Placement
 from ..schedule import Schedule
-from .flat import WIDE, PlanRequest, expanded, fitted, too_wide
+from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .option import Part, Rejected
 from .parameters import Parameters
 from .phased import Phased
@@ -87,6 +87,7 @@ def _make(request: PlanRequest, algorithm: str, gather: str, scatter: str, slice
         gather=gather,
         scatter=scatter,
         gather_options=fitted(gather, g)[1],
+        rings=rings_of(scatter, g),
     )
-    handing = handing_steps(g.size, scatter)
+    handing = handing_steps(g.size, scatter, request.root, rings_of(scatter, g))
     return pipelined(whole, [0, whole.steps - handing if request.collective == "reduce" else handing], slices)

@@ -13,7 +13,7 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
-from . import bruck, composed, direct, double_tree, doubling, layouts, mesh, rank_order, tree
+from . import along_rings, bruck, composed, direct, double_tree, doubling, layouts, mesh, rank_order, tree
 from .families import FROM_ROOT, READINGS, SPREADING
 
 __all__ = ["GENERATORS", "Generator", "fits", "generate"]
@@ -59,8 +59,8 @@ GENERATORS: dict[str, dict[str, Generator]] = {
     "broadcast": {name: _rooted("broadcast", name, make) for name, make in FROM_ROOT.items()},
     "reduce": {_BACKWARDS.get(n, n): _rooted("reduce", _BACKWARDS.get(n, n), make) for n, make in FROM_ROOT.items()},
     "all_to_all": {"mesh": mesh.all_to_all, "pairwise": direct.pairwise, "bruck": bruck.all_to_all},
-    "gather": {"mesh": mesh.gather, "binomial": tree.gather},
-    "scatter": {"mesh": mesh.scatter, "binomial": tree.scatter},
+    "gather": {"mesh": mesh.gather, "binomial": tree.gather, "multi_ring": along_rings.gather},
+    "scatter": {"mesh": mesh.scatter, "binomial": tree.scatter, "multi_ring": along_rings.scatter},
     "permute": {"mesh": mesh.permute},
 }
 for _name in ("binomial", "chain", "binary_tree"):
@@ -100,8 +100,9 @@ def generate(
         root: Group rank of the root, for rooted collectives.
         pairs: The (src, dst) pairs of a permute.
         options: What the algorithm takes besides: `order` or `orders` of rings, `dims` of a torus, `slices` of a
-            pipelined tree, `devices` of an rdh, `couples` and `orders` of a kangaring, `gather`, `scatter` and
-            `gather_options` of a scatter_all_gather, and of "hierarchical" what `composed.hierarchical` takes.
+            pipelined tree, `devices` of an rdh, `couples` and `orders` of a kangaring, `rings` of blocks that
+            go around them, `gather`, `scatter`, `gather_options` and `rings` of a scatter_all_gather, and of
+            "hierarchical" what `composed.hierarchical` takes.
 
     Raises:
         ScheduleError: If a name is unknown, the root is no rank, or the algorithm does not fit the size.

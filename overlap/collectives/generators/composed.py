@@ -11,9 +11,10 @@ from ..pattern import Pattern
 from ..pipelining import pipelined
 from ..schedule import Schedule
 from . import blockwise
+from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading
 from .hierarchical import compose, node_count, stages, with_inner
-from .scattered import phases, scattered
+from .scattered import handing_steps, phases, scattered
 
 __all__ = ["KINDS", "hierarchical"]
 
@@ -42,6 +43,7 @@ def hierarchical(
     slices: int = 1,
     root: int = 0,
     scatter: str = "binomial",
+    rings: Rings | None = None,
     intra_options: Options | None = None,
     inter_options: Options | None = None,
 ) -> Schedule:
@@ -58,7 +60,9 @@ def hierarchical(
             reduce one of theirs.
         slices: Cut the data in so many pieces, and pipeline them through the phases.
         root: Of a rooted collective.
-        scatter: How the root's node hands out a broadcast, or backwards collects a reduce: "binomial" or "mesh".
+        scatter: How the root's node hands out a broadcast, or backwards collects a reduce: "binomial", "mesh" or
+            "multi_ring".
+        rings: Those of one node for the last of these, each a sequence of devices, which are sequences of ranks.
         intra_options: Further options of `intra`.
         inter_options: Further options of `inter`.
 
@@ -73,7 +77,7 @@ def hierarchical(
     elif collective in _BLOCKWISE:
         schedule, starts = _blockwise(table, collective, root, inside, between)
     else:
-        schedule, starts = _from_root(collective, root, scatter, inside, between)
+        schedule, starts = _from_root(collective, root, scatter, rings, inside, between)
     return pipelined(schedule, starts, slices)
 
 
@@ -109,9 +113,12 @@ def _blockwise(table: Tables, collective: str, root: int, inside: _Level, betwee
     return _BLOCKWISE[collective](near, far)
 
 
-def _from_root(collective: str, root: int, scatter: str, inside: _Level, between: _Level) -> _Staged:
+def _from_root(
+    collective: str, root: int, scatter: str, rings: Rings | None, inside: _Level, between: _Level
+) -> _Staged:
     within = inside.spreading()
     across = from_root(between.algorithm)(between.size, root // inside.size, **between.options)
-    whole, backwards = scattered(root, across, within, scatter=scatter), collective == "reduce"
+    handing = handing_steps(inside.size, scatter, root % inside.size, rings)
+    whole, backwards = scattered(root, across, within, scatter=scatter, rings=rings), collective == "reduce"
     lower = read.reduce if backwards else read.broadcast
-    return lower("hierarchical", whole, root), phases(across, within, scatter, backwards=backwards)
+    return lower("hierarchical", whole, root), phases(across, within, handing, backwards=backwards)

@@ -10,6 +10,7 @@ from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
 from . import bruck, double_tree, layouts, mesh, ring, scattered, torus, tree
+from .along_rings import Rings
 
 __all__ = ["FROM_ROOT", "READINGS", "SLICED", "SPREADING", "Options", "from_root", "spreading"]
 
@@ -37,10 +38,16 @@ READINGS: Mapping[str, Callable[[str, Pattern], Schedule]] = {
 
 
 def _scatter_all_gather(
-    size: int, root: int, *, gather: str = "ring", scatter: str = "binomial", gather_options: Options | None = None
+    size: int,
+    root: int,
+    *,
+    gather: str = "ring",
+    scatter: str = "binomial",
+    gather_options: Options | None = None,
+    rings: Rings | None = None,
 ) -> Pattern:
     inside = spreading(gather)(size, **(gather_options or {}))
-    return scattered.scatter_all_gather(size, root, inside, scatter=scatter)
+    return scattered.scatter_all_gather(size, root, inside, scatter=scatter, rings=rings)
 
 
 FROM_ROOT: dict[str, Make] = {

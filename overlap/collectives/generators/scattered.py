@@ -13,34 +13,41 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, spread
+from .along_rings import Rings, handing_out
 from .tree import subtrees
 
 __all__ = ["SCATTERS", "handing_steps", "phases", "scatter_all_gather", "scattered"]
 
-SCATTERS = ("binomial", "mesh")
+SCATTERS = ("binomial", "mesh", "multi_ring")
 """How parts can be handed out."""
 
 
-def scatter_all_gather(size: int, root: int, gather: Pattern, *, scatter: str = "binomial") -> Pattern:
+def scatter_all_gather(
+    size: int, root: int, gather: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
+) -> Pattern:
     """Hand every rank its chunk, then gather.
 
-    Cost: ceil(log2(size)) steps, or one, and those of `gather`; n (size - 1) / size bytes sent by the root, and as many
-    by each rank at most. Source: Barnett and others, "Interprocessor collective communication library", 1994.
+    Cost: ceil(log2(size)) steps, one, or those around rings, then those of `gather`; n (size - 1) / size bytes sent by
+    the root, and as many by each rank at most. Source: Barnett and others, "Interprocessor collective communication
+    library", 1994.
 
     Args:
         size: Ranks.
         root: Who has the data.
         gather: A pattern of all ranks in which each owns a chunk.
-        scatter: "binomial" or "mesh".
+        scatter: "binomial", "mesh" or "multi_ring".
+        rings: For the last of these, each a sequence of devices, which are ranks; one in both directions by default.
 
     Raises:
         ScheduleError: If there is no such `scatter`.
     """
     alone = spread(1, np.zeros(1, np.int32), *(np.empty(0, np.int32),) * 4)
-    return scattered(root, alone, gather, scatter=scatter)
+    return scattered(root, alone, gather, scatter=scatter, rings=rings)
 
 
-def scattered(root: int, between: Pattern, inside: Pattern, *, scatter: str = "binomial") -> Pattern:
+def scattered(
+    root: int, between: Pattern, inside: Pattern, *, scatter: str = "binomial", rings: Rings | None = None
+) -> Pattern:
     """Scatter in the root's node, pass on between nodes, gather in every node.
 
     Cost: the sum of the steps; between nodes 1 / local_size of what a flat algorithm sends there.
@@ -49,36 +56,39 @@ def scattered(root: int, between: Pattern, inside: Pattern, *, scatter: str = "b
         root: Who has the data; ranks are numbered node by node.
         between: Pattern over nodes, in which that of the root owns everything.
         inside: Pattern over the ranks of one node, in which each owns a chunk.
-        scatter: "binomial" or "mesh".
+        scatter: "binomial", "mesh" or "multi_ring".
+        rings: For the last of these, those of one node; one in both directions by default.
 
     Raises:
         ScheduleError: If there is no such `scatter`.
     """
     if scatter not in SCATTERS:
         raise ScheduleError(f"scatter: expected one of {', '.join(SCATTERS)}, got {scatter!r}")
-    backward = _scattered(root, between.backward, inside.backward, scatter)
-    return replace(_scattered(root, between, inside, scatter), mate=backward)
+    backward = _scattered(root, between.backward, inside.backward, scatter, rings)
+    return replace(_scattered(root, between, inside, scatter, rings), mate=backward)
 
 
-def phases(between: Pattern, inside: Pattern, scatter: str, *, backwards: bool) -> list[int]:
-    """Return the first step of each phase that has steps."""
-    lengths = [handing_steps(inside.size, scatter), between.steps if between.size > 1 else 0, inside.steps]
+def phases(between: Pattern, inside: Pattern, handing: int, *, backwards: bool) -> list[int]:
+    """Return the first step of each phase that has steps; `handing` are those in which the root's node hands out."""
+    lengths = [handing, between.steps if between.size > 1 else 0, inside.steps]
     starts = np.cumsum([0, *(lengths[::-1] if backwards else lengths)])[:-1]
     return sorted({int(start) for start in starts})
 
 
-def handing_steps(size: int, scatter: str) -> int:
+def handing_steps(size: int, scatter: str, root: int = 0, rings: Rings | None = None) -> int:
     """Return the steps in which a root hands out, or backwards collects."""
+    if scatter == "multi_ring":
+        return handing_out(size, root, rings).steps
     return (size - 1).bit_length() if scatter == "binomial" else min(size - 1, 1)
 
 
-def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str) -> Pattern:
+def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str, rings: Rings | None) -> Pattern:
     nodes, local_size = between.size, inside.size
     home, local_root = divmod(root, local_size)
     size, depth = nodes * local_size, inside.parts * len(between.owner)
     owner = np.full(local_size * depth, root, np.int32)
-    start, lanes = handing_steps(local_size, scatter), int(between.channel.max(initial=0)) + 2
-    first = _handed(home, local_root, local_size, depth, scatter)
+    start, lanes = handing_steps(local_size, scatter, local_root, rings), int(between.channel.max(initial=0)) + 2
+    first = _handed(home, local_root, local_size, depth, scatter, rings)
     middle = _across(between, inside, local_root, start)
     last = _gathered(between, inside, local_root, start + (between.steps if nodes > 1 else 0), lanes)
     # In the root's node whoever handed something on has it: nothing needs to come to it again.
@@ -91,16 +101,21 @@ def _scattered(root: int, between: Pattern, inside: Pattern, scatter: str) -> Pa
     return spread(size, owner, step, src, dst, chunk, channel=channel, group=group)
 
 
-def _handed(home: int, root: int, local_size: int, depth: int, scatter: str) -> list[Ints]:
+def _handed(home: int, root: int, local_size: int, depth: int, scatter: str, rings: Rings | None) -> list[Ints]:
     """Return the edges inside the root's node. Chunks are in the order of ranks from the root on."""
     if scatter == "binomial":
         step, parent, child, count = subtrees(local_size)
-    else:
-        child = np.arange(1, local_size, dtype=np.int32)
+        block = child
+    elif scatter == "mesh":
+        block = child = np.arange(1, local_size, dtype=np.int32)
         step, parent, count = 0 * child, 0 * child, np.ones_like(child)
+    else:
+        out = handing_out(local_size, root, rings)
+        parent, child, block = ((each - root) % local_size for each in (out.src, out.dst, out.block))
+        step, count = out.step, np.ones_like(child)
     row = np.repeat(np.arange(len(child)), count * depth)
     before = np.cumsum(count * depth) - count * depth
-    chunk = child[row] * depth + np.arange(len(row)) - before[row]
+    chunk = block[row] * depth + np.arange(len(row)) - before[row]
     src, dst = (home * local_size + (end[row] + root) % local_size for end in (parent, child))
     return _flat(step[row], src, dst, chunk, 0, -1)
 

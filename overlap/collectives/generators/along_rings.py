@@ -1,0 +1,127 @@
+"""Blocks of a root that go around rings: each on one of them, so that all wires at the root carry as much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from ...errors import ScheduleError
+from ..pattern import Ints
+from ..schedule import Buffer, Schedule
+from ..tablewriter import Table
+
+__all__ = ["HandingOut", "Rings", "gather", "handing_out", "scatter"]
+
+Rings: TypeAlias = Sequence[Sequence[Sequence[int]]]
+"""Each a sequence of devices, and each of them a sequence of ranks."""
+
+_Device: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HandingOut:
+    """How blocks leave a root: one entry a message.
+
+    Attributes:
+        steps: how many there are.
+        step: of each message.
+        src: rank that sends.
+        dst: rank that receives.
+        block: rank whose block it is.
+    """
+
+    steps: int
+    step: Ints
+    src: Ints
+    dst: Ints
+    block: Ints
+
+
+def handing_out(size: int, root: int, rings: Rings | None = None) -> HandingOut:
+    """Send every block along one ring; those that go farthest leave first, so that all arrive in the last steps.
+
+    A device's blocks take turns on that half of the rings that brings them there soonest; on each of them, one rank of
+    every device on the way hands on.
+
+    Args:
+        size: Ranks.
+        root: Who has all blocks.
+        rings: Each a sequence of devices, each of them a sequence of ranks; by default every rank is one, on one ring
+            in both directions.
+
+    Raises:
+        ScheduleError: If a ring does not visit all ranks, or two have other devices.
+    """
+    paths = [_from(root, ring) for ring in rings or _by_default(size)]
+    for path in paths:
+        if sorted(rank for device in path for rank in device) != list(range(size)):
+            raise ScheduleError(f"a ring must visit each of the {size} ranks once, got {path}")
+        if sorted(path) != sorted(paths[0]):
+            raise ScheduleError(f"rings must visit the same devices, got {paths[0]} and {path}")
+    ways = [way for place, device in enumerate(paths[0]) for way in _ways(root, place, device, paths)]
+    steps = max((len(way) - 1 for way in ways), default=0)
+    rows = [
+        (steps + 1 - len(way) + hop, src, dst, way[-1]) for way in ways for hop, (src, dst) in enumerate(pairwise(way))
+    ]
+    table = np.asarray(sorted(rows), np.int32).reshape(-1, 4)
+    return HandingOut(steps=steps, step=table[:, 0], src=table[:, 1], dst=table[:, 2], block=table[:, 3])
+
+
+def _by_default(size: int) -> Rings:
+    ring = [(rank,) for rank in range(size)]
+    return [ring, ring[::-1]]
+
+
+def _from(root: int, ring: Sequence[Sequence[int]]) -> list[_Device]:
+    """Return the devices of a ring, from the root's on."""
+    home = next((place for place, device in enumerate(ring) if root in device), 0)
+    return [tuple(device) for device in (*ring[home:], *ring[:home])]
+
+
+def _ways(root: int, turn: int, device: _Device, paths: Sequence[list[_Device]]) -> list[list[int]]:
+    """Return all ranks that the blocks of a device come by, from the root on."""
+    hops = [path.index(device) for path in paths]
+    soonest = sorted(range(len(paths)), key=lambda ring: hops[ring])[: -(-len(paths) // 2)]
+    ways = []
+    for number, rank in enumerate(device, turn):
+        ring = soonest[number % len(soonest)]
+        between = [each[ring % len(each)] for each in paths[ring][1 : hops[ring]]]
+        if rank != root:
+            ways.append([root, *between, rank])
+    return ways
+
+
+def scatter(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
+    """Hand every block on along a ring.
+
+    Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
+    """
+    out, table = handing_out(size, root, rings), Table()
+    first, last = out.src == root, out.dst == out.block
+    table.move(0, root, root, (Buffer.IN, root), (Buffer.OUT, 0))
+    table.move(
+        out.step, out.src, out.dst,
+        (np.where(first, np.uint8(Buffer.IN), np.uint8(Buffer.SCRATCH)), out.block),
+        (np.where(last, np.uint8(Buffer.OUT), np.uint8(Buffer.SCRATCH)), np.where(last, 0, out.block)),
+    )  # fmt: skip
+    return table.build("scatter", "multi_ring", size, root=root, scratch=size)
+
+
+def gather(size: int, *, root: int = 0, rings: Rings | None = None) -> Schedule:
+    """Hand every block on along a ring to the root: a scatter backwards.
+
+    Cost: as many steps as there are devices to the farthest; n / rings bytes on each wire at the root.
+    """
+    out, table = handing_out(size, root, rings), Table()
+    first, last = out.dst == out.block, out.src == root
+    table.move(0, root, root, (Buffer.IN, 0), (Buffer.OUT, root))
+    table.move(
+        out.steps - 1 - out.step, out.dst, out.src,
+        (np.where(first, np.uint8(Buffer.IN), np.uint8(Buffer.SCRATCH)), np.where(first, 0, out.block)),
+        (np.where(last, np.uint8(Buffer.OUT), np.uint8(Buffer.SCRATCH)), out.block),
+    )  # fmt: skip
+    return table.build("gather", "multi_ring", size, root=root, scratch=size)
