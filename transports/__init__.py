@@ -15,7 +15,8 @@
 #   shared_memory  processes of one host, which read each other's memory
 #   nearest      shared memory inside a host, sockets beyond
 #   mpi          the same over an MPI library
-#   patience     how long to look whether others have come before sleeping
+#   patience     how long to look whether others have come before sleeping;  cores: how to leave one
+#                that others need, too
 #   bounce       memory for messages that come without a place of their own
 #   router       several transports as one: each rank by the first that reaches it
 #   wrappers     what all wrappers share; Recording writes down what is sent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from transports.cores import Crowding
+
 __all__ = ["LONG_TURN_S", "Patience"]
 
 # Waking another process takes 15 us and more, and being woken as long: a process looks for a moment before it sleeps.
@@ -23,12 +25,13 @@ class Patience:
 
     Args:
         look_s: How long, each time.
+        crowding: Leaves cores that others need, too; None: they are waited for.
     """
 
-    __slots__ = ("_failed", "_look_s", "_passed_over", "_probe")
+    __slots__ = ("_crowding", "_failed", "_look_s", "_passed_over", "_probe")
 
-    def __init__(self, look_s: float = _LOOK_S) -> None:
-        self._look_s = look_s
+    def __init__(self, look_s: float = _LOOK_S, crowding: Crowding | None = None) -> None:
+        self._look_s, self._crowding = look_s, crowding
         self._failed = self._passed_over = 0
         self._probe = _PROBE
 
@@ -42,6 +45,10 @@ class Patience:
     def learn(self, *, came: bool) -> None:
         """Take note of whether the others came meanwhile."""
         self._failed, self._probe = (0 if came else self._failed + 1), _PROBE
+
+    def moves(self, others_ran_s: float) -> bool:
+        """Leave this core if others have just run on it for so long; True if that is worth looking on for."""
+        return self._crowding is not None and self._crowding.leaves(others_ran_s)
 
     def give_up(self) -> None:
         """Take note that looking has kept this process from going on."""

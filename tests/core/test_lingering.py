@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from overlap.runtime.engine.lingering import linger
 from transports import Buffer, Call, Starter
+from transports.cores import Crowding
 from transports.patience import Patience
 
 FOR_EVER_S = 1e9
@@ -84,3 +85,11 @@ def test_who_has_to_wait_long_for_the_core_looks_no_more_for_a_while() -> None:
     patience = Patience(FOR_EVER_S)
     linger({7: Wire(set(), patience)}, lambda: False, longest_s=FOR_EVER_S, long_turn_s=0.0)
     assert patience.take() == 0.0
+
+
+def test_who_leaves_a_shared_core_looks_on_at_the_next() -> None:
+    left: list[str] = []
+    patience = Patience(FOR_EVER_S, Crowding(lambda: not left.append("left"), shared_s=0.0))
+    wire = Wire({50}, patience)
+    linger({7: wire}, lambda: wire.looks == 60, longest_s=FOR_EVER_S, long_turn_s=FOR_EVER_S)
+    assert (wire.looks, left[0]) == (60, "left")

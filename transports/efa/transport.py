@@ -12,6 +12,7 @@ from typing import Self, cast
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
+from transports.cores import Crowding
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.joining import Connection, Joining
@@ -167,7 +168,7 @@ class Efa(MatchedTransport):
             link.add(self._rail(link, index, connection))
         self.state = None
         if 1 < self._joining.count_here() <= len(os.sched_getaffinity(0)):  # there are cores for looking
-            self.patience = Patience(_LOOK_S)
+            self.patience = Patience(_LOOK_S, Crowding())
         async with trio.open_nursery() as nursery:
             # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled
             background = trio.CancelScope(shield=True)

@@ -1,7 +1,7 @@
 """Looking whether something has come, again and again, before whoever waits for it sleeps.
 
 Who is waited for may need this very core, for Linux likes to put whoever is woken where it was woken from: between two
-looks others may run.
+looks others may run, and where they do for long, whoever looks goes on at another core.
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ def _look_on(
         if _taken_in(starters):
             until_s = min(perf_counter() + patience_s, latest_s)
             continue
+        looked_s = perf_counter()
         sched_yield()
-        if perf_counter() - now_s > long_turn_s:
+        back_s = perf_counter()
+        if patience.moves(back_s - looked_s):
+            until_s = min(back_s + patience_s, latest_s)
+        elif back_s - now_s > long_turn_s:
             patience.give_up()
             return
     patience.learn(came=over())
