@@ -14,7 +14,10 @@ from .columnar import Group, SpanColumns, SpanList, Table
 from .parts import Header, Part
 from .spans import Timeline
 
-__all__ = ["merged", "merged_columns", "merged_header", "on_clock"]
+__all__ = ["CUT", "merged", "merged_columns", "merged_header", "on_clock"]
+
+CUT = "cut"
+"""In `meta` of what was read from a file that was cut off; what is there is complete."""
 
 _ERROR = "clock_error_ns"
 """In `meta`: how far, at most, any instant may be from the common clock."""
@@ -83,12 +86,13 @@ def merged_header(headers: Sequence[Header]) -> Header:
         if rank == following:
             raise UsageError(f"not parts of one run: rank {rank} is in two of them")
     errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
+    cut = [header.meta[CUT] for header in headers if CUT in header.meta]
     return Header(
         world_size=first.world_size,
         clock=first.clock,
         ranks=ranks,
         dropped=sum(header.dropped for header in headers),
-        meta=first.meta | ({_ERROR: str(max(errors))} if errors else {}),
+        meta=first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {}),
     )
 
 

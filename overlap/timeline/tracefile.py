@@ -23,14 +23,11 @@ from .cut import complete_part
 from .decode import VERSION, decoded, known
 from .events import Json, to_events
 from .foreign import from_foreign
-from .merge import merged_columns, merged_header
+from .merge import CUT, merged_columns, merged_header
 from .parts import Part
 from .spans import Clock, Span, Timeline
 from .stream import MAGIC, grown
 from .tail import Tail, columns_at_end
-
-CUT = "cut"
-"""In `meta` of what was read from a file that was cut off; what is there is complete."""
 
 _PIECE_BYTES = 1 << 20
 _LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)

@@ -198,6 +198,12 @@ def test_a_trace_of_chakra_is_a_program(tmp_path):
     assert second.start_ns == message.end_ns > 30_000
 
 
+def test_a_trace_that_was_cut_off_is_told(tmp_path):
+    files = [written(tmp_path, chakra(0), "run.0.et"), written(tmp_path, chakra(1)[:-3], "run.1.et")]
+    tape = tape_of(merged([read_trace(file) for file in files]))
+    assert "1 file or more was cut off: what is complete of it is taken" in tape.notes
+
+
 def sizeless(span):
     return span if span.info is None else replace(span, info=replace(span.info, nbytes=0))
 

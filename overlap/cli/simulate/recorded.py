@@ -98,8 +98,9 @@ def _described(files: Sequence[str], tape: Tape, growth: Growth, factor: float) 
     where = f" of {tape.cluster}" if tape.cluster else ""
     step = f"{tape.steps} steps, the median one" if tape.steps else "the whole of it"
     some = "" if len(tape.moves) == tape.world_size else f" ({len(tape.moves)} recorded)"
+    ranks = "rank" if tape.world_size == 1 else "ranks"
     lines = wrapped(
-        f"{files[0]}{several}: {tape.world_size} ranks{some}{where}, {step} {format_ns(tape.step_ns)}; {computes} "
+        f"{files[0]}{several}: {tape.world_size} {ranks}{some}{where}, {step} {format_ns(tape.step_ns)}; {computes} "
         f"computes and {operations} operations of all ranks"
     )
     taken = "what was recorded" if factor == 1 else f"{factor:g} times what was recorded"

@@ -12,6 +12,7 @@ from ...collectives.cost.parameters import itemsize_of
 from ...collectives.kinds import Collective
 from ...errors import UsageError
 from ...timeline.meetings import PAIRED
+from ...timeline.merge import CUT
 from ...timeline.metrics import median_step
 from ...timeline.replay.graph import Node
 from ...timeline.replay.inference import graph_of, issued_ns
@@ -117,6 +118,8 @@ def tape_of(timeline: Timeline) -> Tape:
     moves = _moves(timeline, told)
     if timeline.dropped:
         notes["spans of its beginning were not recorded"] += timeline.dropped
+    if CUT in timeline.meta:
+        notes["file or more was cut off: what is complete of it is taken"] += 1
     return Tape(
         world_size=timeline.world_size,
         moves=moves,
