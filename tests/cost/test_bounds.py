@@ -58,7 +58,8 @@ def test_no_price_is_below_a_wires_or_a_memorys_bound(name, op, nodes, nbytes):
 def test_more_nodes_never_take_less(name, op):
     for nbytes in (1 << 10, 1 << 20, 1 << 26, 1 << 32):
         times = [plan(op, nbytes, topology.cluster(name, nodes=nodes)).predicted_s for nodes in (1, 2, 4)]
-        assert times == sorted(times), nbytes
+        ticks = [round(each * 1e12) for each in times]  # of clocks: adding slices up loses less
+        assert ticks == sorted(ticks), nbytes
 
 
 @pytest.mark.parametrize("nbytes", [1 << 8, 1 << 20, 1 << 23])
