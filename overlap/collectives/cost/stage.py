@@ -84,14 +84,19 @@ class Stage:
         return Sample(placement=place(two, world), groups=groups)
 
     @cached_property
-    def _bundle(self) -> tuple[int, ...]:
-        """The first places of a node, as many as share adapters; all of them if others are not like these."""
+    def _bundles(self) -> tuple[tuple[int, ...], ...]:
+        """The places of a node, those together that share adapters; all of them together if they are not alike."""
         cluster = self.geometry.cluster
         sets: dict[int, list[int]] = {}
         for number, rank in enumerate(self._ranks):
             sets.setdefault(cluster.nic_of(rank), []).append(number)
         whole = len(self._ranks) == cluster.ranks_per_node and cluster.devices_per_node % len(sets) == 0
-        return tuple(sets[min(sets)]) if whole else tuple(range(len(self._ranks)))
+        return tuple(tuple(sets[nic]) for nic in sorted(sets)) if whole else (tuple(range(len(self._ranks))),)
+
+    @property
+    def _bundle(self) -> tuple[int, ...]:
+        """Those that stand for the others."""
+        return self._bundles[0]
 
     @cached_property
     def _some(self) -> tuple[Placement, dict[int, int]]:
@@ -123,4 +128,7 @@ class Stage:
             return None
         placement, number = self._some
         groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._bundle]
-        return Sample(placement=placement, groups=groups)
+        others = [
+            place for bundle in self._bundles[1:] for place in bundle
+        ]  # of the home node, the first in the placement
+        return Sample(placement=placement, groups=groups, alike=(others, self._bundle * len(self._bundles[1:])))
