@@ -8,6 +8,7 @@ by their id, and everything else replaces what was there.
 
 from __future__ import annotations
 
+import threading
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,9 @@ _WHOLE = {"value", "points", "shape"}
 
 # Not importlib.resources: it costs 7 ms to import, and these files are always installed as files.
 _DATA = Path(__file__).parent / "data"
+
+# msgspec learns a type when it first reads one, in Python: two threads that do so at once crash the process.
+_reading = threading.Lock()
 
 
 @cache
@@ -128,7 +132,8 @@ def parse(table: Table, *, where: str) -> Machine:
         TopologyError: naming `where`, the key, what was expected and what was found.
     """
     try:
-        document = convert(table, Document)
+        with _reading:
+            document = convert(table, Document)
     except ValidationError as error:
         from .complaint import complaint  # here, for few files have anything wrong with them
 

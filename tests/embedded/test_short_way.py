@@ -88,8 +88,12 @@ def test_a_loop_that_is_about_to_sleep_is_waited_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(handover_module, "_ABOUT_TO_SLEEP_S", TIMEOUT_S)
     with looping() as handover:
         awake, busy, seen = threading.Event(), threading.Event(), list[bool]()
-        handover.post(awake.set)
-        handover.post(busy.wait, TIMEOUT_S)
+
+        def keep() -> None:  # in one call: of a second one, something might wait
+            awake.set()
+            busy.wait(TIMEOUT_S)
+
+        handover.post(keep)
         assert awake.wait(TIMEOUT_S)
         thread = threading.Thread(target=lambda: seen.append(handover.enter()))
         thread.start()

@@ -1,6 +1,8 @@
 """Machine files: a stranger's machine works like ours, and every mistake is one line that names the key."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from datetime import date
 from typing import get_args
@@ -262,3 +264,28 @@ def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "mine.toml").write_bytes(b"name = \xff")
     with pytest.raises(TopologyError, match=r"mine\.toml: is not UTF-8 text"):
         Cluster.load(tmp_path / "mine.toml")
+
+
+FIRST_READ_BY_MANY = """
+import sys, threading
+from topology.machinefile import builtin, builtin_names
+
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+
+def read(name):
+    together.wait()
+    builtin(name)
+
+threads = [threading.Thread(target=read, args=[name]) for name in builtin_names()[:8]]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("read")
+"""
+
+
+def test_threads_may_be_the_first_to_read_a_machine_together():
+    ran = subprocess.run([sys.executable, "-c", FIRST_READ_BY_MANY], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr
