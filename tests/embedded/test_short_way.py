@@ -266,14 +266,17 @@ def test_every_collective_of_threads(limit: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_waits_hears_that_the_other_has_failed() -> None:
-    def program(world: overlap.Connection) -> str:
-        for _ in range(3):
+    def reduce(world: overlap.Connection, times: int) -> None:
+        for _ in range(times):
             world.rank.all_reduce(np.ones(1)).result(TIMEOUT_S)
+
+    def program(world: overlap.Connection) -> str:
         if world.rank.rank == 1:
+            reduce(world, 3)
             world.fail(ValueError("out of luck"))
             return "failed"
         with pytest.raises(overlap.PeerFailedError) as caught:
-            world.rank.all_reduce(np.ones(1)).result(TIMEOUT_S)
+            reduce(world, 4)  # the third may be under way here when the other has ended it
         with pytest.raises(overlap.RankFailedError):
             world.close()
         return str(caught.value)
