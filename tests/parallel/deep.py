@@ -1,28 +1,34 @@
 """A model of 32 layers on 64 ranks of a trn2, in virtual time: what hides behind compute there."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
 import overlap
 from overlap import parallel
-from overlap.timeline import Timeline, breakdowns
+from overlap.timeline import Span, Timeline, breakdowns
 
 LAYERS, RANKS, STEPS = 32, 64, 6
 MB = 1_000_000
 NAMES = [f"layer {i}" for i in range(LAYERS)]
 
 
-def pass_on(_, x):
+def pass_on(_: object, x: Any) -> Any:
     return x
 
 
-def back(_, x, grad):
+def back(_: object, x: Any, grad: Any) -> tuple[Any, Any]:
     return grad, x
 
 
-async def train(rank, order, seconds, nbytes, waits):
+async def train(rank: overlap.Rank, order: Any, seconds: float, nbytes: int, waits: bool) -> list[Span]:
     """Train with a forward of so many seconds a layer, and a backward of twice as many; return all spans."""
     params = {name: rank.empty(nbytes // 2, "float16") for name in NAMES}
     model = parallel.DataParallel(rank, params, optimizer=parallel.SGD(0.1), order=order)
     for step in range(STEPS):
-        x, acts = rank.empty(nbytes // 2, "float16"), {}
+        x: Any = rank.empty(nbytes // 2, "float16")
+        acts: dict[str, Any] = {}
         with rank.step(step):
             for name in NAMES:
                 acts[name], x = x, rank.compute(pass_on, model[name], x, seconds=seconds, name=f"forward {name}")
@@ -38,14 +44,14 @@ async def train(rank, order, seconds, nbytes, waits):
     return rank.recorder.spans()
 
 
-def spans_of(order, seconds, nbytes, waits=False):
+def spans_of(order: Any, seconds: float, nbytes: int, waits: bool = False) -> list[Span]:
     clock = overlap.Virtual(shapes_only=True, alike=1)  # all ranks do the same: the first runs for all
     return overlap.run(
         train, order, seconds, nbytes, waits, ranks=RANKS, cluster="trn2.48xlarge", clock=clock, timeout_s=60
     )[0]
 
 
-def steady(spans):
+def steady(spans: Sequence[Span]) -> Any:
     """The figures of a step that has others before and behind it."""
     [row] = breakdowns(Timeline(spans=spans, world_size=RANKS, clock="virtual"), step=STEPS - 2)
     return row
