@@ -2,12 +2,13 @@
 
 # The map of the building, in the order data flows:
 #
-#   front       the front doors: run();  config: the one description of a run, and who has said what of it;
+#   front       the front doors: run();  settings: what can be said of a run;  config: what has been said, and by whom;
 #               requested: what it is asked to be in the end, by program, environment and command
 #   embedded/   the door for programs that own their main thread: connect()
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
+#     forks       what becomes of it in processes that are forked from its own
 #     world_member  a rank as its world holds it;  standing, reports, world_watch: who waits for whom, when it is told
 #     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes;
 #                 group_rules: what the cluster says of them

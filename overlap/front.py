@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
-from .config import ARGUMENT, RunConfig, Wires
+from .config import ARGUMENT, RunConfig
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
 from .requested import requested
 from .runtime.world import World
+from .settings import Wires
 from .setup.keeper import Keeper
 from .setup.one_life import Told, live
 from .setup.world_setup import alone, among, cluster_of

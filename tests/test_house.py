@@ -37,7 +37,8 @@ HOUSE = (
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),
     ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
     ("overlap.runtime.loop_watch",),
-    ("overlap.runtime.deadlines", "overlap.runtime.group_rules", "overlap.runtime.handover", "overlap.runtime.in_turn"),
+    ("overlap.runtime.deadlines", "overlap.runtime.forks", "overlap.runtime.group_rules"),
+    ("overlap.runtime.handover", "overlap.runtime.in_turn"),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments", "overlap.runtime.trees"),
     ("overlap.runtime.request",),
@@ -65,6 +66,7 @@ HOUSE = (
     # simulated time, and other processes
     ("overlap.virtual", "overlap.remote"),
     ("overlap.config_checks",),
+    ("overlap.settings",),
     ("overlap.config",),
     ("overlap.requested",),
     ("overlap.membership",),

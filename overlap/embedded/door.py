@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from ..config import ARGUMENT, RunConfig, Wires
+from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
 from ..membership.process_state import identity
 from ..rendezvous.launcher_environment import LONGEST_JOB
 from ..rendezvous.secret import strong_secret
 from ..runtime.rank import Rank
 from ..runtime.world import World
+from ..settings import Wires
 from ..setup.connecting import JOIN_TIMEOUT_S
 from ..setup.keeper import Keeper
 from ..setup.one_life import Told, live

@@ -14,9 +14,10 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     import topology
 
-    from ..config import RunConfig, Wires
+    from ..config import RunConfig
     from ..rendezvous.configuration import RendezvousConfig
     from ..rendezvous.launcher_environment import Place
+    from ..settings import Wires
     from .connecting import Joined
 
 __all__ = ["WorldSetup", "alone", "among", "cluster_of"]
