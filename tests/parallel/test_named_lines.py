@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -72,16 +71,17 @@ def test_a_stall_report_names_the_line_that_asked_for_the_update(kind: type, mon
 
 def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
     async def train(rank: overlap.Rank) -> Recorder:
-        model = a_model(rank, DataParallel, lambda: time.sleep(0.1 * rank.rank))
+        model = a_model(rank, DataParallel, lambda: None)
         for step in range(3):
             with rank.step(step):
                 for name in ("w", "v"):
-                    model.reduce(name, rank.compute(gradient))
+                    model.reduce(name, rank.compute(gradient, seconds=0.0))
                 model.step()  # the verdict
                 await model.finish()
         return rank.recorder
 
-    recorders = overlap.run(train, ranks=2)
+    slow = overlap.Virtual(conditions=overlap.Conditions(stragglers=(1,), straggler_factor=100))
+    recorders = overlap.run(train, ranks=2, clock=slow)
     verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
     assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
 

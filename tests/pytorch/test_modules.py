@@ -45,6 +45,12 @@ class Store:
             return self.values[key]
 
 
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(overlap.UsageError) as caught:
+        call()
+    return str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[list[overlap.Connection]]:
     with connected(2, Store()) as two:
@@ -198,9 +204,7 @@ def test_a_second_gradient_in_a_step_is_refused(worlds: list[overlap.Connection]
     def program(rank: overlap.Rank) -> str:
         model = KINDS[kind](nn.Linear(1, 1, bias=False), adam, rank=rank)
         model(torch.ones(1, 1)).sum().backward()
-        with pytest.raises(overlap.UsageError) as caught:
-            model(torch.ones(1, 1)).sum().backward()
-        return str(caught.value)
+        return refused(model(torch.ones(1, 1)).sum().backward)
 
     expected = (
         "weight: its gradient has left already in this step; run all backwards of a step but the last in `with "
@@ -217,9 +221,7 @@ def test_a_parameter_that_is_thawed_too_late_is_refused(worlds: list[overlap.Con
         model = KINDS[kind](layers, adam, rank=rank)
         layers[0].requires_grad_(True)
         model(torch.ones(1, 1)).sum().backward()
-        with pytest.raises(overlap.UsageError) as caught:
-            model.step()
-        return str(caught.value)
+        return refused(model.step)
 
     expected = (
         "step: 0.weight requires a gradient, and did not when the model was made; let it require one before, and stop "
@@ -296,9 +298,7 @@ def test_a_parameter_without_a_gradient(worlds: list[overlap.Connection], kind: 
         model = KINDS[kind](net, adam, rank=rank, unused=unused)
         model(torch.ones(1, 1)).sum().backward()
         if unused == "error":
-            with pytest.raises(overlap.UsageError) as caught:
-                model.step()
-            return [str(caught.value)]
+            return [refused(model.step)]
         model.step()
         before = net["unused"].weight.item() if kind != "stage 3" else 0.0
         model.finish()
@@ -315,10 +315,9 @@ def test_a_weight_that_is_used_behind_the_models_back(worlds: list[overlap.Conne
         model = DataParallel(layer, adam, rank=rank)
         model(torch.ones(1, 1)).sum().backward()
         model.step()
-        with pytest.raises(overlap.UsageError) as caught:
-            (layer.weight * 2).sum().backward()
+        told = refused((layer.weight * 2).sum().backward)
         model.finish()
-        return str(caught.value)
+        return told
 
     expected = (
         "weight: it was used before its update, by a module that neither owns it nor is called above its owner; call "
@@ -376,6 +375,4 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_at_the_call(worlds: list[overlap.Connection], what: str) -> None:
     call, text = REFUSED[what]
-    with pytest.raises(overlap.UsageError) as caught:
-        call(worlds[0].rank)
-    assert str(caught.value) == text
+    assert refused(lambda: call(worlds[0].rank)) == text
