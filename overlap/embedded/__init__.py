@@ -5,4 +5,3 @@
 #   door          connect(): what it is asked to be, and whom it meets
 #   connection    Connection: the handle, the thread behind it, and their end
 #   meeting       from an endpoint or a store to where the processes meet
-#   forks         what becomes of a connection in a process that is forked from it

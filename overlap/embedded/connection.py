@@ -15,10 +15,10 @@ import trio
 
 from ..diagnostics import first, place_of
 from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
+from ..runtime.forks import keep
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from .forks import keep
 
 T = TypeVar("T")
 
@@ -154,9 +154,6 @@ class Connection:
         self._forked = True
         self._token = None
         self._ended.set()
-        if self._world is not None:
-            cause = UsageError("this process is a fork of the one that has connected; connect again in it")
-            self._world.forked(self._index, cause)
 
     # -- the thread --------------------------------------------------------------------------------------------------
 

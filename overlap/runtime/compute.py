@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..timeline.spans import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
+from .forks import leave
 from .future import Failure, Future, outcome, settle, tell, wait_in_thread
 from .inputs import resolve
 from .memory.lent_arguments import arrays_in, explain
@@ -257,6 +258,8 @@ class ThreadedCompute(ComputeStream):
         except BaseException as error:
             explain(error)
             failure = Failure(error)
+        if self.context.ending.forked:
+            leave(failure.error if failure is not None else None)
         self.current = None
         operation.settle(value, failure)
         self.context.handover.post(operation.ended)

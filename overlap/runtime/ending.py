@@ -7,6 +7,11 @@ from ..errors import PeerFailedError, RankFailedError, in_one_line
 
 __all__ = ["Ending"]
 
+_FORKED = (
+    "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
+    "world of its own by overlap.connect"
+)
+
 
 class Ending:
     """The verdict on a world.
@@ -15,17 +20,24 @@ class Ending:
         failure: The rank that ended it and its error; None as long as none has.
         doing: What that rank had not finished, as text.
         others: Errors of further ranks that were no consequences, by rank.
+        forked: Whether this process is a fork of the one in which the world goes on.
     """
 
     def __init__(self) -> None:
         self.failure: tuple[int, BaseException] | None = None
         self.doing: list[str] = []
         self.others: dict[int, BaseException] = {}
+        self.forked = False
         self._since_ns = -1
 
     def begin(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int) -> None:
         """Record the first culprit."""
         self.failure, self.doing, self._since_ns = (culprit, cause), doing, now_ns
+
+    def fork(self, rank: int) -> None:
+        """Take note that this process is a fork, in which nothing of the rank works."""
+        self.forked = True
+        self.begin(rank, PeerFailedError(_FORKED, culprit=rank), [], 0)
 
     def add(self, culprit: int, cause: BaseException, doing: list[str], now_ns: int | None) -> None:
         """Record what failed after the first culprit and is no consequence.
@@ -46,6 +58,8 @@ class Ending:
         if self.failure is None:
             return PeerFailedError("the world has ended", culprit=-1)
         culprit, cause = self.failure
+        if self.forked:
+            return PeerFailedError(_FORKED, culprit=culprit)
         return PeerFailedError.caused_by(cause, f"rank {culprit} failed: {in_one_line(cause)}", culprit=culprit)
 
     def rank_failed(self, world_size: int) -> RankFailedError:

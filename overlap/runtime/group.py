@@ -86,6 +86,8 @@ class Group(Calls):
         Args:
             error: Why, for the message.
         """
+        if self._context.ending.forked:
+            raise self._context.ending.peer_failed()
         self._issuer.abort(error)
 
     def on(self, stream: Stream | str) -> Group:

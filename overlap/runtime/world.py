@@ -24,6 +24,7 @@ from .communicators import Communicators
 from .compute_streams import ComputeStreams
 from .context import RankContext
 from .ending import Ending
+from .forks import ending_forks, kept, stop_loop
 from .group_rules import GroupRules
 from .handover import Handover
 from .in_turn import InTurn
@@ -185,7 +186,7 @@ class World:
         timeout_s: float | None,
         results: dict[int, T],
     ) -> None:
-        with tuned(), self._scope, self._watch():
+        with kept(self), tuned(), self._scope, self._watch():
             try:
                 async with self._limited(timeout_s):
                     async with trio.open_nursery() as nursery:
@@ -218,7 +219,8 @@ class World:
         try:
             async with trio.open_nursery() as context.nursery:
                 try:
-                    results[context.rank] = await begun(main, rank, args)
+                    with ending_forks(self.ending):
+                        results[context.rank] = await begun(main, rank, args)
                     await context.outstanding.drain()
                 except BaseException as error:  # while the nursery is open: what has not ended may still want a program
                     self._take_stock(member, error)
@@ -293,16 +295,13 @@ class World:
         evident = isinstance(cause, LinkLostError) and cause.evident
         return culprit not in self.local or (isinstance(cause, TransportError) and not evident)
 
-    def forked(self, rank: int, cause: BaseException) -> None:
-        """Give up a world in a fork of its process, of which no thread goes on there; wakes no task.
-
-        Args:
-            rank: Who is said to have ended it.
-            cause: What its operations fail because of.
-        """
-        self.ending.begin(rank, cause, [], 0)
+    def forked(self) -> None:
+        """Give up a world in a fork of its process: what threads wait for there fails, and no task goes on."""
+        self.ending.fork(min(self.local))
         for member in self._members:
             member.context.outstanding.forsake(self.ending.peer_failed)
+        if any(member.context.thread == get_ident() for member in self._members):
+            stop_loop(self.ending.peer_failed)
 
     def let_threads_in(self) -> None:
         """Let threads issue and end what is small without waking the loop, while that sleeps; on the loop's thread."""

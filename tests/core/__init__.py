@@ -40,6 +40,7 @@ TESTS = {
     "runtime/engine/wire_driven": "core/test_remote core/test_cancellation core/test_wire_driven",
     "runtime/engine/workers": "runtime/test_workers runtime/test_narrow",
     "runtime/enqueuing": "core/test_bad_input core/test_threads",
+    "runtime/forks": "runtime/test_forks embedded/test_connect",
     "runtime/future": "core/test_futures core/test_threads",
     "runtime/group": "core/test_groups",
     "runtime/group_checks": "core/test_bad_input core/test_misuse",

@@ -201,7 +201,10 @@ with overlap.connect(0, 1) as world:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_fork_is_no_rank() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=TIMEOUT_S)
-    why = "rank 0 failed: UsageError: this process is a fork of the one that has connected; connect again in it"
+    why = (
+        "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
+        "world of its own by overlap.connect"
+    )
     assert ran.stdout.splitlines() == [
         f"PeerFailedError({why!r})",
         why,
