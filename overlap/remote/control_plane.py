@@ -189,7 +189,7 @@ class ControlPlane(Saying):
             before_ns = perf_counter_ns() - _LONG_NS
             for communicator in self._communicators.spanning.values():
                 for seq, said in communicator.waiting(before_ns):
-                    self.tell_call(communicator.id, seq, said)
+                    self.tell_call(communicator.id, (seq,), said)
 
     async def _listen(self) -> None:
         async for member, message, reason in self._connection.messages():
@@ -240,12 +240,12 @@ class ControlPlane(Saying):
         self._communicators.rank_left(rank)
 
     def _hear_call(
-        self, member: int, *, channel: int, seq: int, count: int, rank: int, call: list[object], site: str
+        self, member: int, *, channel: int, seqs: list[int], rank: int, call: list[object], site: str
     ) -> None:
-        if not 0 < count <= MOST_ALIKE:
-            raise OverlapError(f"process {member} speaks of {count} operations; at most {MOST_ALIKE} are alike")
+        if not 0 < len(seqs) <= MOST_ALIKE:
+            raise OverlapError(f"process {member} speaks of {len(seqs)} operations; at most {MOST_ALIKE} are alike")
         said = Voice(rank=rank, call=call_codec.unpack(call), call_site=site)
-        for one in range(seq, seq + count):
+        for one in seqs:
             if not self._communicators.hear(channel, one, said):
                 self._said.setdefault((channel, one), []).append(said)
                 if len(self._said) > _MOST_SAID:
@@ -306,7 +306,7 @@ _HANDLERS: dict[str, tuple[Callable[..., None], dict[str, Any]]] = {
     "left": (ControlPlane._hear_left, {"rank": int, "uncounted": bool}),
     "call": (
         ControlPlane._hear_call,
-        {"channel": int, "seq": int, "count": int, "rank": int, "call": list, "site": str},
+        {"channel": int, "seqs": list, "rank": int, "call": list, "site": str},
     ),
     "differ": (
         ControlPlane._hear_differ,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from traceback import format_exception, format_tb
 from typing import Protocol
 
@@ -38,21 +37,6 @@ class ControlConnection(Protocol):
         """Wait for every other process to come here."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Announced:
-    """One call of a rank here in `count` operations that follow each other."""
-
-    communicator_id: int
-    seq: int
-    said: Voice
-    count: int = 1
-
-    def continues(self, communicator_id: int, seq: int, said: Voice) -> bool:
-        """Whether an operation is the next one."""
-        following = self.communicator_id == communicator_id and self.seq + self.count == seq
-        return following and self.said == said and self.count < MOST_ALIKE
-
-
 class Saying:
     """Says things to the other processes.
 
@@ -62,7 +46,7 @@ class Saying:
 
     def __init__(self, connection: ControlConnection) -> None:
         self._connection = connection
-        self._announced: list[_Announced] = []  # not told yet
+        self._announced: dict[tuple[int, Voice], list[int]] = {}  # not told yet: by communicator, which operations
         self._asked: set[int] = set()  # communicators in which somebody needs to be told
 
     def _tell(self, what: str, **fields: object) -> None:
@@ -80,13 +64,12 @@ class Saying:
             trace=cut(trace, last=True), place=cut(where(error), LINE_BYTES), doing=_cut_lines(doing),
         )  # fmt: skip
 
-    def tell_call(self, communicator_id: int, seq: int, said: Voice, *, count: int = 1) -> None:
-        """Say what a rank here has called, in so many operations; without a dtype, it asks for it."""
+    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
+        """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
         self._tell(
             "call",
             channel=communicator_id,
-            seq=seq,
-            count=count,
+            seqs=list(seqs),
             rank=said.rank,
             call=call_codec.pack(said.call),
             site=said.call_site,
@@ -99,16 +82,15 @@ class Saying:
         longer than a broadcast of a gradient bucket.
         """
         if communicator_id in self._asked:
-            self.tell_call(communicator_id, seq, said)
-        elif self._announced and self._announced[-1].continues(communicator_id, seq, said):
-            self._announced[-1].count += 1
+            self.tell_call(communicator_id, (seq,), said)
         else:
-            self._announced.append(_Announced(communicator_id=communicator_id, seq=seq, said=said))
+            self._announced.setdefault((communicator_id, said), []).append(seq)
 
     def _tell_announced(self) -> None:
-        announced, self._announced = self._announced, []
-        for one in announced:
-            self.tell_call(one.communicator_id, one.seq, one.said, count=one.count)
+        announced, self._announced = self._announced, {}
+        for (communicator_id, said), seqs in announced.items():
+            for first in range(0, len(seqs), MOST_ALIKE):
+                self.tell_call(communicator_id, seqs[first : first + MOST_ALIKE], said)
 
     def tell_difference(self, communicator_id: int, seq: int, error: CollectiveMismatchError) -> None:
         """Say that two ranks mean different operations."""

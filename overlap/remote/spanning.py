@@ -9,7 +9,7 @@ an operation that differs from its own fails it everywhere, with both calls.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import CodeType
 from typing import Protocol, TypeAlias
@@ -47,8 +47,8 @@ or at once where somebody has asked."""
 class Telling(Protocol):
     """What communicators tell other processes, and know from them: the control plane, as they see it."""
 
-    def tell_call(self, communicator_id: int, seq: int, said: Voice) -> None:
-        """Say what a rank here has called; without a dtype, it asks for it."""
+    def tell_call(self, communicator_id: int, seqs: Sequence[int], said: Voice) -> None:
+        """Say what a rank here has called, in some operations; without a dtype, it asks for it."""
 
     def announce_call(self, communicator_id: int, seq: int, said: Voice) -> None:
         """Say what a rank here has called to those who do not know it, as soon as one of them asks."""
@@ -145,7 +145,7 @@ class SpanningCommunicator(Communicator):
         self.issued[self.members[position]] = max(seq + 1, self.issued.get(self.members[position], 0))
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        if operation.kind in ANNOUNCED and operation.call.dtype is not None:
+        if operation.kind in ANNOUNCED and position == operation.call.root:
             self._others.announce_call(self.id, seq, self._said_again(operation))
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
@@ -163,7 +163,7 @@ class SpanningCommunicator(Communicator):
         """
         assumed = operation.call_by_out() if self.here == 1 and match.error is None else None
         if assumed is None:
-            self._others.tell_call(self.id, operation.seq, self._said(operation))
+            self._others.tell_call(self.id, (operation.seq,), self._said(operation))
         else:
             match.pattern, match.assumed = assumed, True
 

@@ -79,12 +79,12 @@ def test_ranks_that_only_receive_need_not_say_what(kind: str, late: bool) -> Non
 
 
 def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
-    told: list[tuple[int, int, bool]] = []
+    told: list[tuple[list[int], bool]] = []
 
     class Listening(ControlPlane):
         def _tell(self, what: str, **fields: object) -> None:
             if what == "call":
-                told.append((fields["seq"], fields["count"], fields["rank"] == 0))  # type: ignore[arg-type]
+                told.append((fields["seqs"], fields["rank"] == 0))  # type: ignore[arg-type]
             super()._tell(what, **fields)
 
     async def main(rank: overlap.Rank) -> list[float]:
@@ -98,9 +98,30 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
         patch.setattr(companies, "ControlPlane", Listening)
         patch.setattr(control_plane, "_WATCH_S", 3600.0)
         assert run_far(main, 2, 1, wires=by_sockets) == [[14.0] * 7] * 2
-    asked = [seq for seq, _, by_root in told if not by_root]
-    assert asked[0] == 5
-    assert sorted(seq + i for seq, count, by_root in told if by_root for i in range(count)) == list(range(7))
+    asked = [seqs for seqs, by_root in told if not by_root]
+    assert asked[0] == [5]
+    assert sorted(seq for seqs, by_root in told if by_root for seq in seqs) == list(range(7))
+
+
+def test_what_a_root_has_called_in_several_operations_is_told_in_one_message_whatever_comes_between() -> None:
+    told: list[tuple[object, object]] = []
+
+    class Listening(ControlPlane):
+        def _tell(self, what: str, **fields: object) -> None:
+            if what == "call":
+                told.append((fields["rank"], fields["seqs"]))
+            super()._tell(what, **fields)
+
+    async def main(rank: overlap.Rank) -> None:
+        for _ in range(4):
+            await rank.broadcast(np.zeros(2))
+            await rank.barrier()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companies, "ControlPlane", Listening)
+        patch.setattr(control_plane, "_WATCH_S", 3600.0)
+        run_far(main, 2, 1, wires=by_sockets)
+    assert told == [(0, [0, 2, 4, 6])]  # at the end: nobody has asked
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "scatter"])
@@ -387,7 +408,7 @@ def test_a_lost_process_ends_the_world() -> None:
         ),
         *(
             (
-                {"what": "call", "channel": 1, "seq": 0, "count": count, "rank": 2, "call": [], "site": "there"},
+                {"what": "call", "channel": 1, "seqs": [0] * count, "rank": 2, "call": [], "site": "there"},
                 f"process 1 speaks of {count} operations; at most 4096 are alike",
             )
             for count in (0, 4097)

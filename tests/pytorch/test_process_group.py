@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -119,10 +119,10 @@ def test_nobody_asks_what_travels(pair: Ranks, monkeypatch: pytest.MonkeyPatch) 
     asked = list[object]()
     tell = Saying.tell_call
 
-    def telling(saying: Saying, communicator: int, seq: int, said: Voice, *, count: int = 1) -> None:
+    def telling(saying: Saying, communicator: int, seqs: Sequence[int], said: Voice) -> None:
         if said.call.dtype is None:
             asked.append(said)
-        tell(saying, communicator, seq, said, count=count)
+        tell(saying, communicator, seqs, said)
 
     monkeypatch.setattr(Saying, "tell_call", telling)
 
