@@ -30,6 +30,7 @@ __all__ = [
     "CHUNK_BYTES",
     "EAGER_BYTES",
     "HEADER_LIMIT_BYTES",
+    "KEPT_BYTES",
     "LIMITS",
     "LOCAL_CHUNK_BYTES",
     "PREFIX_BYTES",
@@ -55,6 +56,10 @@ CHUNK_BYTES = 512 << 10
 LOCAL_CHUNK_BYTES = 2 << 20
 #: Messages up to this length follow their announcement unasked. One that comes before its receive is copied once more.
 PUSH_BYTES = 4 << 20
+#: Messages up to this length have been sent when they have left: a copy is kept of what a connection may have lost.
+#: Measured over loopback TCP, 4 processes on 2 cores: a broadcast of 256 KiB that need not wait until three others have
+#: woken up and received takes its root 1.3 ms, not 3.4.
+KEPT_BYTES = 512 << 10
 #: The longest header that this version writes has 43 bytes.
 HEADER_LIMIT_BYTES = 64
 

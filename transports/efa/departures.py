@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, UNCHECKED, checksum, pack
+from transports.bounce import BounceBuffers
+from transports.frame import (
+    CHUNK_BYTES,
+    EAGER_BYTES,
+    KEPT_BYTES,
+    LOCAL_CHUNK_BYTES,
+    PUSH_BYTES,
+    UNCHECKED,
+    checksum,
+    pack,
+)
 from transports.matching import Chunk, Limits, MessageKind
-from transports.matching.ends import Stage
+from transports.matching.ends import Send, Stage
 from transports.matching.outgoing import Outgoing
 
 __all__ = ["LIMITS", "Departures", "Entry", "single_rail_limits"]
 
 #: What both sides of several connections have agreed on, by the version of the handshake. Nobody asks for a slice of a
 #: collective: what asks would stand behind 4 ms of chunks each way over 1 Gbit/s, in which the wires ran idle.
-LIMITS = Limits(eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False)
+LIMITS = Limits(
+    eager_bytes=EAGER_BYTES, chunk_bytes=CHUNK_BYTES, push_bytes=PUSH_BYTES, ordered=False, kept_bytes=KEPT_BYTES
+)
 
-#: What a rail keeps until it has arrived: a small frame, a chunk by reference, None for what need not be repeated.
+#: What a rail keeps until it has arrived: a small frame, a chunk by reference or of a copy (`Departures.kept`), None
+#: for what need not be repeated.
 Entry: TypeAlias = "bytes | Chunk | None"
 
 
@@ -41,9 +55,9 @@ class Departures:
         checksums: Whether payloads get one.
     """
 
-    def __init__(self, outgoing: Outgoing, limits: Limits) -> None:
+    def __init__(self, outgoing: Outgoing, limits: Limits, memory: BounceBuffers) -> None:
         self.checksums = True
-        self._confirmed = limits.confirmed
+        self._limits, self._memory = limits, memory
         self._outgoing = outgoing
         self._frames: deque[bytes] = deque()
         self._chunks: deque[Chunk] = deque()
@@ -94,8 +108,24 @@ class Departures:
 
     def left(self, chunk: Chunk) -> None:
         """Note that the system has taken a chunk; an unconfirmed message has been sent with its last one."""
-        if not self._confirmed and chunk.offset + chunk.nbytes == chunk.send.nbytes:
+        if chunk.offset + chunk.nbytes == chunk.send.nbytes and not self._limits.confirms(chunk.send.nbytes):
             self._outgoing.departed(chunk.send)
+
+    def kept(self, chunk: Chunk) -> Chunk:
+        """Return what to keep of a chunk that has left: a copy, if with it its message has been sent."""
+        send, nbytes = chunk.send, chunk.nbytes
+        if self._limits.confirms(send.nbytes):
+            return chunk
+        buffer = self._memory.take(nbytes)
+        buffer[:nbytes] = chunk.view
+        copy = Send(send.lane, buffer[:nbytes], send.priority)
+        copy.number, copy.stage, copy.wake = send.number, Stage.FLOWING, partial(self._memory.give_back, buffer)
+        return Chunk(copy, chunk.offset, nbytes)
+
+    def arrived(self, entry: Entry) -> None:
+        """Note that what was kept has arrived."""
+        if isinstance(entry, Chunk) and not self._limits.confirms(entry.send.nbytes):
+            entry.send.end()
 
     def add(self, frame: bytes) -> None:
         """Queue a frame that could not be written at once."""

@@ -63,8 +63,9 @@ class EfaLink(Link):
         super().__init__(member, ranks, local, limits, memory)
         self._new_engine: Callable[[Limits], Engine] = partial(Engine, self.name, ranks, local, memory=memory)
         self.rails: list[Rail] = []
-        self.departures = Departures(self.engine.outgoing, limits)
+        self.departures = Departures(self.engine.outgoing, limits, memory)
         self.engine.incoming.said = self.settle
+        self._memory = memory
         self.silent_ticks = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
@@ -81,7 +82,7 @@ class EfaLink(Link):
         """Agree on something else with the other side, before either has said anything."""
         self.engine = self._new_engine(limits)
         self.engine.incoming.said = self.settle
-        self.departures = Departures(self.engine.outgoing, limits)
+        self.departures = Departures(self.engine.outgoing, limits, self._memory)
 
     @property
     def unsettled_rails(self) -> int:

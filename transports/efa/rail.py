@@ -127,7 +127,7 @@ class Rail(ABC):
         if not self._kept_before <= count <= self._kept_before + len(self._kept):
             raise FrameError(f"{count} frames are said to have arrived, of {self._kept_before + len(self._kept)}")
         while self._kept_before < count:
-            self._kept.popleft()
+            self.owner.departures.arrived(self._kept.popleft())
             self._kept_before += 1
 
     def unarrived(self, count: int) -> deque[Entry]:
@@ -179,8 +179,11 @@ class Rail(ABC):
     def written(self) -> None:
         """Note that the system has taken all of what was pulled."""
         chunk, self.leaving = self.leaving, None
-        if chunk is not None:
-            self.owner.departures.left(chunk)
+        if chunk is None:
+            return
+        if self._kept and self._kept[-1] is chunk:
+            self._kept[-1] = self.owner.departures.kept(chunk)
+        self.owner.departures.left(chunk)
 
     def _small(self) -> list[bytes]:
         frames: list[bytes] = []

@@ -380,7 +380,7 @@ class Incoming:
             )
         if not receive.missing_bytes:
             del self.filling[number]
-            if self._limits.confirmed:
+            if self._limits.confirms(receive.nbytes):
                 self._answer(MessageKind.TAKEN, number)
                 self.said()
             self._finish(receive)

@@ -208,7 +208,7 @@ class Outgoing:
         flows = send is not None and send.nbytes and not self._limits.fetched
         if send is None or send.stage is not (Stage.FLOWING if flows else Stage.OFFERED):
             raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
-        if flows and (send.next_offset < send.nbytes or not self._limits.confirmed):
+        if flows and (send.next_offset < send.nbytes or not self._limits.confirms(send.nbytes)):
             raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
         del self.sends[number]
         send.end()

@@ -56,6 +56,8 @@ class Limits:
         places: How many long messages may be under way to one process at once; None: any number.
         confirmed: A long message has been sent when the receiver has said that all of it is there. Otherwise the
             transport says when it has left, see `Outgoing.departed`.
+        kept_bytes: Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to
+            repeat them.
         fetched: The receiver takes long messages from the sender's memory, piece by piece: nobody accepts them, and
             nothing is sent but the word that they were taken.
     """
@@ -69,4 +71,9 @@ class Limits:
     waiting: int = 1 << 20
     places: int | None = None
     confirmed: bool = True
+    kept_bytes: int = 0
     fetched: bool = False
+
+    def confirms(self, nbytes: int) -> bool:
+        """Whether the receiver says that all of a long message is there."""
+        return self.confirmed and nbytes > self.kept_bytes

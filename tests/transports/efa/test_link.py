@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,11 +11,12 @@ from trio.testing import MockClock
 
 from transports.bounce import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
+from transports.efa.departures import LIMITS
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.sharing import Standing
 from transports.failures import LinkLostError
-from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack, parse
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, FrameError, FrameKind, pack, parse
 from transports.matching import Receive, Send
 
 LONG_BYTES = CHUNK_BYTES + 100
@@ -39,6 +41,7 @@ class Pipe(Rail):
     def start_writing(self) -> None:
         while parts := self.pull():
             self.wire.append(b"".join(parts))
+            self.written()
 
     def deliver(self, other: Pipe) -> None:
         """Let everything on the wire arrive at the other end."""
@@ -101,6 +104,26 @@ def test_news_of_a_death_that_is_lost_with_another_rail_is_told_again() -> None:
     assert here.unsettled_rails == there.unsettled_rails == 0
 
 
+def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_death_of_its_rail() -> None:
+    here, there = a_link(1, (1,), (0,)), a_link(0, (0,), (1,))
+    mine, theirs = ([Pipe(link, index) for index in range(2)] for link in (here, there))
+    array = bytearray(b"1" * (EAGER_BYTES + 1))
+    end = Send((1, 0, 5), memoryview(array), 0)
+    there.engine.outgoing.announce(end)
+    there.settle()
+    assert end.ended
+    (carrier,) = (i for i in range(2) if theirs[i].wire)
+    array[:] = b"2" * len(array)
+    theirs[carrier].die("cut")
+    mine[carrier].die("cut")
+    wanted = receive(here, 5, len(array))
+    other = 1 - carrier
+    mine[other].deliver(theirs[other])  # news of the death, for which it is sent again
+    mine[other].incoming = b"".join(theirs[other].wire)
+    trio.run(mine[other].read_until_dead)
+    assert bytes(wanted.lent or b"")[: len(array)] == b"1" * len(array)
+
+
 def test_nothing_is_read_of_a_rail_after_its_death() -> None:
     """The other side repeats what it is not told of; taken twice, it would kill the next rail."""
     link = a_link(1, (1,), (0,))
@@ -125,6 +148,7 @@ def test_nothing_is_counted_of_a_rail_that_died_of_an_answer() -> None:
             self.die("cut")
 
     link = a_link(1, (1,), (0,))
+    link.agree(replace(LIMITS, kept_bytes=0))
     dying = Broken(link, 0)
     Pipe(link, 1)
     first, second = receive(link, 5, 100), receive(link, 6, 8)
