@@ -80,8 +80,12 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 
 def where(error: BaseException) -> str:
     """Return " at file:line" of the innermost frame of the program; if it has none, of any that is not ours."""
-    if isinstance(error, RemoteError):
-        return error.place
+    if isinstance(error, BaseExceptionGroup):
+        return where(error.exceptions[0]) or _where(error)
+    return error.place if isinstance(error, RemoteError) else _where(error)
+
+
+def _where(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
     own = [frame for frame in frames if not frame.filename.startswith((*_libraries(), "<attrs "))] or frames
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""

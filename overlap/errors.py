@@ -205,7 +205,12 @@ def in_one_line(error: BaseException) -> str:
 
     >>> in_one_line(ValueError("no")), in_one_line(RemoteError("ValueError", "no\n\nbecause\n"))
     ('ValueError: no', 'ValueError: no ...')
+    >>> in_one_line(ExceptionGroup("in a nursery", [ValueError("no"), KeyError("x")]))
+    'ValueError: no, and 1 more'
     """
+    if isinstance(error, BaseExceptionGroup):
+        more = len(error.exceptions) - 1
+        return in_one_line(error.exceptions[0]) + f", and {more} more" * (more > 0)
     name = type_name(error)
     first, _, rest = text_of(error).strip().partition("\n")
     text = f"{printable(first.rstrip())}{' ...' if rest else ''}"
@@ -215,6 +220,12 @@ def in_one_line(error: BaseException) -> str:
 def type_name(error: BaseException) -> str:
     """Return the name of an error's class, whichever process it comes from."""
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def text_of(error: BaseException) -> str:
@@ -292,8 +303,11 @@ class RankFailedError(OverlapError):
         ended = world_size - 1 - len(self.others)
         stopped = f"; the other {ended} ranks were stopped" if ended > 1 else ""
         who = f"rank {rank} failed{where}"
-        if CollectiveMismatchError.__name__ in (type(cause).__name__, getattr(cause, "type_name", "")):
+        told = (type_name(cause), type_name(_first(cause)))
+        if CollectiveMismatchError.__name__ in told:
             who, busy = "ranks disagree", ""  # the error names both, and where; who has noticed it is not to blame
+        elif RankLeftError.__name__ in told:
+            who = f"rank {rank} left too early"  # and was nowhere: the place is that of who waits
         super().__init__(f"{who}: {in_one_line(cause)}{busy}{rest}{stopped}")
 
 

@@ -83,7 +83,7 @@ def run(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check,
     )  # fmt: skip
-    wanted = requested(main, asked)
+    wanted = requested(main, args, asked)
     if trio.lowlevel.in_trio_run():
         raise UsageError("run: a Trio program runs already; use `await overlap.run_async(...)` in it")
     keeper = Keeper(wanted)
@@ -128,7 +128,7 @@ async def run_async(
         clock, cluster, ranks=ranks, trace=trace, trace_steps=trace_steps, timeout_s=timeout_s, wires=transport,
         algorithm=algorithm, check=check,
     )  # fmt: skip
-    wanted = requested(main, asked)
+    wanted = requested(main, args, asked)
     if wanted.virtual is not None:
         raise UsageError("clock: a Trio program that runs already has real time; use overlap.run for virtual time")
     keeper = Keeper(wanted)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from difflib import get_close_matches
+from inspect import signature
 
 from . import trace_files
 from .config import RunConfig, variable_of
@@ -52,8 +53,13 @@ def overriding(
         _overriding.reset(token)
 
 
-def requested(main: object, asked: RunConfig) -> RunConfig:
+def requested(main: object, args: tuple[object, ...], asked: RunConfig) -> RunConfig:
     """Check what the program asks for, and overrule it: the environment does, and before it `overriding`.
+
+    Args:
+        main: The program of each rank.
+        args: What it is given besides the rank.
+        asked: What the program has said.
 
     Raises:
         UsageError: For what cannot be meant.
@@ -66,10 +72,23 @@ def requested(main: object, asked: RunConfig) -> RunConfig:
     overrule = _overriding.get()
     if overrule is not None:
         wanted = overrule(wanted)
-    if not callable(main):
-        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
+    _check_main(main, args)
     wanted.verify()
     return wanted
+
+
+def _check_main(main: object, args: tuple[object, ...]) -> None:
+    if not callable(main):
+        raise UsageError(f"main: expected an async function, got {type(main).__name__}")
+    try:
+        taking = signature(main)
+    except ValueError:  # what is written in C has none
+        return
+    try:
+        taking.bind(None, *args)
+    except TypeError as error:
+        name, more = getattr(main, "__name__", "main"), f" and {len(args)} further arguments" if args else ""
+        raise UsageError(f"main: {name}{taking} is called with the rank{more}: {error}") from None
 
 
 # -- variables that say nothing --------------------------------------------------------------------------------------

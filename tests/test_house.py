@@ -32,6 +32,7 @@ HOUSE = (
     ("overlap.live",),
     ("overlap.signals",),
     # one process's ranks
+    ("overlap.runtime.unawaited",),
     ("overlap.runtime.future", "overlap.runtime.memory", "overlap.runtime.interpreter", "overlap.runtime.shapes"),
     ("overlap.runtime.derived", "overlap.runtime.inputs", "overlap.runtime.object_codec"),
     ("overlap.runtime.outstanding", "overlap.runtime.ending", "overlap.runtime.standing"),

@@ -19,7 +19,7 @@ import transports
 from topology import TopologyError
 from transports import TransportError
 
-from ..errors import OverlapError, RankFailedError, UsageError
+from ..errors import OverlapError, RankFailedError, RemoteError, UsageError
 from ..launch.output import OutputError
 from ..notice import notify, say
 from .streams import discard
@@ -61,12 +61,20 @@ def report(error: BaseException) -> int:
         return _say(str(error), EXIT_FAILED)  # whoever raised it has said all there is to say
     if isinstance(error, SystemExit):
         return _exit_code(error)
-    say("".join(_without_machinery(cause)))
+    if not _says_all(cause):
+        say("".join(_without_machinery(cause)))
     if not isinstance(error, RankFailedError):
         return EXIT_FAILED
     # A rank that exits with 0 has left the others alone all the same.
     told = "\n  ".join([str(error), *getattr(error, "__notes__", ())])
     return _say(told, _exit_code(cause) if isinstance(cause, SystemExit) and cause.code else EXIT_FAILED)
+
+
+def _says_all(cause: BaseException) -> bool:
+    """Whether frames would say nothing about the program, or Python itself would not show them."""
+    if isinstance(cause, RemoteError) or not isinstance(cause, OverlapError):
+        return isinstance(cause, SystemExit)
+    return not any(map(_is_users, extract_tb(cause.__traceback__)))
 
 
 def _say(text: str, code: int) -> int:

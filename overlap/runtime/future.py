@@ -19,6 +19,7 @@ import trio
 from trio.lowlevel import Abort, Task, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from ..errors import UsageError, shown
+from .unawaited import Unawaited
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,7 +69,7 @@ class Flag(int):
 _YES, _NO = Flag(1), Flag(0)
 
 
-class Future(Generic[T_co]):
+class Future(Unawaited, Generic[T_co]):
     """The result of an operation that has been issued and may not have run yet.
 
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
@@ -157,15 +158,6 @@ class Future(Generic[T_co]):
     def __getitem__(self, index: object) -> Future[object]:
         """Return the future of `result[index]`."""
         return _Item(self, index)
-
-    def __iter__(self) -> Generator[object, None, None]:
-        raise TypeError("a future cannot be iterated; await it, or take items by index")
-
-    def __bool__(self) -> bool:
-        raise TypeError("a future is neither true nor false; await it first, or ask for its `done`")
-
-    def __array__(self, *_: object, **__: object) -> object:
-        raise TypeError("a future is no array yet; await it first, or pass it to rank.compute or a collective")
 
     def __await__(self) -> Generator[object, object, T_co]:
         try:

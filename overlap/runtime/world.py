@@ -32,6 +32,7 @@ from .interpreter import tuned
 from .issuing import Issuer
 from .match import Key
 from .memory.buffer_locks import BufferLocks
+from .memory.lent_arguments import explain_unfinished
 from .outstanding import Outstanding
 from .program_places import place_in
 from .rank import Rank
@@ -266,6 +267,8 @@ class World:
         """Take note that `rank` raised; the first culprit ends the world."""
         culprit, cause = origin(rank, error)
         doing = self.reports.doing(culprit)
+        if doing:
+            explain_unfinished(cause)
         if self.ending.failure is None:
             self._end_because(culprit, cause, doing, spared=rank)
             if self._others:  # once it is recorded: telling may fail as well

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -108,6 +109,8 @@ def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...
     """
     program = main(rank, *args)
     if not isawaitable(program):
-        name = getattr(main, "__name__", repr(main))
-        raise UsageError(f"main: expected an async function, but {name}(rank) returned {type(program).__name__}")
+        name, code = getattr(main, "__name__", repr(main)), getattr(main, "__code__", None)
+        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
+        returned = type(program).__name__
+        raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{place}")
     return program

@@ -184,7 +184,7 @@ def test_numbers_start_again_with_new_settings_and_only_written_traces_are_told(
 def test_every_value_says_where_it_came_from(monkeypatch):
     monkeypatch.setenv("OVERLAP_RANKS", "3")
     asked = RunConfig.given(ranks=2, timeout_s=5.0, trace=None)
-    wanted = requested(print, asked)
+    wanted = requested(print, (), asked)
     assert (wanted.ranks, wanted.timeout_s, wanted.trace) == (3, 5.0, None)
     assert wanted.sources == {"ranks": "OVERLAP_RANKS", "timeout_s": "argument"}
     launched = wanted.changed("torchrun", ranks=8)
@@ -248,7 +248,7 @@ def test_a_transport_is_told_what_somebody_has_said():
 def test_some_tls_files_alone_are_refused(monkeypatch):
     monkeypatch.setenv("OVERLAP_TLS_KEY", "k")
     with pytest.raises(UsageError, match=r"^TLS needs three files: OVERLAP_TLS_CERT, "):
-        requested(print, RunConfig())
+        requested(print, (), RunConfig())
 
 
 # -- one edit a setting ------------------------------------------------------------------------------------------

@@ -228,6 +228,36 @@ def test_a_rank_that_exits_decides_the_code_but_is_never_a_success(capsys, exit_
     assert capsys.readouterr().err.endswith(f"overlap: rank 1 failed: SystemExit: {exit_code}\n")
 
 
+def test_of_a_rank_that_exits_there_is_no_traceback(capsys):
+    assert failure.report(raised(rank_failed(SystemExit("no data")))) == 1
+    assert capsys.readouterr().err == "no data\noverlap: rank 1 failed: SystemExit: no data\n"
+
+
+def test_what_no_line_of_the_program_has_raised_is_told_without_ours(overlap, script, capsys):
+    script("import overlap\ndef main(rank):\n    pass\noverlap.run(main, ranks=1)\n")
+    code, out, err = overlap("run", "train.py")
+    told = "main: expected an async function, but main(rank) returned NoneType (train.py:2)"
+    assert (code, out, err) == (1, "", f"overlap: rank 0 failed: UsageError: {told}\n")
+
+
+def test_of_several_errors_in_a_nursery_the_last_line_tells_the_first(overlap, script):
+    lines = [
+        "import overlap, trio",
+        "async def fail(why):",
+        "    raise ValueError(why)",
+        "async def main(rank):",
+        "    async with trio.open_nursery() as nursery:",
+        "        nursery.start_soon(fail, 'no data')",
+        "        nursery.start_soon(fail, 'no data')",
+        "overlap.run(main, ranks=1)",
+    ]
+    script("\n".join(lines))
+    code, _, err = overlap("run", "train.py")
+    assert (code, err.splitlines()[-1]) == (
+        1, "overlap: rank 0 failed at train.py:3: ValueError: no data, and 1 more"
+    )  # fmt: skip
+
+
 def test_a_broken_pipe_of_the_programs_own_is_not_hidden(capfd):
     assert failure.report(raised(rank_failed(BrokenPipeError(32, "Broken pipe")))) == 1
     assert "overlap: rank 1 failed: BrokenPipeError" in capfd.readouterr().err

@@ -76,6 +76,7 @@ TESTS = {
     "runtime/stream": "core/test_streams",
     "runtime/task": "core/test_beside",
     "runtime/trees": "core/test_trees",
+    "runtime/unawaited": "core/test_futures",
     "runtime/world": "core/test_failure core/test_leaving core/test_stall core/test_traces",
     "runtime/world_member": "core/test_stall core/test_busy_loop",
     "runtime/world_watch": "core/test_busy_loop core/test_stall",

@@ -240,3 +240,15 @@ def test_a_refused_call_guards_nothing(path: str) -> None:
         return guarded(x, out)
 
     assert run(main, 2, path=path) == [[False, False]] * 2
+
+
+def test_who_writes_into_what_is_under_way_is_told_what_to_do() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        x = np.ones(1)
+        rank.all_reduce(x)
+        x += 1
+
+    with pytest.raises(overlap.RankFailedError) as failed:
+        overlap.run(main, ranks=2)
+    told = "arrays that an operation works on are read-only until it is done: await it first, or write into a copy"
+    assert getattr(failed.value.cause, "__notes__", []) == [told]

@@ -276,6 +276,17 @@ def test_a_program_that_is_no_function() -> None:
         overlap.run(3, ranks=1)  # type: ignore[arg-type]
 
 
+def test_a_program_that_cannot_take_its_arguments_is_refused_before_anything_starts() -> None:
+    async def alone() -> None: ...
+    async def two(rank: R, x: int) -> None: ...
+
+    with pytest.raises(UsageError) as told:
+        overlap.run(alone, ranks=1)
+    assert str(told.value) == "main: alone() -> None is called with the rank: too many positional arguments"
+    with pytest.raises(UsageError, match=r"is called with the rank and 2 further arguments: too many positional"):
+        overlap.run(two, 1, 2, ranks=1)
+
+
 def test_illegal_groups_of_a_cluster_are_refused() -> None:
     async def main(rank: R) -> None:
         if rank.rank in (0, 1, 2):
@@ -306,7 +317,8 @@ def test_a_program_that_is_no_async_function() -> None:
         return rank.rank
 
     with pytest.raises(
-        overlap.RankFailedError, match=r"main: expected an async function, but program\(rank\) returned int"
+        overlap.RankFailedError,
+        match=r"main: expected an async function, but program\(rank\) returned int \(test_bad_input\.py:\d+\)",
     ):
         overlap.run(program, ranks=1)  # type: ignore[arg-type]
 

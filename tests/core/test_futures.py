@@ -361,3 +361,16 @@ def test_a_future_is_not_taken_for_its_result() -> None:
         await future
 
     run(main, 1)
+
+
+@pytest.mark.parametrize("wrong", [lambda x: x + 1, lambda x: 2 * x, lambda x: -x, lambda x: x < 1, float])
+def test_a_future_that_is_computed_with_says_to_await_it(wrong: Callable[[object], object]) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        future = rank.all_reduce(np.ones(2))
+        with pytest.raises(TypeError, match=r"^a future cannot be computed with; await it first, or pass it"):
+            wrong(future)
+        with pytest.raises(AttributeError, match=r"^a future has no 'shape'; await it first, or pass it"):
+            _ = future.shape  # type: ignore[attr-defined]
+        await future
+
+    run(main, 1)

@@ -75,6 +75,7 @@ def test_the_one_that_left_is_named_by_a_rank_with_two_waiting_tasks(path: str) 
     assert errors[0].rank == 1
     assert isinstance(errors[0].cause, RankLeftError)
     assert not errors[0].others
+    assert str(errors[0]).startswith("rank 1 left too early: RankLeftError: rank 1 finished its program while rank 0 ")
 
 
 @pytest.mark.parametrize("path", FEW_PATHS)

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["arrays_in", "explain"]
+__all__ = ["arrays_in", "explain", "explain_unfinished"]
 
 _READ_ONLY = (
     "arrays that are passed to rank.compute are read-only until it is done, for the function too, since others may "
     "read them: return the new value, or write into a copy"
 )
+
+_UNFINISHED = "arrays that an operation works on are read-only until it is done: await it first, or write into a copy"
 
 _ndarray = np.ndarray
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -61,3 +63,9 @@ def explain(error: BaseException) -> None:
     """Tell a function that has tried to write into what was lent to it what to do instead."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         error.add_note(_READ_ONLY)
+
+
+def explain_unfinished(error: BaseException) -> None:
+    """Tell a program that has tried to write into what its unfinished operations work on what to do instead."""
+    if isinstance(error, ValueError) and "read-only" in str(error) and not hasattr(error, "__notes__"):
+        error.add_note(_UNFINISHED)

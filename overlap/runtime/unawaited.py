@@ -1,0 +1,37 @@
+"""What a future says to a program that takes it for its value: to await it first."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NoReturn
+
+__all__ = ["Unawaited"]
+
+_FIRST = "await it first, or pass it to rank.compute or a collective"
+
+
+class Unawaited:
+    """Refuses what only a value can do; `==` compares futures."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[object, None, None]:
+        raise TypeError("a future cannot be iterated; await it, or take items by index")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a future is neither true nor false; await it first, or ask for its `done`")
+
+    def __array__(self, *_: object, **__: object) -> object:
+        raise TypeError(f"a future is no array yet; {_FIRST}")
+
+    if not TYPE_CHECKING:  # which would believe that a future has everything
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"a future has no {name!r}; {_FIRST}", name=name, obj=self)
+
+        def _refuse(self, *_: object) -> NoReturn:
+            raise TypeError(f"a future cannot be computed with; {_FIRST}")
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+        __matmul__ = __rmatmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __abs__ = __float__ = __int__ = _refuse
