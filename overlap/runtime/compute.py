@@ -129,7 +129,7 @@ class ComputeFuture(Issued[T_co]):
         if arrays and not self.context.arrays.shapes_only:  # else there is nothing to spoil
             locks = self.context.locks
             check_unwritten(locks, arrays, self.label)
-            self.locked += [array for array in arrays if locks.lock(array)]
+            self.locked += locks.lock(tuple(arrays))
 
     def unlock_arguments(self, value: object = None) -> None:
         """Unlock the arrays of a function that has returned `value` or will never run; any thread."""
@@ -138,7 +138,7 @@ class ComputeFuture(Issued[T_co]):
             locks = self.context.locks
             locks.follow(arrays_in((value,))[0], locked)
             while locked:
-                locks.unlock(locked.pop())
+                locks.unlock((locked.pop(),))
 
     def settle(self, value: object, failure: Failure | None = None) -> None:
         """Set what the function returned or raised, unless the world has given it up; any thread.

@@ -199,19 +199,18 @@ class Request(Issued[T_co]):
         if self.context.arrays.shapes_only:  # there is nothing to spoil
             return
         x, out = self.input, self.out
+        arrays: tuple[Array, ...] = ()
         if out is not None and self.target is None:
-            self.target = out.view()
-            if self.context.locks.lock(out, writes=True):
-                self.locked = (out,)
+            self.target, arrays = out.view(), (out,)
         if x is not out and not self._input_locked and isinstance(x, np.ndarray):
-            self._input_locked = True
-            if self.context.locks.lock(x):
-                self.locked = (*self.locked, x)
+            self._input_locked, arrays = True, (*arrays, x)
+        if arrays:
+            self.locked += self.context.locks.lock(arrays, out)
 
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
         if self.locked:
-            self.context.locks.unlock(*self.locked)
+            self.context.locks.unlock(self.locked)
             self.locked = ()
         self.input = self.source = self.target = self.out = self.given = self.changed = None
 
