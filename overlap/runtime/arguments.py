@@ -48,7 +48,8 @@ def check_overlap(call: Call, rank: int, out: Array, x: Array) -> None:
     Raises:
         UsageError: If they share memory in such a way.
     """
-    if x is not out and x.flags.owndata and out.flags.owndata:
+    theirs, mine = x if x.base is None else x.base, out if out.base is None else out.base
+    if theirs is not mine and type(theirs) is type(mine) is np.ndarray and theirs.flags.owndata and mine.flags.owndata:
         return  # as most: to ask for their bounds takes three times as long
     if np.may_share_memory(out, x) and not _in_place(call, rank, out, x):
         kind = call.kind.text

@@ -18,13 +18,14 @@ from .deadlines import check_timeout
 from .future import Failure, Future, is_elsewhere, settle, tell
 from .group_checks import check_one_a_rank, check_rank
 from .match import Key
-from .operation import CollectiveFuture, Port
+from .operation import CollectiveFuture, Lane, Port
 from .request import Members
 from .stream import Stream, Streams
 
-__all__ = ["Ends", "Enqueuer", "Places"]
+__all__ = ["Asked", "Enqueuer", "Places"]
 
 Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
+Asked: TypeAlias = "tuple[bool, int, int, Stream | str | None]"  # the same; peer, tag and stream, as a call names them
 
 
 class Places(Protocol):
@@ -64,12 +65,12 @@ class Enqueuer:
         self._ports: dict[Stream | str | None, Port] = {}
         self._opened: dict[Stream, Port] = {}
         self._messages: dict[Ends, Known] = {}  # the calls that the flight record has words for
-        self._lasting: dict[Ends, Port] = {}
+        self._lasting: dict[Asked, tuple[Port, Lane]] = {}  # of messages, and the lane that it had
 
     def preferring(self, stream: Stream) -> Self:
         """Return one that issues the same group's operations, those that name no stream on this one."""
         other = copy(self)
-        other._streams, other._ports = self._streams.preferring(stream), {}
+        other._streams, other._ports, other._lasting = self._streams.preferring(stream), {}, {}
         return other
 
     def _prepare(self, operation: CollectiveFuture[Array], timeout_s: float | None) -> None:
@@ -79,39 +80,39 @@ class Enqueuer:
             raise context.ending.peer_failed()
         if not isinstance(operation.priority, int):
             raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
-        if type(operation.exact) is not bool:
-            raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
-        if type(operation.shared) is not bool:
-            raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
-        if operation.insisted is not None:
-            operation.insisted = self._checked_algorithm(operation)
+        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
+            self._check_options(operation)
         if timeout_s is not None:
             check_timeout(timeout_s)
             operation.deadline_s = timeout_s
         operation.group, operation.context, operation.step = self._group, context, context.step
-        out = operation.out
-        if out is not None and operation.shared:
-            raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
+        out, x = operation.out, operation.input
         if out is not None and not (type(out) is np.ndarray and out.flags.carray):
             operation.take_output()
-        x = operation.input
         if not isinstance(x, Future):
             operation.prepare()
         elif is_elsewhere(x, context.thread):
             raise UsageError(f"x: {x.label} belongs to another world; pass its result")
 
-    def _checked_algorithm(self, operation: CollectiveFuture[Array]) -> str | None:
-        """Return the algorithm that is asked for; None for a rank that is alone, which needs none."""
-        from ..collectives.select import check_algorithm_for  # and with it the generators
+    def _check_options(self, operation: CollectiveFuture[Array]) -> None:
+        """Check what few operations have."""
+        if type(operation.exact) is not bool:
+            raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
+        if type(operation.shared) is not bool:
+            raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
+        if operation.shared and operation.out is not None:
+            raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
+        if operation.insisted is not None:
+            from ..collectives.select import check_algorithm_for  # and with it the generators
 
-        size = self._group.size
-        check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)
-        return operation.insisted if size > 1 else None
+            size = self._group.size
+            check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)
+            operation.insisted = operation.insisted if size > 1 else None  # a rank that is alone needs none
 
     def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
         operation.port, lane = port, port.stream
-        operation.seq = port.next_seq
-        port.next_seq += 1
+        operation.seq = seq = port.next_seq
+        port.next_seq = seq + 1
         operation.priority += lane.priority
         context = self._context
         operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
@@ -119,7 +120,7 @@ class Enqueuer:
             call: object = operation.call
         except AttributeError:  # its input is not there yet
             call = None
-        operation.record = context.flight.issued(operation, port.known, call, operation.seq, now_ns)
+        operation.record = context.flight.issued(operation, port.known, call, seq, now_ns)
         if operation.deadline_s is not None:
             context.expire(operation, operation.deadline_s)
         lane.enqueue(operation)

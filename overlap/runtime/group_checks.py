@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..collectives.kinds import Collective
+from ..collectives.kinds import GATHER, REDUCE
 from ..collectives.reduce import Array
 from ..errors import UsageError, shown
 from .operation import CollectiveFuture
@@ -15,11 +15,12 @@ from .request import Members
 __all__ = ["check_one_a_rank", "check_pairs", "check_peer", "check_rank", "check_root"]
 
 _TAGS = 1 << 24
+_INTEGERS = int, np.integer
 
 
 def check_rank(group: Members, argument: str, rank: int) -> None:
     """Raise `UsageError` unless it is a rank of the group."""
-    if not isinstance(rank, (int, np.integer)) or not 0 <= rank < group.size:
+    if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
         raise UsageError(
             f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
         )
@@ -36,9 +37,9 @@ def check_root(group: Members, operation: CollectiveFuture[Array]) -> None:
     """Raise `UsageError` unless there is such a root, and arrays are given where they must be, and only there."""
     kind, root, mine = operation.kind, operation.root, group.rank
     check_rank(group, "root", root)
-    if operation.input is None and (root == mine or kind in (Collective.REDUCE, Collective.GATHER)):
+    only_root = kind is REDUCE or kind is GATHER
+    if operation.input is None and (root == mine or only_root):
         raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
-    only_root = kind in (Collective.REDUCE, Collective.GATHER)
     if only_root and operation.out is not None and root != mine:
         raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
 

@@ -8,7 +8,7 @@ from threading import get_ident
 from typing import Protocol, cast
 
 from ..collectives.counts import check_counts
-from ..collectives.kinds import Collective
+from ..collectives.kinds import PERMUTE
 from ..collectives.reduce import Array
 from ..errors import GroupAbortedError, UsageError, in_one_line
 from .derived import Derived
@@ -57,7 +57,7 @@ class Issuer(MessageIssuer):
             return self._issue_tree(operation, stream, timeout_s)
         if kind.traits.rooted:
             check_root(self._group, operation)
-        elif kind is Collective.PERMUTE:
+        elif kind is PERMUTE:
             operation.pairs = check_pairs(self._group, operation.pairs)
         elif operation.counts is not None:
             operation.counts = check_counts(kind, operation.counts, self._group.size)
@@ -97,6 +97,7 @@ class Issuer(MessageIssuer):
             key = Key(self._ranks, self._occurrence, known.name)
             communicator = self._around.communicator(key, self._group.name, self._ranks)
             port = communicator.port(self._context, known, self._group.rank)
+            port.group = self._group.label
             self._opened[known] = port
         self._ports[stream] = self._ports[known] = port
         return port

@@ -13,12 +13,12 @@ from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from ..collectives.call import Call, Pairs
-from ..collectives.kinds import Collective
+from ..collectives.kinds import BARRIER, GATHER, P2P, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
-from ..timeline.spans import RawMatch
+from ..timeline.spans import RawGroup, RawMatch
 from .future import Failure, Future, call_when_done
 from .handover import Cancels, Looks
 from .inputs import resolve
@@ -116,9 +116,12 @@ class Port:
         next_seq: Number of its next operation.
         known: The calls that the flight record has words for.
         towards: The peer of messages, for people to read.
+        group: Who meets here, for the timeline.
     """
 
-    __slots__ = ("communicator", "known", "next_seq", "place", "position", "stream", "towards")
+    __slots__ = ("communicator", "group", "known", "next_seq", "place", "position", "stream", "towards")
+
+    group: RawGroup
 
     def __init__(self, communicator: Matching, stream: Lane, *, position: int, place: int, towards: str = "") -> None:
         self.communicator, self.position, self.place, self.stream = communicator, position, place, stream
@@ -137,8 +140,8 @@ class CollectiveFuture(Request[T_co]):
     """
 
     __slots__ = (
-        "active", "algorithm", "awaited_ns", "deadline_s", "issued_ns", "look", "pending_failure", "port", "record",
-        "running", "scope", "seq", "started_ns", "step",
+        "active", "algorithm", "awaited_ns", "deadline_s", "issued_ns", "look", "port", "record", "running", "scope",
+        "seq", "started_ns", "step",
     )  # fmt: skip
 
     port: Port
@@ -157,13 +160,14 @@ class CollectiveFuture(Request[T_co]):
         name: str | None,
         reduction: str | None = None,
         root: int = 0,
-        pairs: Pairs = (),
+        algorithm: str | None = None,
         counts: object = None,
         exact: bool = False,
         shared: bool = False,
-        algorithm: str | None = None,
+        pairs: Pairs = (),
     ) -> None:
         # The base classes' parts are written out: this is on the path of every collective, as is the choice of slots.
+        # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
         self.kind, self.reduction, self.root, self.pairs = kind, reduction, root, pairs
@@ -179,7 +183,6 @@ class CollectiveFuture(Request[T_co]):
         self.running = False  # its bytes are moving
         self.scope: Cancels | None = None  # what runs its program, while that is under way
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
-        self.pending_failure: Failure | None = None  # what it ends with once its bytes have stopped
         self.algorithm = "direct"
         self.record = -1  # in the flight record
 
@@ -286,40 +289,40 @@ class CollectiveFuture(Request[T_co]):
         Raises:
             MemoryError: If there is no memory for it.
         """
-        arrays = self.context.arrays
-        if self.out is None and self._receives() and pattern.dtype is not None:
-            self.out = arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
         if self.target is None:
+            if self.out is None and pattern.dtype is not None and self._receives():
+                self.out = self.context.arrays.empty(pattern.result_at(self.port.position), pattern.dtype)
             self.target = self.out
-        if arrays.shapes_only:
-            return
-        if self.kind is Collective.PERMUTE and self.port.position not in {dst for _, dst in pattern.pairs}:
+        if self.kind is PERMUTE and not self.context.arrays.shapes_only:
+            self._clear(pattern)
+
+    def _clear(self, pattern: Call) -> None:
+        """Give a rank zeros that nothing comes to."""
+        if self.port.position not in {dst for _, dst in pattern.pairs}:
             cast(Array, self.target)[...] = 0
 
     def _receives(self) -> bool:
         """Whether this rank gets a result."""
         kind, position = self.kind, self.port.position
-        if kind in (Collective.REDUCE, Collective.GATHER):
+        if kind is REDUCE or kind is GATHER:
             return self.call.root == position
-        return kind is not Collective.BARRIER and (kind is not Collective.P2P or position == 1)
+        return kind is not BARRIER and (kind is not P2P or position == 1)
 
     def describe(self, pattern: Call, met_ns: int) -> RawMatch:
         """Return what the timeline keeps of this operation for all of its ranks."""
-        group = self.group.label
-        if pattern.kind is Collective.P2P:  # of the group, only two are in it
-            group = self.group.name, self.port.communicator.members
-        return pattern.kind.text, self.algorithm, group, self.seq, pattern.nbytes, pattern.dtype, met_ns
+        return pattern.kind.text, self.algorithm, self.port.group, self.seq, pattern.nbytes, pattern.dtype, met_ns
 
     def finish(self, end_ns: int, meeting: RawMatch) -> None:
         """Record the span, hand over the result and let the stream go on; the loop's thread only."""
         if not self._done:
-            info = (meeting, self.issued_ns, self.priority, *self.place, self.awaited_ns, self.step)
             if self.changed is not None and self.changed():
                 message = f"x: was changed while {self.label} ({self.call_site}) was reading it; await that first"
                 self.fail(Failure(UsageError(message)))
                 return
-            self.context.record(("comm", self.port.stream.name, self.name, self.started_ns, end_ns, info))
-            self.context.flight.carried(self.record, self.started_ns, end_ns)
+            context, started_ns, (code, instruction) = self.context, self.started_ns, self.place
+            info = (meeting, self.issued_ns, self.priority, code, instruction, self.awaited_ns, self.step)
+            context.record(("comm", self.port.stream.name, self.name, started_ns, end_ns, info))
+            context.flight.carried(self.record, started_ns, end_ns)
             if self.shared:
                 self._share()
             self._value = self.out if self.given is None else self.given
@@ -344,7 +347,7 @@ class CollectiveFuture(Request[T_co]):
         if self._done:
             return
         if self.running:
-            self.pending_failure = self.pending_failure or failure
+            self._failure = self._failure or failure  # what it ends with once its bytes have stopped
             self._stop()
         else:
             self._failure = failure
@@ -370,8 +373,8 @@ class CollectiveFuture(Request[T_co]):
     def stopped(self) -> None:
         """Take note that its bytes have stopped moving."""
         self.running, self.scope, self.look = False, None, None
-        if self.pending_failure is not None:
-            self.fail(self.pending_failure)
+        if self._failure is not None:
+            self.fail(self._failure)
         if self._done:
             self.release()
 

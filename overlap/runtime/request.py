@@ -9,7 +9,7 @@ import numpy as np
 
 from ..collectives.call import Call, Pairs, call, uneven_call
 from ..collectives.counts import Counts, normal
-from ..collectives.kinds import Collective, Shape
+from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, P2P, REDUCE, SCATTER, Collective
 from ..collectives.reduce import OPS, Array
 from ..errors import UsageError, shown
 from .arguments import check_overlap, check_result, check_unwritten
@@ -93,54 +93,53 @@ class Request(Issued[T_co]):
         Raises:
             UsageError: For whatever cannot be meant.
         """
-        x = self.input
-        kind = self.kind
+        x, kind, out = self.input, self.kind, self.out
         if x is None:
             self._prepare_receiver()
-        else:
-            if type(x) is not np.ndarray:
-                self.changed = changes(x)
-                x = as_input(x)
-            size = self.group.size if kind is not Collective.P2P else 2
-            shape: Shape = x.shape
-            counts: Counts = ()
-            if self.counts is not None:
-                shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
-            try:
-                find = uneven_call if counts else call
-                self.call = find(
-                    kind.text,
-                    self.reduction,
-                    x.dtype,
-                    shape,
-                    size,
-                    self.root,
-                    self.pairs,
-                    counts,
-                    self.exact,
-                    self.shared,
-                    self.insisted,
-                )
-            except TypeError as error:  # not hashable
-                raise UsageError(f"op: {shown(self.reduction)} is unknown; known are {', '.join(OPS)}") from error
-            if not x.flags.writeable and x is not self.out:
-                check_unwritten(self.context.locks, (x,), "x")
-            self.source = x if x.flags.c_contiguous else self._contiguous(x)
-        if self.out is not None and not (self.out is x and kind in _ELEMENTWISE):
-            check_result(self.out, self.call, self.group.rank)
-            if x is not None:
-                check_overlap(self.call, self.group.rank, self.out, x)
+            return
+        if type(x) is not np.ndarray:
+            self.changed = changes(x)
+            x = as_input(x)
+        self.call = asked = self._asked(x)
+        self.source = x if x.flags.carray else self._readable(x)
+        if out is not None and (out is not x or kind not in _ELEMENTWISE):
+            if out.shape != asked.result_shape or out.dtype is not asked.dtype or asked.counts:
+                check_result(out, asked, self.group.rank)
+            check_overlap(asked, self.group.rank, out, x)
 
-    def _contiguous(self, x: Array) -> Array:
+    def _asked(self, x: Array) -> Call:
+        """Return what is asked for, given an array."""
+        kind, shape, size = self.kind, x.shape, self.group.size
+        if kind is P2P:
+            return call(kind.text, None, x.dtype, shape, 2)
+        counts: Counts = ()
+        if self.counts is not None:
+            shape, counts = normal(kind, shape, cast(Counts, self.counts), size, self.group.rank)
+        try:
+            return (uneven_call if counts else call)(
+                kind.text, self.reduction, x.dtype, shape, size, self.root, self.pairs, counts, self.exact, self.shared,
+                self.insisted,
+            )  # fmt: skip
+        except TypeError as error:  # not hashable
+            raise UsageError(f"op: {shown(self.reduction)} is unknown; known are {', '.join(OPS)}") from error
+
+    def _readable(self, x: Array) -> Array:
+        """Return what is to be read of an array that is read-only or not contiguous.
+
+        Raises:
+            UsageError: If an operation that has not ended still writes it.
+        """
+        if not x.flags.writeable and x is not self.out:
+            check_unwritten(self.context.locks, (x,), "x")
         arrays = self.context.arrays
-        return x if arrays.shapes_only else arrays.copy(x)
+        return x if x.flags.c_contiguous or arrays.shapes_only else arrays.copy(x)
 
     def _prepare_receiver(self) -> None:
         kind = self.kind
-        if kind is Collective.P2P:
+        if kind is P2P:
             out = cast(Array, self.out)
             self.call = call(kind.text, None, out.dtype, out.shape, 2)
-        elif kind.traits.rooted or kind is Collective.BARRIER:
+        elif kind.traits.rooted or kind is BARRIER:
             self.call = call(
                 kind.text,
                 None,
@@ -163,7 +162,7 @@ class Request(Issued[T_co]):
         if not isinstance(out, np.ndarray) or out.ndim == 0:
             return None
         shape, size, asked = out.shape, self.group.size, self.call
-        shape = (shape[0] * size, *shape[1:]) if self.kind is Collective.SCATTER else shape
+        shape = (shape[0] * size, *shape[1:]) if self.kind is SCATTER else shape
         return call(
             asked.kind.text, None, out.dtype, shape, size, asked.root, asked.pairs, (), asked.exact, asked.shared,
             asked.algorithm,
@@ -178,7 +177,7 @@ class Request(Issued[T_co]):
         out = self.out
         if isinstance(out, np.ndarray) and self.context.arrays.shapes_only:
             return  # there is nothing to write
-        target = as_output(out, "out" if self.kind is not Collective.P2P else "like")
+        target = as_output(out, "out" if self.kind is not P2P else "like")
         if target is not out:
             self.given, self.out = out, target
             if self.input is out:
@@ -196,16 +195,16 @@ class Request(Issued[T_co]):
 
     def lock(self) -> None:
         """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
-        if self.context.arrays.shapes_only:  # there is nothing to spoil
+        context, x, out = self.context, self.input, self.out
+        if context.arrays.shapes_only:  # there is nothing to spoil
             return
-        x, out = self.input, self.out
         arrays: tuple[Array, ...] = ()
         if out is not None and self.target is None:
             self.target, arrays = out.view(), (out,)
         if x is not out and not self._input_locked and isinstance(x, np.ndarray):
-            self._input_locked, arrays = True, (*arrays, x)
+            self._input_locked, arrays = True, (x, out) if arrays else (x,)  # type: ignore[assignment]
         if arrays:
-            self.locked += self.context.locks.lock(arrays, out)
+            self.locked += context.locks.lock(arrays, out)
 
     def release(self) -> None:
         """Give the arrays back: nothing moves any more."""
@@ -215,4 +214,4 @@ class Request(Issued[T_co]):
         self.input = self.source = self.target = self.out = self.given = self.changed = None
 
 
-_ELEMENTWISE = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST)
+_ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)

@@ -9,6 +9,7 @@ ranks and always moves, whatever timing and priorities choose.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from copy import copy
 
 from ..errors import UsageError, shown
@@ -32,15 +33,17 @@ class Stream:
         priority: Added to the priority of each of its operations; lower is more urgent.
         window: How many unfinished operations may be in flight at once.
         rank: World rank that it belongs to.
+        rests: Called when none of its operations is under way any more; None: nobody asks.
     """
 
-    __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "window")
+    __slots__ = ("_active", "_context", "_outstanding", "_waiting", "name", "priority", "rank", "rests", "window")
 
     def __init__(self, context: RankContext, name: str, *, priority: int = 0, window: int = DEFAULT_WINDOW) -> None:
         self.rank, self.name, self.priority, self.window = context.rank, name, priority, window
         self._context, self._outstanding = context, context.outstanding
         self._active = 0
         self._waiting: deque[Operation] = deque()
+        self.rests: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Stream '{self.name}' of rank {self.rank}: {self._active} in flight, {len(self._waiting)} queued>"
@@ -89,6 +92,8 @@ class Stream:
             self._context.soon(following.activate_late)
         else:
             self._active -= 1
+            if self.rests is not None and self._active == 0:
+                self.rests()
 
 
 class MessageLane(Stream):
@@ -98,20 +103,13 @@ class MessageLane(Stream):
 
     Attributes:
         within: The stream that the first of those under way was issued on.
-        rests: Called when none is under way any more.
     """
 
-    __slots__ = ("rests", "within")
+    __slots__ = ("within",)
 
     def __init__(self, context: RankContext, within: Stream) -> None:
         super().__init__(context, within.name, priority=within.priority, window=1)
-        self.within, self.rests = within, _nothing
-
-    def finished(self, operation: Operation, failure: Failure | None) -> None:
-        """Take note that `operation` ended; the lane may be forgotten after the last."""
-        super().finished(operation, failure)
-        if self._active == 0:
-            self.rests()
+        self.within = within
 
 
 class Streams:
@@ -170,7 +168,3 @@ def _check(name: str, priority: int, window: int) -> None:
         raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(priority)}")
     if not isinstance(window, int) or window < 1:
         raise UsageError(f"window: must be at least 1, got {shown(window)}")
-
-
-def _nothing() -> None:
-    pass

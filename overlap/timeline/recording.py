@@ -20,6 +20,7 @@ __all__ = [
     "KeptSteps",
     "RawCollective",
     "RawCompute",
+    "RawGroup",
     "RawMatch",
     "RawSpan",
     "Recorder",

@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 
 from .columnar import NONE, SpanColumns, SpanList
 from .intervals import Interval
-from .recording import DEFAULT_CAPACITY, KeptSteps, RawCollective, RawCompute, RawMatch, RawSpan, Recorder, call_site
+from .recording import (
+    DEFAULT_CAPACITY,
+    KeptSteps,
+    RawCollective,
+    RawCompute,
+    RawGroup,
+    RawMatch,
+    RawSpan,
+    Recorder,
+    call_site,
+)
 from .span import Clock, CollectiveInfo, Kind, Span, span_order
 
 __all__ = [
@@ -21,6 +31,7 @@ __all__ = [
     "Kind",
     "RawCollective",
     "RawCompute",
+    "RawGroup",
     "RawMatch",
     "RawSpan",
     "Recorder",

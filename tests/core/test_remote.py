@@ -217,6 +217,26 @@ def test_the_ends_of_messages_are_kept_for_the_next_ones_but_not_all_of_them(mon
     assert made[::2] == made[1::2] == [(5, 0), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1), (5, 3)]
 
 
+def test_the_end_of_messages_that_is_known_is_taken_for_no_other() -> None:
+    async def main(rank: overlap.Rank) -> tuple[list[float], list[str]]:
+        side, got, lanes = rank.stream("side"), [], []
+        for number, stream in enumerate([None, None, None, "side", side, side, None, None]):
+            x = np.full(3, number, np.float32)
+            end = rank.send(x, 1, stream=stream) if rank.rank == 0 else rank.recv(x, 0, stream=stream)
+            assert isinstance(end, overlap.CollectiveFuture)
+            await end
+            got.append(float(x[0]))
+            lanes.append(end.port.stream.name)
+        other: Any = 1 - rank.rank
+        for wrong in ({"dst": float(other)}, {"dst": other, "tag": 0.0}, {"dst": other, "stream": [side]}):
+            with pytest.raises(overlap.UsageError, match=list(wrong)[-1]):
+                rank.send(x, **wrong)
+        return got, lanes
+
+    lanes = ["comm"] * 3 + ["side"] * 3 + ["comm"] * 2
+    assert run_far(main, 2, 1) == [([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], lanes)] * 2
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("first", "second"),

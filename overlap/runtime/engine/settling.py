@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import cast
 
 from transports import TransportError
 
@@ -18,14 +17,16 @@ __all__ = ["settle"]
 
 def settle(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
     """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""
-    if error is not None and get_ident() != operation.context.thread:  # the others are told by the loop
-        operation.context.from_thread(settle, communicator, match, operation, error)
-        return
-    if isinstance(error, TransportError):
-        error.operation = f"{operation.label} ({operation.call_site})"
-    if error is not None and not operation.done:
-        communicator.fail_one(match, operation, Failure(error))
-    elif not operation.done:
+    if error is not None:
+        if get_ident() != operation.context.thread:  # the others are told by the loop
+            operation.context.from_thread(settle, communicator, match, operation, error)
+            return
+        if isinstance(error, TransportError):
+            error.operation = f"{operation.label} ({operation.call_site})"
+        if not operation.done:
+            communicator.fail_one(match, operation, Failure(error))
+    else:
         met_ns = operation.started_ns if communicator.here == 1 else max(end.started_ns for end in match.ends)
-        operation.finish(operation.context.now_ns(), operation.describe(cast("Call", match.pattern), met_ns))
+        pattern: Call = match.pattern  # type: ignore[assignment]  # what has ended had one
+        operation.finish(operation.context.now_ns(), operation.describe(pattern, met_ns))
     communicator.ended(match, operation)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BufferLocks"]
 
+_ONE, _WRITTEN = 2, 1
+
 
 class BufferLocks:
     """Knows which arrays of a world are in use: the first user makes one read-only, the last one gives it back.
@@ -30,12 +32,11 @@ class BufferLocks:
     A view cannot become writable while its base is read-only: such views wait, as weak references, for the base.
     """
 
-    __slots__ = ("_awaited", "_lock", "_users", "_waiting", "_written")
+    __slots__ = ("_awaited", "_lock", "_users", "_waiting")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._users: dict[int, int] = {}  # by id of the array
-        self._written: set[int] = set()
+        self._users: dict[int, int] = {}  # by id of the array: how many, times `_ONE`, and whether it is `_WRITTEN`
         self._waiting: dict[int, dict[int, weakref.ref[Array]]] = {}  # by ids of the base and of the view
         self._awaited: dict[int, int] = {}  # from the id of the view to that of the base
 
@@ -56,34 +57,31 @@ class BufferLocks:
             for array in arrays:
                 key = id(array)
                 if key in users:
-                    users[key] += 1
+                    users[key] += _ONE
                     continue
                 if array.flags.writeable:
                     array.setflags(False)  # type: ignore[call-arg]  # by position: half the time
                 elif not self._claim(array):
                     held = tuple(each for each in held if each is not array)
                     continue
-                users[key] = 1
-                if array is written:
-                    self._written.add(key)
+                users[key] = _ONE if array is not written else _ONE | _WRITTEN
         finally:
             self._lock.release()
         return held
 
     def written(self, array: Array) -> bool:
         """Whether an array is in use by somebody who writes it."""
-        return id(array) in self._written
+        return self._users.get(id(array), 0) & _WRITTEN != 0
 
     def unlock(self, arrays: Iterable[Array]) -> None:
         """Take one user off each of some arrays, and make them writable again after the last."""
-        users, written, waiting = self._users, self._written, self._waiting
+        users, waiting = self._users, self._waiting
         self._lock.acquire()
         try:
             for array in arrays:
                 key = id(array)
-                written.discard(key)
-                left = users.pop(key) - 1
-                if left:
+                left = users.pop(key) - _ONE
+                if left >= _ONE:
                     users[key] = left
                 elif waiting:
                     self._give_back(array)
