@@ -206,9 +206,9 @@ def test_a_welcome_cannot_be_made_a_refusal_nor_the_reverse(judge: Callable[[Hel
         (b"", "protocol", "hung up during the handshake$"),
         (b"ovlp\x00", "protocol", "hung up during the handshake$"),
         (
-            b"ovlp" + struct.pack("!H", 9) + bytes(32),
+            b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32),
             "version",
-            f"version 9, this side version {VERSION}; install the same",
+            f"version {VERSION + 1}, this side version {VERSION}; install the same",
         ),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32), "left", "hung up during the handshake$"),
         (b"ovlp" + struct.pack("!H", VERSION) + bytes(32) + b"\xff\xff", "protocol", "claims 65535 bytes, the limit"),
@@ -259,9 +259,10 @@ def test_cancellation_from_outside_is_no_handshake_error() -> None:
 def test_a_dialler_names_the_version_of_the_listener() -> None:
     async def main() -> None:
         wire = Wire.make()
-        wire.dialler.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", 9) + bytes(32))
+        wire.dialler.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
         with pytest.raises(
-            HandshakeError, match=f"version 9, this side version {VERSION}; install the same overlap on every"
+            HandshakeError,
+            match=f"version {VERSION + 1}, this side version {VERSION}; install the same overlap on every",
         ):
             await greet(wire.dialler, DIALLER, SECRET)
 
@@ -271,8 +272,8 @@ def test_a_dialler_names_the_version_of_the_listener() -> None:
 def test_a_listener_of_another_version_still_says_its_own() -> None:
     async def main() -> None:
         wire = Wire.make()
-        wire.listener.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", 9) + bytes(32))
-        with pytest.raises(HandshakeError, match=f"version 9, this side version {VERSION}"):
+        wire.listener.receive_stream.memory.put_data(b"ovlp" + struct.pack("!H", VERSION + 1) + bytes(32))
+        with pytest.raises(HandshakeError, match=f"version {VERSION + 1}, this side version {VERSION}"):
             await welcome(wire.listener, SECRET, lambda _: LISTENER)
         assert wire.said[1][:6] == b"ovlp" + struct.pack("!H", VERSION)
 

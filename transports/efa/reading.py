@@ -13,7 +13,6 @@ from transports.frame import (
     EAGER_BYTES,
     HEADER_LIMIT_BYTES,
     LOCAL_CHUNK_BYTES,
-    PREFIX_BYTES,
     FrameError,
     FrameKind,
     damaged,
@@ -23,7 +22,7 @@ from transports.frame import (
 __all__ = ["Places", "Reading", "message_of"]
 
 # Room for two of the longest small frames, so that one that has come in part never fills it.
-_READ_BYTES = 2 * (PREFIX_BYTES + HEADER_LIMIT_BYTES + EAGER_BYTES)
+_READ_BYTES = 2 * (HEADER_LIMIT_BYTES + EAGER_BYTES)
 # After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.
 _HEAD_BYTES = 256
 # So many small frames are acted upon before others may run: about 2 ms.

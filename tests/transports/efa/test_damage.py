@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from transports import Endpoint, LinkLostError
-from transports.frame import CHUNK_BYTES, PREFIX_BYTES, FrameKind, checksum, pack
+from transports.frame import CHUNK_BYTES, FrameKind, checksum, pack
 
 from .impostor import confronted
 from .processes import World, opened, quietly, run
@@ -21,7 +21,8 @@ from .proxy import Flip, ProxiedWorld
 SIZES_BYTES = (0, 8, 100, 60_000, 2 * CHUNK_BYTES + 777)
 MESSAGES = [random.Random(nbytes).randbytes(nbytes) for nbytes in SIZES_BYTES]
 TOTAL_BYTES = sum(SIZES_BYTES)
-FIRST_FRAMES_BYTES = 4 * (PREFIX_BYTES + 8) + 108
+EAGER_HEADER_BYTES = len(pack(FrameKind.EAGER, 0, 0, 0, 0))
+FIRST_FRAMES_BYTES = 4 * EAGER_HEADER_BYTES + 108
 
 #: Every byte of the first frames, and anywhere in what follows.
 PLACES = [*range(0, FIRST_FRAMES_BYTES, 3), *random.Random(1).sample(range(TOTAL_BYTES), 60)]
@@ -169,7 +170,7 @@ def test_without_checksums_of_payloads_headers_still_have_theirs() -> None:
             await b.recv_into(0, 5, got)
             assert flip.done
             assert sum(got) == 1 << 3
-            world.ways[0].flips[0] = Flip(PREFIX_BYTES, 3)
+            world.ways[0].flips[0] = Flip(EAGER_HEADER_BYTES - 1, 3)
             await a.send(1, 6, bytes(1000))
             with pytest.raises(LinkLostError, match="a bad frame: a header came damaged: it does not match its check"):
                 await b.recv_into(0, 6, got)

@@ -85,19 +85,20 @@ def test_a_flood_of_small_messages_lets_others_run() -> None:
             inbound = victim.efa.links[0].engine.incoming
 
             async def watch() -> None:
-                while seen[-1] < 2000:
+                while seen[-1] < 4000:
                     await trio.lowlevel.checkpoint()
                     seen.append(sum(map(len, inbound.arrived.values())))
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
-                flood = [pack(FrameKind.EAGER, number, 0, 1, number) for number in range(2000)]
+                flood = [pack(FrameKind.EAGER, number, 0, 1, number) for number in range(4000)]
                 await impostor.stream.send_all(b"".join(flood))
             await impostor.say(FrameKind.BYE)
 
     run(main)
-    # each of two rounds runs every task once, in any order: two turns of the reader may lie between two looks
-    assert max(after - before for before, after in pairwise(seen)) <= 2 * 256
+    # Each of two rounds runs every task once, in any order: two turns of the reader may lie between two looks. In each
+    # it may come to the end of what it had read, and read on.
+    assert max(after - before for before, after in pairwise(seen)) <= 4 * 256
 
 
 def test_try_send_says_no_when_the_budget_is_used_up() -> None:
