@@ -23,7 +23,16 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
-from transports.base import Endpoint, Statistics, Transport, check_choices, check_length, check_tag, describe_ranks
+from transports.base import (
+    TAG_LIMIT,
+    Endpoint,
+    Statistics,
+    Transport,
+    check_choices,
+    check_length,
+    check_tag,
+    describe_ranks,
+)
 from transports.bounce import BounceBuffers
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
@@ -47,6 +56,7 @@ class Link(ABC):
     Attributes:
         engine: What is known of the messages between the two.
         name: Of the other process, for people.
+        memory: For messages that are lent.
     """
 
     def __init__(
@@ -54,11 +64,17 @@ class Link(ABC):
     ) -> None:
         self.member = member
         self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self.memory = memory
         self.engine = Engine(self.name, ranks, local, limits, memory)
 
     @abstractmethod
     def settle(self) -> None:
         """Transmit what the engine has to say, as far as that needs no waiting, and see to it that the rest follows."""
+
+    def post(self, send: Send) -> None:
+        """Send a message when its turn comes, which may be now."""
+        self.engine.outgoing.announce(send)
+        self.settle()
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message whole, before all that waits; False if that cannot be, and nothing has happened."""
@@ -71,6 +87,12 @@ class Link(ABC):
         """Move what can be, though a task would do so soon, and say if anything was: who may sleep calls this."""
         return False
 
+    def take_back(self, end: Send | Receive) -> None:
+        """Withdraw a call, if it has not ended; its end is told all the same, at once or later."""
+        if not end.ended:
+            self.engine.withdraw(end)
+            self.settle()
+
     async def end_of(self, end: Send | Receive) -> None:
         """Wait until a call ends, and raise what it ended with."""
         raise_cancel: RaiseCancelT | None = None
@@ -80,15 +102,18 @@ class Link(ABC):
             end.wake = None  # taken back at once, it ends right here
             if self.engine.withdraw(end):
                 return Abort.SUCCEEDED
-            end.wake, raise_cancel = partial(reschedule, task), raise_it
+            end.wake, raise_cancel = woken, raise_it
             self.settle()
             return Abort.FAILED
+
+        def woken(_: Send | Receive) -> None:
+            reschedule(task)
 
         if end.ended:
             await cancel_shielded_checkpoint()
         else:
             task = current_task()
-            end.wake = partial(reschedule, task)
+            end.wake = woken
             await wait_task_rescheduled(cancelled)
         if end.withdrawn:
             assert raise_cancel is not None, "only what is cancelled is withdrawn"
@@ -172,16 +197,20 @@ class MatchedTransport(Transport):
 
     def link(self, lane: Lane, peer: int) -> Link:
         """Return the way to a rank, after checking that a message may go there or come from there."""
-        check_tag(lane[2])
         home = self._home.get(peer)
-        if home is None:
-            raise ArgumentError(
+        if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
+            raise self._refusal(lane, peer)
+        return self.links[home]
+
+    def _refusal(self, lane: Lane, peer: int) -> TransportError:
+        """Return why a message may not go to a rank, or come from there."""
+        src, dst, tag = lane
+        check_tag(tag)
+        if peer not in self._home:
+            return ArgumentError(
                 f"process {self.member} has no connection to rank {peer}; it reaches {describe_ranks(self.peers)}"
             )
-        if self.state is not None:
-            src, dst, tag = lane
-            raise TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
-        return self.links[home]
+        return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
 
 
 class Leaving(Protocol):
@@ -207,31 +236,28 @@ async def take_leave(links: Collection[Leaving]) -> None:
                 nursery.start_soon(link.leave)
 
 
-class _MatchedCall(Call):
-    """A send or receive that was started by a plain function."""
+class _StartedSend(Send, Call):
+    """One that was started by a plain function."""
 
-    __slots__ = ("_end", "_link", "_memory")
-
-    def __init__(self, link: Link, end: Send | Receive, memory: BounceBuffers, done: Callable[[Call], None]) -> None:
-        self._link, self._end, self._memory = link, end, memory
-        end.wake = partial(done, self)
-
-    @property
-    def error(self) -> TransportError | None:
-        return self._end.error
-
-    @property
-    def withdrawn(self) -> bool:
-        return self._end.withdrawn
+    link: Link
 
     def withdraw(self) -> None:
-        if not self._end.ended:
-            self._link.engine.withdraw(self._end)
-            self._link.settle()
+        self.link.take_back(self)
 
     def delivery(self) -> Delivery:
-        assert isinstance(self._end, Receive)
-        return _delivery(self._end, self._memory)
+        raise AssertionError("only what was received is delivered")
+
+
+class _StartedReceive(Receive, Call):
+    """One that was started by a plain function."""
+
+    link: Link
+
+    def withdraw(self) -> None:
+        self.link.take_back(self)
+
+    def delivery(self) -> Delivery:
+        return _delivery(self, self.link.memory)
 
 
 def _delivery(receive: Receive, memory: BounceBuffers) -> Delivery:
@@ -259,8 +285,7 @@ class _MatchedEndpoint(Endpoint, Starter):
             await cancel_shielded_checkpoint()
             return
         send = Send(lane, view, priority)
-        link.engine.outgoing.announce(send)
-        link.settle()
+        link.post(send)
         await link.end_of(send)
 
     def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
@@ -298,11 +323,10 @@ class _MatchedEndpoint(Endpoint, Starter):
         lane = (self.rank, dst, tag)
         link = self._transport.link(lane, dst)
         link.engine.check(lane)
-        send = Send(lane, view, priority)
-        call = _MatchedCall(link, send, self._transport.memory, done)
-        link.engine.outgoing.announce(send)
-        link.settle()
-        return call
+        send = _StartedSend(lane, view, priority)
+        send.link, send.wake = link, done
+        link.post(send)
+        return send
 
     def begin_recv(
         self,
@@ -318,12 +342,11 @@ class _MatchedEndpoint(Endpoint, Starter):
         lane = (src, self.rank, tag)
         link = self._transport.link(lane, src)
         link.look()
-        receive = Receive(lane, view, nbytes)
-        receive.consume = consume
-        call = _MatchedCall(link, receive, self._transport.memory, done)
+        receive = _StartedReceive(lane, view, nbytes)
+        receive.link, receive.wake, receive.consume = link, done, consume
         if link.engine.receive(receive):
             link.settle()
-        return call
+        return receive
 
     @property
     def patience(self) -> Patience | None:

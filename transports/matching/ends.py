@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from transports.base import Envelope
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
@@ -24,19 +24,18 @@ class _End:
         ended: It is over: done, withdrawn, or failed.
         withdrawn: It was taken back in time, and has never been.
         error: What it failed with.
-        wake: Called once when it ends.
+        wake: Called once when it ends, with this.
     """
 
-    __slots__ = ("ended", "error", "lane", "nbytes", "view", "wake", "withdrawn")
+    ended = False
+    withdrawn = False
+    error: TransportError | None = None
+    wake: Callable[[Self], None] | None = None
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
         self.lane = lane
         self.view = view
         self.nbytes = nbytes
-        self.ended = False
-        self.withdrawn = False
-        self.error: TransportError | None = None
-        self.wake: Callable[[], None] | None = None
 
     @property
     def envelope(self) -> Envelope:
@@ -44,15 +43,15 @@ class _End:
         src, dst, tag = self.lane
         return Envelope(src=src, dst=dst, tag=tag, nbytes=self.nbytes)
 
-    def end(self) -> None:
+    def end(self: Self) -> None:
         """Let go of the bytes, and wake whoever waits."""
         self.ended = True
         self.view = None
         wake, self.wake = self.wake, None
         if wake is not None:
-            wake()
+            wake(self)
 
-    def withdraw(self) -> None:
+    def undo(self) -> None:
         """End as if it had never been."""
         self.withdrawn = True
         self.end()
@@ -98,15 +97,14 @@ class Send(_End):
         cancelled: The caller has given up, and waits to hear if that was in time.
     """
 
-    __slots__ = ("cancelled", "next_offset", "number", "priority", "stage")
+    stage = Stage.WAITING
+    number = -1
+    next_offset = 0
+    cancelled = False
 
     def __init__(self, lane: Lane, view: memoryview, priority: int) -> None:
         super().__init__(lane, view, view.nbytes)
         self.priority = priority
-        self.stage = Stage.WAITING
-        self.number = -1
-        self.next_offset = 0
-        self.cancelled = False
 
     def end(self) -> None:
         """Let go of the bytes, and wake whoever waits."""
@@ -116,7 +114,7 @@ class Send(_End):
     def lose(self, reason: str) -> None:
         """Fail because the other process is gone; a cancellation that was waiting to hear of it was in time."""
         if self.cancelled and self.stage is Stage.OFFERED:
-            self.withdraw()
+            self.undo()
         else:
             super().lose(reason)
 
@@ -136,18 +134,17 @@ class Receive(_End):
         seen: Offsets of the chunks that have arrived.
     """
 
-    __slots__ = ("consume", "detour", "lend", "lent", "matched", "missing_bytes", "rolling", "seen")
+    lent: memoryview | None = None
+    matched = False
+    detour: memoryview | None = None
+    consume: Callable[[int, memoryview], None] | None = None
+    rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
         super().__init__(lane, view, nbytes)
         self.lend = view is None
-        self.lent: memoryview | None = None
-        self.matched = False
         self.missing_bytes = nbytes
         self.seen: set[int] = set()
-        self.detour: memoryview | None = None
-        self.consume: Callable[[int, memoryview], None] | None = None
-        self.rolling = False
 
     def finish(self, lent: memoryview | None) -> None:
         """End with the message in its place."""

@@ -223,7 +223,7 @@ class Incoming:
         queue.remove(receive)
         if not queue:
             del self.posted[receive.lane]
-        receive.withdraw()
+        receive.undo()
         return True
 
     def watch(self, lane: Lane, wake: Callable[[], None]) -> None:

@@ -87,7 +87,7 @@ class Outgoing:
     def withdraw(self, send: Send) -> bool:
         """Take a message back; False if it cannot be, or the receiver has to be asked first."""
         if send.stage is Stage.WAITING:
-            send.withdraw()
+            send.undo()
             return True
         if send.stage is Stage.OFFERED and not send.cancelled:
             send.cancelled = True
@@ -197,7 +197,7 @@ class Outgoing:
         if not send.cancelled:
             raise ProtocolError(f"offer {number} was withdrawn, which nobody had asked for")
         del self.sends[number]
-        send.withdraw()
+        send.undo()
 
     def taken(self, number: int) -> None:
         """All of a message has arrived."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 
@@ -503,7 +502,7 @@ def test_who_waits_both_ways_hears_first_of_the_message_that_did_not_come() -> N
     engine, told = an_engine(), list[str]()
     ends = [send(engine, 5, LONG_BYTES), receive(engine, 5, LONG_BYTES)]
     for end in ends:
-        end.wake = partial(told.append, type(end).__name__)
+        end.wake = lambda end: told.append(type(end).__name__)
     engine.end("process 1 is lost")
     assert told == ["Receive", "Send"]
 
@@ -512,7 +511,7 @@ def test_the_sender_hears_that_all_has_come_before_who_waits_for_it_does() -> No
     engine, order = an_engine(), list[object]()
     engine.incoming.said = lambda: order.append(said(engine))
     end = receive(engine, 5, LONG_BYTES)
-    end.wake = lambda: order.append("woken")
+    end.wake = lambda _: order.append("woken")
     engine.hear(Kind.OFFER, (0, 1, 0, 5, LONG_BYTES))
     assert said(engine) == [(Kind.ACCEPT, (0,))]
     hear(engine, Kind.CHUNK, (0, 0), bytes(LIMITS.chunk_bytes))

@@ -96,7 +96,7 @@ def test_an_urgent_message_overtakes_after_the_pieces_under_way() -> None:
     for tag, nbytes, priority in ((0, 75, 10**30), (1, 20, -(10**30)), (2, 10, 0), (3, 10, 0)):
         links[1].engine.receive(Receive((0, 1, tag), None, nbytes))
         send = Send((0, 1, tag), memoryview(bytes(nbytes)), priority)
-        send.wake = partial(done.append, tag)
+        send.wake = lambda send: done.append(send.lane[2])
         links[0].engine.outgoing.announce(send)
         links[0].settle()
     while not links[0].engine.quiet:
