@@ -80,7 +80,7 @@ class FrameKind(IntEnum):
     WITHDRAWN = MessageKind.WITHDRAWN
     CREDIT = MessageKind.CREDIT
     ABANDON = MessageKind.ABANDON
-    PUSH = MessageKind.PUSH
+    PUSH = MessageKind.PUSH  #: with a payload, which is the first chunk, it stands for two frames that have arrived
     ALIVE = 11  #: count of frames that have arrived on this rail
     LOST = 12  #: rail, count: that rail is dead; so many frames had arrived on it
     BYE = 13  #: nothing more will come on this rail
@@ -110,7 +110,8 @@ _HEADERS = tuple(struct.Struct(f"<BI{_CHECKSUM_BYTES}s{FIELDS[kind]}") for kind 
 #: What a frame takes beside its payload, at most.
 HEADER_LIMIT_BYTES = _CHECKSUM_BYTES + max(header.size for header in _HEADERS)
 _PAYLOAD_LIMITS_BYTES = tuple(
-    {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES}.get(kind, 0) for kind in FrameKind
+    {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES, FrameKind.PUSH: LOCAL_CHUNK_BYTES}.get(kind, 0)
+    for kind in FrameKind
 )
 
 

@@ -386,9 +386,9 @@ async def _news(places: Iterable[tuple[Link, Lane]]) -> None:
     changed = trio.Event()
     watched = list(places)
     for link, lane in watched:
-        link.engine.incoming.watch(lane, changed.set)
+        link.engine.incoming.watchers.add(lane, changed.set)
     try:
         await changed.wait()
     finally:
         for link, lane in watched:
-            link.engine.incoming.unwatch(lane, changed.set)
+            link.engine.incoming.watchers.remove(lane, changed.set)

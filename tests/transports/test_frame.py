@@ -30,7 +30,11 @@ from transports.frame import (
 
 FUZZ_COUNT = 25_000
 LIMITS = {kind: [2 ** (8 * struct.calcsize(field)) for field in FIELDS[kind]] for kind in FrameKind}
-PAYLOADS_BYTES = {FrameKind.EAGER: EAGER_BYTES, FrameKind.CHUNK: LOCAL_CHUNK_BYTES}
+PAYLOADS_BYTES = {
+    FrameKind.EAGER: EAGER_BYTES,
+    FrameKind.CHUNK: LOCAL_CHUNK_BYTES,
+    FrameKind.PUSH: LOCAL_CHUNK_BYTES,
+}
 
 
 @st.composite

@@ -12,7 +12,7 @@ import trio
 from transports.efa.joining import Connection
 from transports.efa.rail import Owner, Rail, describe
 from transports.frame import LOCAL_CHUNK_BYTES
-from transports.matching import ProtocolError
+from transports.matching import ProtocolError, Send
 
 __all__ = ["SocketRail", "StreamRail"]
 
@@ -56,6 +56,15 @@ class SocketRail(Rail):
             self._blocked, self.idle = True, False
             self.wake_writer()
 
+    def push(self, send: Send) -> bool:
+        """Write a message of one chunk at once, in one frame; False if that cannot be, and nothing has happened."""
+        if not self.idle or self.owes or not self.owner.departures.whole(send):
+            return False
+        self._write_parts(self.pushed(send))
+        if not self.idle:
+            self.wake_writer()
+        return True
+
     def start_writing(self) -> None:
         """Write what is due: as much as the system takes, two chunks at most."""
         self._write()
@@ -82,10 +91,13 @@ class SocketRail(Rail):
 
     def _write(self) -> None:
         parts = self._parts or self.pull()
-        if not parts:
+        if parts:
+            self._write_parts(parts)
+        else:
             self.idle = True
             self._finish_bye()
-            return
+
+    def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
         try:
             count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import TypeAlias
 
 from transports.bounce import BounceBuffers
@@ -19,8 +18,8 @@ from transports.frame import (
     checksum,
     pack,
 )
-from transports.matching import Chunk, Limits, MessageKind
-from transports.matching.ends import Send, Stage
+from transports.matching import Chunk, Limits, MessageKind, Send
+from transports.matching.ends import Stage
 from transports.matching.outgoing import Outgoing
 
 __all__ = ["LIMITS", "Departures", "Entry", "single_rail_limits"]
@@ -77,6 +76,10 @@ class Departures:
         """How much of long messages could leave now."""
         return sum(chunk.nbytes for chunk in self._chunks) + self._outgoing.due_bytes
 
+    def whole(self, send: Send) -> bool:
+        """Let a message of one chunk leave at once, with its announcement; False if anything is due before it."""
+        return not (self._frames or self._chunks) and self._outgoing.whole(send)
+
     def next_frame(self) -> bytes | None:
         """Return the next small frame, if one is due."""
         if self._frames:
@@ -119,7 +122,7 @@ class Departures:
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.stage, copy.wake = send.number, Stage.FLOWING, partial(self._memory.give_back, buffer)
+        copy.number, copy.stage, copy.wake = send.number, Stage.FLOWING, lambda _: self._memory.give_back(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def arrived(self, entry: Entry) -> None:

@@ -16,7 +16,7 @@ from transports.efa.reading import message_of
 from transports.efa.sharing import holds_back, holds_up
 from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matched import Link
-from transports.matching import Engine, Lane, Limits
+from transports.matching import Engine, Lane, Limits, Send
 
 __all__ = ["EfaLink"]
 
@@ -25,6 +25,9 @@ __all__ = ["EfaLink"]
 _PATIENCE_S = 2.0
 # Less than this on every rail in that time is signs of life, not progress.
 _PROGRESS_BYTES = 4096
+
+_EAGER = int(FrameKind.EAGER)  # asking an enumeration takes longer than comparing with what it says
+_OF_RAILS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
 
 
 class EfaLink(Link):
@@ -65,7 +68,6 @@ class EfaLink(Link):
         self.rails: list[Rail] = []
         self.departures = Departures(self.engine.outgoing, limits, memory)
         self.engine.incoming.said = self.settle
-        self._memory = memory
         self.silent_ticks = 0
         self._report = report
         self.on_loss: Callable[[int], None] = _nothing
@@ -82,7 +84,7 @@ class EfaLink(Link):
         """Agree on something else with the other side, before either has said anything."""
         self.engine = self._new_engine(limits)
         self.engine.incoming.said = self.settle
-        self.departures = Departures(self.engine.outgoing, limits, self._memory)
+        self.departures = Departures(self.engine.outgoing, limits, self.memory)
 
     @property
     def unsettled_rails(self) -> int:
@@ -93,15 +95,24 @@ class EfaLink(Link):
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
-        several = len(self.rails) > 1
-        if several:
+        if len(self.rails) == 1:
+            self._start(self.rails[0])
+        else:
             for rail in self.rails:
                 rail.observe()
-        for rail in tuple(self.rails) * (1 + several):  # what the last one spares may be for the first
-            if rail.idle and (rail.owes or self.departures.due):
-                rail.start_writing()
+            for rail in self.rails * 2:  # what the last one spares may be for the first
+                self._start(rail)
         if self._changed is not None:
             self._changed.set()
+
+    def _start(self, rail: Rail) -> None:
+        if rail.idle and (self.departures.due or rail.owes):
+            rail.start_writing()
+
+    def post(self, send: Send) -> None:
+        """Send a message when its turn comes; whole and at once if the only rail is idle, and nothing is due."""
+        if not (len(self.rails) == 1 and self.rails[0].push(send)):
+            super().post(send)
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
         """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
@@ -161,19 +172,29 @@ class EfaLink(Link):
 
     def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
         """Act on a frame that is no chunk."""
-        if kind == FrameKind.EAGER:
-            if self.engine.gone is None:
-                self.engine.incoming.eager(fields, payload)
-        elif kind == FrameKind.ALIVE:
+        if kind in _OF_RAILS:
+            self._take_of_rails(rail, kind, fields)
+        elif self.engine.gone is not None:
+            pass
+        elif kind == _EAGER:
+            self.engine.incoming.eager(fields, payload)
+        else:
+            self.engine.hear(kind, fields)
+
+    def _take_of_rails(self, rail: Rail, kind: int, fields: list[int]) -> None:
+        if kind == FrameKind.ALIVE:
             rail.acknowledged(*fields)
         elif kind == FrameKind.BYE:
             self._bye(rail)
-        elif self.engine.gone is not None:
-            pass
-        elif kind == FrameKind.LOST:
+        elif self.engine.gone is None:
             self._lost_there(*fields)
-        else:
-            self.engine.hear(kind, fields)
+
+    def push(self, fields: list[int], nbytes: int) -> memoryview:
+        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
+        incoming = self.engine.incoming
+        if self.engine.gone is None:
+            incoming.push(*fields)
+        return incoming.place(fields[0], 0, nbytes)
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return where a chunk belongs."""

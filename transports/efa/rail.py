@@ -22,7 +22,7 @@ from transports.efa.queueing import unsent_bytes
 from transports.efa.reading import Places, Reading
 from transports.efa.sharing import Pace, Standing
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
-from transports.matching import Chunk, ProtocolError
+from transports.matching import Chunk, ProtocolError, Send
 
 __all__ = ["Owner", "Rail"]
 
@@ -175,6 +175,29 @@ class Rail(ABC):
             payload_checksum=self.owner.departures.checksum_of(piece),
         )
         return [b"".join((*small, head)), piece]
+
+    def push(self, send: Send) -> bool:
+        """Write a message of one chunk at once, in one frame; False if that cannot be, and nothing has happened."""
+        return False
+
+    def pushed(self, send: Send) -> list[bytes | memoryview]:
+        """Return what to write of a message that leaves whole.
+
+        Once its header has arrived, so has its announcement. Where it must be repeated, it is therefore as two frames.
+        """
+        self.leaving = chunk = Chunk(send, 0, send.nbytes)
+        if self._keep:
+            self._kept += (pack(FrameKind.PUSH, send.number, *send.lane, send.nbytes), chunk)
+        piece = self._staged(chunk.view)
+        head = pack(
+            FrameKind.PUSH,
+            send.number,
+            *send.lane,
+            send.nbytes,
+            payload_bytes=send.nbytes,
+            payload_checksum=self.owner.departures.checksum_of(piece),
+        )
+        return [head, piece]
 
     def written(self) -> None:
         """Note that the system has taken all of what was pulled."""

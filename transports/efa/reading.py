@@ -30,11 +30,16 @@ _FRAMES_AT_ONCE = 256
 # In the middle of a chunk, waking up for every segment costs a tenth of the speed (64 MiB both ways over loopback TCP).
 _WORTH_WAKING_BYTES = 128 << 10
 
+_EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PUSH))  # enumerations compare slowly
+
 _MISMATCH = "what was received does not match its checksum"
 
 
 class Places(Protocol):
     """Where chunks go."""
+
+    def push(self, fields: list[int], nbytes: int) -> memoryview:
+        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return where a chunk belongs."""
@@ -114,16 +119,15 @@ class Reading:
     def act(self) -> bool:
         """Act on whole frames; as `came`."""
         left, buffer = _FRAMES_AT_ONCE, self._buffer
-        while left and (frame := parse(buffer, self._start, self._end)) is not None:
+        while left and self._start < self._end and (frame := parse(buffer, self._start, self._end)) is not None:
             kind, fields, payload_at, payload_bytes, payload_checksum = frame
             after = payload_at + payload_bytes
-            if kind == FrameKind.CHUNK:
-                ready = min(after, self._end)
-                self._start = ready
-                self._begin_chunk(fields, payload_bytes, payload_checksum, self._view[payload_at:ready])
+            if kind == _CHUNK or (kind == _PUSH and payload_bytes):
+                self._start = ready = min(after, self._end)
+                self._begin_chunk(kind, fields, payload_bytes, payload_checksum, self._view[payload_at:ready])
             elif after <= self._end:
                 payload = self._view[payload_at:after]
-                if kind == FrameKind.EAGER:
+                if kind == _EAGER:
                     if damaged(payload, payload_checksum):
                         raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
                     if payload_bytes > _HEAD_BYTES:
@@ -146,10 +150,16 @@ class Reading:
             self._view[: end - start] = self._view[start:end]
             self._start, self._end = 0, end - start
 
-    def _begin_chunk(self, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
+    def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Put the first bytes of a chunk where they belong; the others are read to there."""
-        number, offset = self._number, self._offset = fields[0], fields[1]
-        self._place = place = self._places.place(number, offset, nbytes)
+        self._number = fields[0]
+        if kind == _PUSH:
+            self._offset = 0
+            self._arrived()
+            self._place = place = self._places.push(fields, nbytes)
+        else:
+            self._offset = fields[1]
+            self._place = place = self._places.place(fields[0], fields[1], nbytes)
         self._target = target = place if self._staging is None else self._staging[:nbytes]
         target[: ready.nbytes] = ready
         self._done, self._expected, self._chunks = ready.nbytes, expected, True

@@ -7,6 +7,7 @@
 #   outgoing   what leaves for the other process, most urgent first, within its credit
 #   budget     what has come unasked, counted
 #   arrivals   messages that are here before their receives
+#   watchers   who is told of them
 #   overtaking chunks that are here before their announcement
 #   incoming   what comes from it, in order, and the receives that wait
 #   engine     both halves: one for every other process

@@ -21,6 +21,7 @@ class Budget:
         self._limits, self._answer = limits, answer
         self._used_bytes = 0  # as the other side sees it
         self._free_bytes = 0  # of these, what has been received and not been told
+        self._tell_bytes = limits.budget_bytes // 4
 
     def spend(self, nbytes: int) -> None:
         """Count a message that has come.
@@ -35,7 +36,7 @@ class Budget:
     def free(self, nbytes: int) -> None:
         """Count one that has been received, and tell the sender now and then."""
         self._free_bytes += nbytes + self._limits.overhead_bytes
-        if self._free_bytes >= self._limits.budget_bytes // 4:
+        if self._free_bytes >= self._tell_bytes:
             self._used_bytes -= self._free_bytes
             self._answer(MessageKind.CREDIT, self._free_bytes)
             self._free_bytes = 0

@@ -102,7 +102,7 @@ class Engine:
         """Fail every call that has not met its other end: this side closes. What has met goes on."""
         for end in (*self.outgoing.give_up_waiting(), *self.incoming.give_up_waiting()):
             end.close()
-        self.incoming.wake_watchers()
+        self.incoming.watchers.wake_all()
 
     def end(self, reason: str, *, evident: bool = False, keep_arrived: bool = False, keep_moving: bool = False) -> None:
         """Fail what waits: the other process is gone.
@@ -121,4 +121,4 @@ class Engine:
             end.lose(self.gone)
             if isinstance(end.error, LinkLostError):
                 end.error.evident = self._evident
-        self.incoming.wake_watchers()
+        self.incoming.watchers.wake_all()

@@ -16,6 +16,7 @@ from transports.matching.budget import Budget
 from transports.matching.ends import Lane, Receive
 from transports.matching.overtaking import Overtaking
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
+from transports.matching.watchers import Watchers
 
 __all__ = ["Incoming"]
 
@@ -34,6 +35,7 @@ class Incoming:
         arrived: What no receive has met, by lane. No entry is empty.
         posted: Receives that nothing has met, by lane. No entry is empty.
         filling: Receives whose bytes are on the way, by number.
+        watchers: Who is told of what arrives.
         said: Called when the other process has something to hear at once, before who waits here is told.
     """
 
@@ -48,10 +50,14 @@ class Incoming:
         self.arrived: dict[Lane, deque[Arrival]] = {}
         self.posted: dict[Lane, deque[Receive]] = {}
         self.filling: dict[int, Receive] = {}
+        self.watchers = Watchers()
         self.said: Callable[[], None] = _nothing
         self._srcs = frozenset(srcs)
         self._dsts = frozenset(dsts)
         self._limits = limits
+        self._overtakes = not limits.ordered
+        # whether the chunks of a message come one after the other
+        self._in_order = (limits.push_bytes > 0 and limits.ordered) or limits.fetched
         self._memory = memory
         self._answer = answer
         self._line: dict[int, Receive] = {}  # matched, by number, until one of the places is free
@@ -61,7 +67,6 @@ class Incoming:
         self._offers: dict[int, Lane] = {}  # those in `arrived`
         self._withdrawn: set[int] = set()  # before they were offered
         self._budget = Budget(limits, answer)
-        self._watchers: dict[Lane, list[Callable[[], None]]] = {}
 
     @property
     def waiting(self) -> Iterator[Receive]:
@@ -76,7 +81,7 @@ class Incoming:
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for a message that has not come, or not come whole."""
-        return bool(self.posted or self.filling or self._line or self._watchers)
+        return bool(self.posted or self.filling or self._line or self.watchers)
 
     @property
     def held_bytes(self) -> int:
@@ -107,10 +112,10 @@ class Incoming:
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
-        if number != self._next_number and self._limits.ordered:
-            raise ProtocolError(f"message {number} comes unasked, before its turn")
         if self._meets(number, lane, nbytes):
             return
+        if number != self._next_number and self._limits.ordered:
+            raise ProtocolError(f"message {number} comes unasked, before its turn")
         self._check(number, lane)
         self._budget.spend(nbytes)
         pushed = Receive(lane, None, nbytes)
@@ -124,15 +129,17 @@ class Incoming:
 
     def _meets(self, number: int, lane: Lane, nbytes: int) -> bool:
         """Take the short way, if its turn has come, and a receive of that length waits."""
-        if number != self._next_number or self._early or self._overtaking or lane not in self.posted:
+        posted = self.posted.get(lane)
+        if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
             return False
-        if not 0 < nbytes == self.posted[lane][0].nbytes:
+        if self._early or (self._overtakes and self._overtaking):
             return False
         self._budget.spend(nbytes)
         self._next_number += 1
         receive = self.filling[number] = pop(self.posted, lane)
         receive.matched = True
-        self._make_room(receive)
+        if receive.lend:
+            self._make_room(receive)
         self._budget.free(nbytes)
         return True
 
@@ -193,8 +200,7 @@ class Incoming:
             self.arrived.setdefault(lane, deque()).append(arrival)
             if arrival.payload is None and arrival.pushed is None:
                 self._offers[arrival.number] = lane
-            for wake in self._watchers.get(lane, ()):
-                wake()
+            self.watchers.wake(lane)
 
     # -- receives -----------------------------------------------------------------------------------------------------
 
@@ -225,21 +231,6 @@ class Incoming:
             del self.posted[receive.lane]
         receive.undo()
         return True
-
-    def watch(self, lane: Lane, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end."""
-        self._watchers.setdefault(lane, []).append(wake)
-
-    def unwatch(self, lane: Lane, wake: Callable[[], None]) -> None:
-        """Call it no more."""
-        self._watchers[lane].remove(wake)
-        if not self._watchers[lane]:
-            del self._watchers[lane]
-
-    def wake_watchers(self) -> None:
-        """Let everybody who watches look again."""
-        for wake in tuple(chain.from_iterable(self._watchers.values())):
-            wake()
 
     def _match(self, receive: Receive, arrival: Arrival) -> None:
         """Bring a receive and an arrival together."""
@@ -272,20 +263,15 @@ class Incoming:
 
     def _accept(self, number: int, receive: Receive) -> None:
         self.filling[number] = receive
-        self._make_room(receive)
+        if receive.lend:
+            self._make_room(receive)
         self._answer(MessageKind.ACCEPT, number)
 
     def _make_room(self, receive: Receive) -> None:
         """Give a receive that lends the memory in which its message arrives."""
-        if receive.lend:
-            receive.rolling = receive.consume is not None and self._in_order
-            nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
-            receive.view = self._memory.take(nbytes)
-
-    @property
-    def _in_order(self) -> bool:
-        """Whether chunks come one after the other."""
-        return (self._limits.push_bytes > 0 and self._limits.ordered) or self._limits.fetched
+        receive.rolling = receive.consume is not None and self._in_order
+        nbytes = min(receive.nbytes, self._limits.chunk_bytes) if receive.rolling else receive.nbytes
+        receive.view = self._memory.take(nbytes)
 
     def _adopt(self, receive: Receive, arrival: Arrival, pushed: Receive) -> None:
         """Let a receive have a message that follows unasked, all or part of which may be here."""
@@ -318,11 +304,11 @@ class Incoming:
 
     def _finish(self, receive: Receive) -> None:
         """End a receive all of whose bytes have arrived in chunks."""
-        detour, receive.detour = receive.detour, None
-        if detour is not None:
+        if receive.detour is not None:
             assert receive.view is not None, "who lends takes the memory as it is"
-            receive.view[:] = detour[: receive.nbytes]
-            self._memory.give_back(detour)
+            receive.view[:] = receive.detour[: receive.nbytes]
+            self._memory.give_back(receive.detour)
+            receive.detour = None
         receive.finish(receive.view if receive.lend else None)
 
     def _hand_over(self, receive: Receive, payload: memoryview) -> None:
@@ -343,7 +329,7 @@ class Incoming:
         Raises:
             ProtocolError: It belongs nowhere, or is there already.
         """
-        if not self._limits.ordered and (self._overtaking.has(number, offset) or self._may_overtake(number)):
+        if self._overtakes and (self._overtaking.has(number, offset) or self._may_overtake(number)):
             return self._overtaking.place(number, offset, nbytes)
         return self._belongs(number, offset, nbytes)
 
@@ -356,7 +342,9 @@ class Incoming:
         if receive is None or receive.view is None:
             raise ProtocolError(f"a chunk of message {number}, which nobody has accepted")
         chunk_bytes = self._limits.chunk_bytes
-        if offset % chunk_bytes or nbytes != min(chunk_bytes, receive.nbytes - offset) or offset in receive.seen:
+        left_bytes = receive.nbytes - offset
+        fits = nbytes == left_bytes if left_bytes < chunk_bytes else nbytes == chunk_bytes
+        if not fits or offset % chunk_bytes or offset in receive.seen:
             raise ProtocolError(f"message {number} has no chunk of {nbytes} bytes at {offset}, or had it already")
         if receive.rolling:
             return receive.view[:nbytes]
@@ -364,7 +352,7 @@ class Incoming:
 
     def filled(self, number: int, offset: int, nbytes: int) -> None:
         """Note that a chunk is in its place."""
-        if not self._limits.ordered and self._overtaking.has(number, offset):
+        if self._overtakes and self._overtaking.has(number, offset):
             self._overtaking.filled(number, offset)
             if number in self.filling:
                 self._move(number, offset)
@@ -384,7 +372,8 @@ class Incoming:
                 self._answer(MessageKind.TAKEN, number)
                 self.said()
             self._finish(receive)
-            self._accept_next()
+            if self._line:
+                self._accept_next()
 
     def _move(self, number: int, offset: int) -> None:
         """Put a chunk that came before its announcement where it belongs."""

@@ -50,6 +50,7 @@ class Outgoing:
         self._next_number = 0
         self._given_up: set[int] = set()  # offers of this side, which has closed since
         self._credit_bytes = limits.budget_bytes
+        self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes) if limits.ordered else 0
 
     # -- what this process wants --------------------------------------------------------------------------------------
 
@@ -76,6 +77,22 @@ class Outgoing:
         number = self._next_number
         self._next_number += 1
         return number
+
+    def whole(self, send: Send) -> bool:
+        """Let a message of one chunk leave at once, with its announcement; False if it must queue.
+
+        The caller transmits it, as a PUSH message with its only chunk, before anything else.
+        """
+        nbytes = send.nbytes
+        cost_bytes = nbytes + self._limits.overhead_bytes
+        if not self._limits.eager_bytes < nbytes <= self._whole_bytes or self._credit_bytes < cost_bytes or self.due:
+            return False
+        self._credit_bytes -= cost_bytes
+        send.number = self._next_number
+        self._next_number += 1
+        self.sends[send.number] = send
+        send.stage, send.next_offset = Stage.FLOWING, nbytes
+        return True
 
     def announce(self, send: Send) -> None:
         """Queue a message. One of the same lane that is queued already stays before it, however urgent this one is."""

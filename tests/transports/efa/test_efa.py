@@ -6,6 +6,7 @@ import random
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -239,21 +240,20 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
     async def main(peer_direct: bool) -> tuple[int, int]:
         written: list[memoryview] = []
         read: list[memoryview] = []
-        receive, pull = SocketRail.receive, SocketRail.pull
+        receive, write = SocketRail.receive, SocketRail._write_parts
 
         def noting_receive(rail: SocketRail, into: memoryview) -> int:
             count = receive(rail, into)
             read.append(into[:count])
             return count
 
-        def noting_pull(rail: SocketRail) -> list[bytes | memoryview]:
-            parts = pull(rail)
-            written.extend(map(memoryview, parts))
-            return parts
+        def noting_write(rail: SocketRail, parts: Sequence[bytes | memoryview]) -> None:
+            written.extend(map(memoryview, parts[1:]))  # behind the header
+            write(rail, parts)
 
         with monkeypatch.context() as patch:
             patch.setattr(SocketRail, "receive", noting_receive)
-            patch.setattr(SocketRail, "pull", noting_pull)
+            patch.setattr(SocketRail, "_write_parts", noting_write)
             world = World(peer_direct=peer_direct)
             async with opened(world.efas):
                 a, b = world.ends()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from trio.testing import MockClock
 
 from transports.bounce import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
-from transports.efa.departures import LIMITS
+from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.sharing import Standing
@@ -38,6 +39,13 @@ class Pipe(Rail):
         self.keep(frame)
         self.wire.append(frame)
 
+    def push(self, send: Send) -> bool:
+        if not self.owner.departures.whole(send):
+            return False
+        self.wire.append(b"".join(self.pushed(send)))
+        self.written()
+        return True
+
     def start_writing(self) -> None:
         while parts := self.pull():
             self.wire.append(b"".join(parts))
@@ -52,6 +60,13 @@ class Pipe(Rail):
             at = payload_at + nbytes
             other.count_arrival()
             other.owner.take(other, kind, fields, memoryview(frames)[payload_at:at])
+        other.owner.settle()
+
+    def carry(self, other: Pipe) -> None:
+        """Let all of it be read at the other end, as it is."""
+        other.incoming = b"".join(self.wire)
+        self.wire.clear()
+        trio.run(other.read_on)
         other.owner.settle()
 
     def cut(self) -> None:
@@ -122,6 +137,67 @@ def test_a_message_whose_array_was_used_again_once_it_had_left_survives_the_deat
     mine[other].incoming = b"".join(theirs[other].wire)
     trio.run(mine[other].read_until_dead)
     assert bytes(wanted.lent or b"")[: len(array)] == b"1" * len(array)
+
+
+PUSH_HEADER_BYTES = len(pack(FrameKind.PUSH, 0, 0, 0, 0, 0))
+WHOLE_BYTES = EAGER_BYTES + 100
+
+
+@pytest.mark.parametrize("kept_bytes", [0, WHOLE_BYTES])
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(
+    "count", [0, PUSH_HEADER_BYTES - 1, PUSH_HEADER_BYTES, PUSH_HEADER_BYTES + 1000, PUSH_HEADER_BYTES + WHOLE_BYTES]
+)
+def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
+    count: int, wanted: bool, kept_bytes: int
+) -> None:
+    here, there = a_link(1, (1,), (0,)), a_link(0, (0,), (1,))
+    for link in (here, there):
+        link.agree(replace(single_rail_limits(inside=True, confirmed=True), kept_bytes=kept_bytes))
+        link.watched = True
+    mine, theirs = Pipe(here, 0), Pipe(there, 0)
+    end, text = Receive((1, 0, 5), None, WHOLE_BYTES), random.Random(count).randbytes(WHOLE_BYTES)
+    if wanted:
+        here.engine.receive(end)
+    array = bytearray(text)
+    send = Send((1, 0, 5), memoryview(array), 0)
+    there.post(send)
+    assert [len(frame) for frame in theirs.wire] == [PUSH_HEADER_BYTES + WHOLE_BYTES]
+    assert send.ended == bool(kept_bytes)
+    if send.ended:
+        array[:] = bytes(WHOLE_BYTES)
+    mine.incoming = theirs.wire[0][:count]
+    trio.run(mine.read_until_dead)
+    theirs.die("cut")
+
+    there.got_there(0, *here.got(0))
+    here.got_there(0, *there.got(0))
+    mine, theirs = Pipe(here, here.next_number(0)), Pipe(there, there.next_number(0))
+    theirs.carry(mine)
+    if not wanted:
+        assert not end.ended
+        here.engine.receive(end)
+    assert end.lent is not None
+    assert end.lent[:WHOLE_BYTES] == text
+    mine.carry(theirs)
+    assert send.ended
+    assert send.error is None
+
+
+def test_a_message_waits_behind_what_is_due() -> None:
+    """It leaves in one frame only where nothing could have left before it."""
+    link = a_link(1, (1,), (0,))
+    link.agree(single_rail_limits(inside=True, confirmed=False))
+    rail = Pipe(link, 0)
+    rail.idle = False
+    link.engine.outgoing.announce(Send((0, 1, 5), memoryview(bytes(LONG_BYTES)), 0))
+    rail.idle = True
+    link.post(Send((0, 1, 6), memoryview(bytes(WHOLE_BYTES)), -1))
+    frames, at, kinds = bytearray(b"".join(rail.wire)), 0, []
+    while (frame := parse(frames, at, len(frames))) is not None:
+        kinds.append((frame[0], frame[1][3 if frame[0] == FrameKind.PUSH else 0]))
+        at = frame[2] + frame[3]
+    assert kinds == [(FrameKind.PUSH, 6), (FrameKind.PUSH, 5), (FrameKind.CHUNK, 0), (FrameKind.CHUNK, 1)]
 
 
 def test_nothing_is_read_of_a_rail_after_its_death() -> None:

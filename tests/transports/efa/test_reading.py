@@ -26,8 +26,12 @@ class Places:
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         return memoryview(self.memory)[offset : offset + nbytes]
 
+    def push(self, fields: list[int], nbytes: int) -> memoryview:
+        self.events.append((FrameKind.PUSH, *fields))
+        return self.place(fields[0], 0, nbytes)
+
     def filled(self, number: int, offset: int, nbytes: int) -> None:
-        self.events.append(("filled", number, offset, nbytes))
+        self.events.append(("filled", number, offset, bytes(self.memory[offset : offset + nbytes])))
 
     def message(self, number: int) -> str:
         return f"message {number}"
@@ -59,13 +63,20 @@ def chunk(offset: int, payload: bytes) -> bytes:
     return pack(FrameKind.CHUNK, 2, offset, payload_bytes=len(payload), payload_checksum=checksum(payload)) + payload
 
 
+def pushed(payload: bytes) -> bytes:
+    """Return a message that comes with its announcement."""
+    said = checksum(payload)
+    return pack(FrameKind.PUSH, 9, 1, 0, 6, len(payload), payload_bytes=len(payload), payload_checksum=said) + payload
+
+
 def conversation() -> tuple[bytes, bytes]:
-    """Return frames of all lengths, and the long message among them."""
+    """Return frames of all lengths, and the long message among them, the beginning of which is sent once more."""
     source = random.Random(1)
     message = source.randbytes(LONG_BYTES)
     frames = [eager(0, b"small"), eager(1, source.randbytes(EAGER_BYTES)), pack(FrameKind.PUSH, 2, 1, 0, 6, LONG_BYTES)]
     frames += [chunk(0, message[:CHUNK_BYTES]), eager(3, b""), chunk(CHUNK_BYTES, message[CHUNK_BYTES:])]
     frames += [eager(4, source.randbytes(EAGER_BYTES)), *(eager(5 + i, b"x") for i in range(600))]
+    frames += [pushed(message[:70_000]), pushed(message[:100])]
     return b"".join(frames), message
 
 
@@ -80,8 +91,8 @@ def test_however_it_comes_in_pieces(seed: int, staged: bool) -> None:
     assert whole.events == pieces.events
     kinds = [event[0] for event in whole.events if event[0] != "arrived"]
     assert kinds[:7] == [*[FrameKind.EAGER] * 2, FrameKind.PUSH, "filled", FrameKind.EAGER, "filled", FrameKind.EAGER]
-    assert len(kinds) == 607
-    assert whole.events.count(("arrived",)) == 607
+    assert kinds[-4:] == [FrameKind.PUSH, "filled", FrameKind.PUSH, "filled"]
+    assert len(kinds) == whole.events.count(("arrived",)) == 611
 
 
 def test_many_small_frames_are_not_acted_on_all_at_once() -> None:
@@ -110,11 +121,12 @@ def test_after_a_chunk_little_more_than_the_next_header_is_read_until_something_
     assert places.reading.room().nbytes == everything
 
 
-def test_a_chunk_that_came_damaged_is_named() -> None:
-    places, damaged = Places(), bytearray(chunk(0, bytes(CHUNK_BYTES)))
+@pytest.mark.parametrize(("frame", "number"), [(chunk(0, bytes(CHUNK_BYTES)), 2), (pushed(bytes(CHUNK_BYTES)), 9)])
+def test_a_chunk_that_came_damaged_is_named(frame: bytes, number: int) -> None:
+    places, damaged = Places(), bytearray(frame)
     damaged[-1] ^= 1
     with pytest.raises(FrameError) as caught:
         places.feed(bytes(damaged))
     assert str(caught.value) == (
-        "bytes 0 to 524288 of message 2 came damaged: what was received does not match its checksum"
+        f"bytes 0 to 524288 of message {number} came damaged: what was received does not match its checksum"
     )

@@ -203,14 +203,14 @@ def test_who_watches_is_woken_by_what_nobody_waits_for() -> None:
     def wake() -> None:
         woken.append(len(engine.incoming.arrived))
 
-    engine.incoming.watch((1, 0, 5), wake)
+    engine.incoming.watchers.add((1, 0, 5), wake)
     receive(engine, 5, 8)
     hear(engine, Kind.EAGER, [0, 1, 0, 5], b"12345678")
     hear(engine, Kind.EAGER, [1, 1, 0, 6], b"12345678")
     assert woken == []
     hear(engine, Kind.OFFER, [2, 1, 0, 5, LONG_BYTES])
     assert woken == [2]
-    engine.incoming.unwatch((1, 0, 5), wake)
+    engine.incoming.watchers.remove((1, 0, 5), wake)
     hear(engine, Kind.EAGER, [3, 1, 0, 5], b"")
     engine.close()
     assert woken == [2]
