@@ -81,7 +81,7 @@ class Settings:
     )  # fmt: skip
     outage_s: float | None = option(
         default="4",
-        read=seconds, metavar="S", flag="--outage", check=check_outage, nodes=True,
+        read=seconds, metavar="S", flag="--outage", check=check_outage, nodes=True, wire=True,
         help="outages of the network that the run lasts through, up to 15 s; who cannot be reached for longer is lost; "
         "default: 4",
     )  # fmt: skip

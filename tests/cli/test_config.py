@@ -235,12 +235,13 @@ def test_a_transport_is_told_what_somebody_has_said():
         "TRANSPORT": "efa",
         "RAILS": "eth0,eth1",
         "PEER_DIRECT": "0",
+        "OUTAGE_S": "15",
         "TLS_CERT": "c",
         "TLS_KEY": "k",
         "TLS_CA": "a",
     }
     config = RunConfig.from_environment({f"OVERLAP_{name}": value for name, value in told.items()})
-    assert config.transport_options() == {"rails": ("eth0", "eth1"), "peer_direct": False}
+    assert config.transport_options() == {"outage_s": 15.0, "rails": ("eth0", "eth1"), "peer_direct": False}
     assert config.tls_files() == ("c", "k", "a")
     assert (RunConfig().transport_options(), RunConfig().tls_files()) == ({}, None)
 

@@ -33,15 +33,17 @@ class PeerAddress:
         host: Processes with the same one can reach each other's Unix sockets; empty if they cannot.
         unix: Name of its Unix socket; empty if it has none.
         tcp: Address and port for each rail.
+        lasting: It reckons with connections that end before their processes do, inside a host, too.
     """
 
     host: str
     unix: str
     tcp: tuple[tuple[str, int], ...]
+    lasting: bool = False
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        packed: bytes = msgpack.packb((self.host, self.unix, self.tcp))
+        packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting))
         return packed
 
     @classmethod
@@ -54,19 +56,40 @@ class PeerAddress:
         try:
             if len(packed) > _LIMIT_BYTES:
                 raise ValueError(f"{len(packed)} bytes")
-            host, unix, tcp = msgpack.unpackb(packed, use_list=False)
+            host, unix, tcp, lasting = msgpack.unpackb(packed, use_list=False)
             rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
             if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= RAILS_LIMIT):
                 raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
+            if not isinstance(lasting, bool):
+                raise ValueError(f"lasting {lasting!r}")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise TransportError(f"process {member} told no address that can be understood: {error}") from error
-        return cls(host=host, unix=unix, tcp=rails)
+        return cls(host=host, unix=unix, tcp=rails, lasting=lasting)
+
+    def may_part(self, other: PeerAddress) -> bool:
+        """Whether a single connection between two processes may end before they do, as both of them know.
+
+        A Unix socket may not: it lives in the memory of its host. Nor may TCP from an address to itself within one
+        network namespace, which no wire carries. Somebody may end it all the same: whoever reckons with that says so.
+        """
+        if not self.host or self.host != other.host:
+            return True
+        unix = bool(self.unix and other.unix)
+        return not unix and (self.lasting or other.lasting or self.tcp[0][0] != other.tcp[0][0])
 
 
 def _port(port: object) -> int:
     if type(port) is not int or not 0 < port < 2**16:
         raise ValueError(f"port {port!r}")
     return port
+
+
+def ends_of(connection: socket.socket) -> str:
+    """Name both ends of a TCP connection, for people; empty for a Unix socket, which has none worth telling."""
+    if connection.family == socket.AF_UNIX:
+        return ""
+    here, there = connection.getsockname(), connection.getpeername()
+    return f"{here[0]}:{here[1]} to {there[0]}:{there[1]}"
 
 
 def host_identity() -> str:

@@ -34,7 +34,7 @@ class SocketRail(Rail):
 
     def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
-        self.socket = connection.socket
+        self.socket, self.ends = connection.socket, connection.ends
         self._parts: Sequence[bytes | memoryview] = ()
         self._blocked = False
         self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
@@ -204,7 +204,7 @@ class StreamRail(Rail):
     def __init__(self, owner: Owner, index: int, connection: Connection, *, keep: bool, staged: bool) -> None:
         super().__init__(owner, index, keep=keep, staged=staged)
         assert connection.encrypted is not None, "a bare socket is faster as a SocketRail"
-        self.socket = connection.socket
+        self.socket, self.ends = connection.socket, connection.ends
         self._stream = connection.encrypted
 
     def put(self, frame: bytes) -> None:

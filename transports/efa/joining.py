@@ -10,7 +10,7 @@ from functools import partial
 
 import trio
 
-from transports.efa.address import PeerAddress, host_identity, rail_addresses, rail_names
+from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
 from transports.efa.queueing import shorten, spare
 from transports.factory import Exchange
@@ -33,11 +33,13 @@ class Connection:
         socket: As bare as the system gave it.
         encrypted: The encryption above it, if any.
         detail: What the other side has said of it, where this one has dialled.
+        ends: Its addresses, for people, if it has any.
     """
 
     socket: socket.socket
     encrypted: trio.SSLStream[trio.abc.Stream] | None
     detail: str = ""
+    ends: str = ""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +59,7 @@ class Joining:
         silence_s: How long TCP waits for an answer, or until a receiver reads; None: as long as the system does.
         join_s: How long to wait for all processes.
         watched: Whether somebody else knows which processes live.
+        lasting: Whether a single TCP connection inside a host is to come back, too, should somebody end it.
         spared: Which processes need not be joined, once the addresses are exchanged.
         report: Takes a line about strangers.
         door: Where the others knock.
@@ -77,6 +80,7 @@ class Joining:
     join_s: float
     report: Callable[[str], None]
     watched: bool = False
+    lasting: bool = False
     spared: Callable[[], Collection[int]] = tuple
 
     def __post_init__(self) -> None:
@@ -94,6 +98,7 @@ class Joining:
         self._said: set[str] = set()
         self._failure: TransportError | None = None
         self.door = Door((), unix=False, pending=0, stays=False)
+        self._mine = PeerAddress(host="", unix="", tcp=())
         self._others: dict[int, PeerAddress] = {}
         self._wanted: frozenset[int] = frozenset()
 
@@ -111,6 +116,10 @@ class Joining:
         """Whether some processes, all of which have joined, live on different hosts, or do not know."""
         hosts = {self.identity if i == self.member else self._others[i].host for i in members}
         return len(hosts) > 1 or "" in hosts
+
+    def may_part(self, member: int) -> bool:
+        """Whether a single connection to a process that has joined may end before it, see `PeerAddress.may_part`."""
+        return self._mine.may_part(self._others[member])
 
     def count_here(self) -> int:
         """Return how many processes, all of which have joined, live on this host for sure, this one among them."""
@@ -152,8 +161,8 @@ class Joining:
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
         tcp = tuple(zip(self._addresses, self.door.ports, strict=True))
-        mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp)
-        addresses = await exchange("efa", mine.pack())
+        self._mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp, lasting=self.lasting)
+        addresses = await exchange("efa", self._mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._others = others
         self._wanted = frozenset(others).difference(self.spared())
@@ -325,7 +334,7 @@ class Joining:
     def _made(self, connection: socket.socket, stream: trio.abc.Stream, detail: str = "") -> Connection:
         shorten(connection, self._say_once)
         encrypted = stream if isinstance(stream, trio.SSLStream) else None
-        return Connection(socket=connection, encrypted=encrypted, detail=detail)
+        return Connection(socket=connection, encrypted=encrypted, detail=detail, ends=ends_of(connection))
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

@@ -219,7 +219,8 @@ class EfaLink(Link):
         if self.engine.gone is not None or rail.farewell:
             return
         if not self.rails and (evident or not self.watched):
-            self.lose(f"the last connection to it was lost: {reason}", evident=evident)
+            which = f", {rail.ends}," if rail.ends and not evident else ""  # what is evident is no fault of its way
+            self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
         self._arrived[rail.index] = rail.arrived

@@ -72,6 +72,7 @@ class Rail(ABC):
 
     Attributes:
         socket: What carries its bytes.
+        ends: Its addresses, for people, if it has any.
         idle: Nothing is being written; whoever has something to say may.
         dead: It has been closed, for whatever reason.
         arrived: How many frames have arrived on it.
@@ -86,6 +87,7 @@ class Rail(ABC):
     """
 
     socket: socket.socket
+    ends: str = ""
 
     def __init__(self, owner: Owner, index: int, *, keep: bool, staged: bool) -> None:
         self.owner = owner

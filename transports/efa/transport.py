@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, cast
@@ -13,6 +12,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.cores import Crowding
+from transports.efa.acknowledged import LOST_S
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.joining import Connection, Joining
@@ -70,8 +70,10 @@ class Efa(MatchedTransport):
         watched: Whether somebody else knows which processes are lost, and which are only busy: then silence proves
             nothing here, and a connection is lost when its kernel no longer hears of the other one. Nor is a process
             lost with its last connection: it is waited for, until it is told to be lost (`lose`), could not be reached
-            for `silence_s`, or has not come back for 300 s though its host answers. A single Unix socket is not: it
-            ends with the process at its other end, and with nothing else.
+            for `silence_s`, or has not come back for 300 s though its host answers. A process that a single connection
+            joins inside a host is not: that ends with it, and of itself with nothing else.
+        lasting: Whether a single TCP connection inside a host is waited for all the same, should somebody end it; one
+            of two processes wanting that is enough. Then long messages are confirmed, as they are between hosts.
         spared: Which processes need not be joined, asked when it is opened; both sides of a pair say the same.
         join_s: How long to wait for all processes when opening.
         report: Takes a line about rails and processes that are lost, rails that are back, and about strangers.
@@ -104,6 +106,7 @@ class Efa(MatchedTransport):
         tls: Tls | None = None,
         silence_s: float = 15.0,
         watched: bool = False,
+        lasting: bool = False,
         spared: Callable[[], Collection[int]] = tuple,
         join_s: float = 60.0,
         report: Callable[[str], None] | None = None,
@@ -131,6 +134,7 @@ class Efa(MatchedTransport):
             silence_s=None if watched else silence_s,
             join_s=join_s,
             watched=watched,
+            lasting=lasting,
             spared=spared,
             report=say,
         )
@@ -163,7 +167,7 @@ class Efa(MatchedTransport):
         for (member, index), connection in sorted(connections.items(), key=lambda item: item[0]):
             link = self.links[member]
             if index == 0:
-                self._agree(link, connection)
+                self._agree(link)
             link.departures.checksums = self._checks(link, connection)
             link.add(self._rail(link, index, connection))
         self.state = None
@@ -200,11 +204,10 @@ class Efa(MatchedTransport):
             for link in self.links.values():
                 link.give_up("this side can no longer reach it")
 
-    def _agree(self, link: EfaLink, connection: Connection) -> None:
+    def _agree(self, link: EfaLink) -> None:
         """Settle what becomes of a process without connections, now that it is known what joins it."""
         alone = self._joining.rail_count == 1
-        # a Unix socket lives in the memory of this host: nothing ends it but the process at its other end
-        link.watched = self._watched and not (alone and connection.socket.family == socket.AF_UNIX)
+        link.watched = self._watched and (not alone or self._joining.may_part(link.member))
         if alone:
             inside = not self._joining.spans_hosts((self.member, link.member))
             link.agree(single_rail_limits(inside=inside, confirmed=link.watched))
@@ -251,7 +254,7 @@ class Efa(MatchedTransport):
 
 
 def factory(bootstrap: Bootstrap) -> Efa:
-    """Make the transport of a process; ``rails``, ``unix``, ``peer_direct`` and ``checksums`` are its options.
+    """Make the transport of a process, with options ``rails``, ``unix``, ``peer_direct``, ``checksums``, ``outage_s``.
 
     Raises:
         ArgumentError: An option that cannot be meant.
@@ -273,5 +276,6 @@ def factory(bootstrap: Bootstrap) -> Efa:
         report=bootstrap.report,
         note=bootstrap.note,
         watched=bootstrap.watched,
+        lasting=cast("float", options.get("outage_s", 0)) > LOST_S,
         spared=bootstrap.spared,
     )

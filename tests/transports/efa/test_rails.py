@@ -300,6 +300,7 @@ def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None
     async def main() -> None:
         async with confronted() as (impostor, victim):
             end = victim.efa.endpoint(1)
+            ends = impostor.stream.socket.getpeername(), impostor.stream.socket.getsockname()
             errors: list[BaseException] = []
 
             async def pour() -> None:
@@ -318,8 +319,9 @@ def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None
                     link.silent_ticks = 0
                     link.tick(8, 8.0)
             assert isinstance(errors[0], LinkLostError)
-            reason = "process 0 (rank 0) is lost: the last connection to it was lost: it has taken nothing for 8 s"
-            assert victim.reports == [reason]
+            here, there = (":".join(map(str, end)) for end in ends)
+            which = f"the last connection to it, {here} to {there}, was lost: it has taken nothing for 8 s"
+            assert victim.reports == [f"process 0 (rank 0) is lost: {which}"]
 
     run(main)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ from transports.efa import returning
 from transports.efa.address import RAILS_LIMIT, PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.link import EfaLink
-from transports.frame import CHUNK_BYTES
+from transports.frame import CHUNK_BYTES, EAGER_BYTES
 from transports.handshake import HandshakeError, greet
 
 from .impostor import dial, hello
@@ -115,7 +116,7 @@ def test_messages_are_exact_while_rails_come_and_go(seed: int, rails: int, monke
     sizes = [chance.choice((0, 8, 1000, 40_000, 700_000, 3_000_000)) for _ in range(60)]
 
     async def main() -> None:
-        world = ProxiedWorld(rails=rails, watched=True)
+        world = ProxiedWorld(rails=rails, watched=True, lasting=True)
         async with world.open():
 
             async def come_and_go() -> None:
@@ -145,7 +146,7 @@ def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process()
         async with world.open():
             for way in world.ways:
                 way.cut()
-            with pytest.raises(LinkLostError, match=r"process 0 .* is lost: the last connection to it was lost: "):
+            with pytest.raises(LinkLostError, match=r"process 0 .* is lost: the last connection to it, .*, was lost: "):
                 await world.efas[1].endpoint(1).recv_into(0, 5, bytearray(8))
         assert [way.entered for way in world.ways] == [1] * rails
 
@@ -153,19 +154,55 @@ def test_the_last_rail_is_not_waited_for_where_nobody_else_watches_the_process()
     run(main, 2)
 
 
-def test_a_process_at_the_other_end_of_a_single_unix_socket_ends_with_it() -> None:
-    """Nothing else ends one. So nothing is kept to be repeated, and nobody waits to hear that it has arrived."""
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_process_at_the_other_end_of_a_single_connection_inside_a_host_ends_with_it(kind: str) -> None:
+    """Nothing is kept to be repeated, and nobody waits to hear that it has arrived; what is lost is named."""
 
     async def main() -> None:
-        world = World(rails=1, watched=True)
+        world = World(rails=1, unix=kind == "unix", watched=True)
         async with opened(world.efas):
-            links(world)[0].rails[0].die("pulled by the test")
+            (rail,) = links(world)[0].rails
+            starts, sent = world.ends()[0].starter(1), []
+            assert starts is not None
+            starts.begin_send(1, 5, bytes(EAGER_BYTES + 1), done=sent.append)
+            assert len(sent) == 1  # before anybody there has seen any of it
+            rail.die("pulled by the test")
+            which = "" if kind == "unix" else r", 127\.0\.0\.1:\d+ to 127\.0\.0\.1:\d+,"
             with pytest.raises(
-                LinkLostError, match=r"process 1 .* is lost: the last connection to it was lost: pulled"
+                LinkLostError, match=rf"process 1 .* is lost: the last connection to it{which} was lost: pulled"
             ):
                 await world.ends()[0].recv_into(1, 5, bytearray(8))
 
     run(main)
+
+
+@pytest.mark.parametrize("lasting", [(True, False), (False, True)])
+def test_a_single_connection_inside_a_host_comes_back_if_either_process_wants_that(lasting: tuple[bool, bool]) -> None:
+    async def main() -> None:
+        world = World(rails=1, unix=False, watched=True)
+        for efa, wants in zip(world.efas, lasting, strict=True):
+            efa._joining.lasting = wants
+        async with opened(world.efas):
+            for turn, link in enumerate(links(world), start=1):
+                link.rails[0].die("pulled by the test")
+                await send_and_receive(world.ends(), turn, LONG_BYTES)
+
+    run(main)
+
+
+def test_a_single_connection_may_end_before_its_processes_unless_it_never_leaves_their_host() -> None:
+    one = PeerAddress(host="a", unix="", tcp=(("127.0.0.1", 1),))
+    moves = {
+        "inside": replace(one, tcp=(("127.0.0.1", 2),)),
+        "another host, or network namespace": replace(one, host="b"),
+        "another address": replace(one, tcp=(("10.0.0.1", 1),)),
+        "it is to last": replace(one, lasting=True),
+    }
+    assert [why for why, other in moves.items() if one.may_part(other)] == list(moves)[1:]
+    assert [why for why, other in moves.items() if other.may_part(one)] == list(moves)[1:]
+    assert replace(one, host="").may_part(replace(one, host=""))  # nobody knows where they are
+    unix = replace(one, unix="name", lasting=True)
+    assert [why for why, other in moves.items() if unix.may_part(replace(other, unix="name"))] == list(moves)[1:2]
 
 
 @pytest.mark.parametrize(("kind", "rails"), [("tcp", 1), ("tcp", 4), ("unix", 4)])
@@ -175,7 +212,7 @@ def test_the_last_rail_comes_back_where_somebody_else_watches_the_process(kind: 
 
     async def main() -> None:
         noted: list[str] = []
-        world = World(rails=rails, unix=kind == "unix", watched=True, note=noted.append)
+        world = World(rails=rails, unix=kind == "unix", watched=True, lasting=True, note=noted.append)
         async with opened(world.efas):
             for turn in range(1, 4):
                 out, short = bytearray(len(message)), bytearray(8)
@@ -209,7 +246,7 @@ def test_who_cannot_be_reached_for_long_is_lost(rails: int, monkeypatch: pytest.
     """Its connections have ended; nothing that could answer is there any more."""
 
     async def main() -> None:
-        world = ProxiedWorld(rails=rails, watched=True, silence_s=15.0)
+        world = ProxiedWorld(rails=rails, watched=True, lasting=True, silence_s=15.0)
 
         async def in_vain(*args: object, **settings: object) -> object:
             raise LinkLostError("process 1 cannot be reached: No route to host") from OSError("No route to host")
@@ -237,7 +274,7 @@ def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest
     """A program may keep the loop of its process from opening the door; not for ever."""
 
     async def main() -> None:
-        world = ProxiedWorld(rails=1, watched=True)
+        world = ProxiedWorld(rails=1, watched=True, lasting=True)
         monkeypatch.setattr(returning, "_LOOK_S", 0.05)
         monkeypatch.setattr(returning, "_ANSWERING_S", 1.0)
         monkeypatch.setattr(returning, "_LONGEST_WAITED_S", 0.01)
@@ -258,7 +295,7 @@ def test_who_answers_but_lets_nobody_in_is_waited_for_longer(monkeypatch: pytest
 
 def test_a_count_that_cannot_be_ends_the_process_that_claims_it() -> None:
     async def main() -> None:
-        world = ProxiedWorld(rails=1, watched=True)
+        world = ProxiedWorld(rails=1, watched=True, lasting=True)
         card: list[PeerAddress] = []
         spy(world, card)
         async with world.open():
