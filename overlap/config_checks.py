@@ -97,4 +97,7 @@ def check_algorithm(name: str) -> None:
 def check_wires(wires: object) -> None:
     """A transport, or a function that makes one."""
     if not isinstance(wires, Transport) and not callable(wires):
-        raise UsageError(f"transport: expected a transport, or a function that makes one of another, got {wires!r}")
+        named = f"; those that have names are given by --transport {wires}" if isinstance(wires, str) else ""
+        raise UsageError(
+            f"transport: expected a transport, or a function that makes one of another, got {wires!r}{named}"
+        )

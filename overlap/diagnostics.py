@@ -10,6 +10,7 @@ from sys import _current_frames, _getframe
 from traceback import FrameSummary, extract_tb
 from types import CodeType, FrameType
 
+import outcome
 import trio
 
 from .errors import CollectiveMismatchError, PeerError, PeerFailedError, RemoteError
@@ -33,6 +34,8 @@ _HERE = os.path.dirname(__file__)
 _OURS = tuple(
     os.path.join(os.path.dirname(_HERE), each, "") for each in (os.path.basename(_HERE), "topology", "transports")
 )
+
+_TASKS = tuple(os.path.join(os.path.dirname(str(each.__file__)), "") for each in (trio, outcome))
 
 
 def only(group: BaseException) -> BaseException:
@@ -79,7 +82,7 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 
 
 def where(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame of the program; if it has none, of any that is not ours."""
+    """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's."""
     if isinstance(error, BaseExceptionGroup):
         return where(error.exceptions[0]) or _where(error)
     return error.place if isinstance(error, RemoteError) else _where(error)
@@ -87,7 +90,8 @@ def where(error: BaseException) -> str:
 
 def _where(error: BaseException) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
-    own = [frame for frame in frames if not frame.filename.startswith((*_libraries(), "<attrs "))] or frames
+    own = [frame for frame in frames if not frame.filename.startswith((*_libraries(), "<attrs "))]
+    own = own or [frame for frame in frames if not _runs_programs(frame.filename)]
     return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
@@ -163,6 +167,12 @@ def _place(frames: Iterable[tuple[FrameType, int]]) -> str:
 @cache
 def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def _runs_programs(path: str) -> bool:
+    """Whether a file is of what runs programs and is none: Python's own library, and what runs tasks."""
+    installed = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))  # which may lie in the former
+    return path.startswith(_TASKS) or (path.startswith(_libraries()) and not path.startswith(installed))
 
 
 def calling() -> tuple[FrameType, int]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import dropwhile
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 
+import outcome
 import trio
 
 import topology
@@ -33,7 +34,7 @@ EXIT_PIPE = 141  # 128 + SIGPIPE
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # what says so of a file, perhaps the one behind stdout
 
-_PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio)
+_PACKAGES = (sys.modules[__package__.partition(".")[0]], topology, transports, trio, outcome)
 _MACHINERY = (
     *(os.path.dirname(str(package.__file__)) + os.sep for package in _PACKAGES),
     runpy.__file__,
@@ -72,7 +73,7 @@ def report(error: BaseException) -> int:
 
 def _says_all(cause: BaseException) -> bool:
     """Whether frames would say nothing about the program, or Python itself would not show them."""
-    if isinstance(cause, RemoteError) or not isinstance(cause, OverlapError):
+    if isinstance(cause, RemoteError) or not isinstance(cause, (OverlapError, OSError)):
         return isinstance(cause, SystemExit)
     return not any(map(_is_users, extract_tb(cause.__traceback__)))
 

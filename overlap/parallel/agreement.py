@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from .called_from import users_frame
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,10 +66,11 @@ def agreement(rank: Rank, group: Group, what: str, mine: Sequence[str]) -> Futur
         what: That is compared; see `check_alike`.
         mine: The items of this rank.
     """
-    gathered = group.all_gather(digests(mine), name=f"compare {what}")
+    place = users_frame()
+    gathered = group.all_gather(digests(mine), name=f"compare {what}", call_site=place)
     check = partial(check_alike, what, mine, ranks=group.ranks, own=rank.rank)
     real = rank.empty(1).flags.writeable  # else there is nothing to compare
-    return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0)
+    return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)
 
 
 def _nothing(_: object) -> None:

@@ -19,6 +19,8 @@ from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
+from ..timeline.spans import call_site
+from .called_from import users_frame
 from .checkpoint_files import (
     DamagedError,
     Reader,
@@ -186,6 +188,8 @@ class Checkpoints:
         Raises:
             UsageError: If it is no model, or safetensors has no type for a dtype of it.
         """
+        frame = users_frame()
+        place = call_site(frame.f_code, frame.f_lasti)
         _check_savable(model)
         check_types(model.tensors())
         self._layout.check(model.tensors())
@@ -197,7 +201,7 @@ class Checkpoints:
         name = f"checkpoint of step {model.steps}"
         notes = {self._part: dict(model.notes())}
         self._under_way[self._group.ranks] = self._rank.spawn(
-            self._write, model.steps, copies, notes, dict(extra or {}), name=name
+            self._write, place, model.steps, copies, notes, dict(extra or {}), name=name
         )
 
     @property
@@ -260,6 +264,16 @@ class Checkpoints:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     async def _write(
+        self, place: str, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+    ) -> None:
+        try:
+            await self._write_parts(step, pieces, notes, extra)
+        except OSError as error:  # which no line of the program has raised
+            told = OSError(f"checkpoint of step {step} (saved at {place}) cannot be written: {error}")
+            told.errno = error.errno
+            raise told from None
+
+    async def _write_parts(
         self, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
     ) -> None:
         group = self._group

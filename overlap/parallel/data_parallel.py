@@ -17,6 +17,7 @@ from ..runtime.rank import Rank
 from .ahead import Ahead
 from .bucketed import Bucketed
 from .buckets import BucketPlan, Hook, plan_by_size
+from .called_from import users_frame
 from .finite import Blame
 from .model_memory import ModelMemory
 from .optimizers import Optimizer, check_optimizer
@@ -158,8 +159,11 @@ class DataParallel(Bucketed[Reduction]):
         """Give all ranks the weights of the first, once it is known that they have the same parameters."""
         alike = self._alike()
         flats = [flat.view() for flat in self._parameters.flat.values()]
-        sent = [self.group.broadcast(flat, out=flat, name="first weights") for flat in flats]
-        return self.rank.compute(lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0)
+        place = users_frame()
+        sent = [self.group.broadcast(flat, out=flat, call_site=place, name="first weights") for flat in flats]
+        return self.rank.compute(
+            lambda *_: self._parameters.views, alike, *sent, name="first weights", seconds=0.0, call_site=place
+        )
 
     @property
     def plans(self) -> tuple[BucketPlan, ...]:

@@ -24,7 +24,7 @@ class MemoryWork:
     def __init__(self, rank: Rank) -> None:
         self._rank, self._known = rank, True
         try:
-            rank.compute(_nothing, name="ask", bytes_moved=1)
+            rank.compute(_nothing, name="ask", bytes_moved=1, call_site=users_frame())
         except UsageError:
             self._known = False
 

@@ -330,7 +330,8 @@ def test_a_rank_that_cannot_write_leaves_the_one_before(tmp_path, monkeypatch):
 
     write = checkpoints.write_part
     monkeypatch.setattr(checkpoints, "write_part", fail)
-    with pytest.raises(overlap.RankFailedError, match=r"^rank 1 failed at .*no space left"):
+    told = r"^rank 1 failed.*: OSError: checkpoint of step 2 \(saved at [\w/.]+:\d+\) cannot be written: no space left"
+    with pytest.raises(overlap.RankFailedError, match=told):
         training(tmp_path, "data", ranks=2, save_at=(2,), until=2)
     assert complete_steps(tmp_path) == [1]
     monkeypatch.undo()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import trio
 from numpy.typing import DTypeLike
 
 import overlap
@@ -84,6 +85,19 @@ def test_a_verdict_names_the_line_that_asked_for_the_update() -> None:
     recorders = overlap.run(train, ranks=2, clock=slow)
     verdict = str(verdict_of(Timeline.collect(recorders, world_size=2), step=1))
     assert re.search(rf"rank 1 \(compute 'update' at {HERE}:{line_of('the verdict')}\)", verdict.replace("\n", " "))
+
+
+def test_what_a_model_issues_when_it_is_made_is_told_under_that_line() -> None:
+    async def train(rank: overlap.Rank) -> None:
+        if rank.rank == 1:
+            await trio.sleep_forever()
+        DataParallel(rank, {"w": gradient()}, optimizer=SGD(0.5))  # the model
+        raise ValueError("no data")
+
+    with pytest.raises(overlap.RankFailedError) as failed:
+        overlap.run(train, ranks=2)
+    (place,) = {doing.rpartition("(")[2] for doing in failed.value.doing if "(" in doing}
+    assert re.fullmatch(rf"{HERE}:{line_of('the model')}\)", place)
 
 
 def test_computes_may_be_issued_on_behalf_of_another_line() -> None:
