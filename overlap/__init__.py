@@ -22,7 +22,7 @@
 #                 dispute: who disagrees
 #     backend     what differs between real and simulated time
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
-#                 algorithm by cost, proves its table, cuts out each rank's program), program_runner and cc_core
+#                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
 #     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
 #   remote/     what spans processes: spanning communicators, and the control plane
 #   virtual/    the simulated backend: clock, fabric, engine, compute

@@ -17,7 +17,7 @@ from ..runtime.dispute import Voice, mismatch
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
 from ..timeline.spans import call_site
-from .spanning import CodePlace, SpanningCommunicator, Telling
+from .spanning import Called, SpanningCommunicator, Telling
 
 __all__ = ["SpanningCommunicators", "SpanningMessages"]
 
@@ -50,9 +50,9 @@ class SpanningMessages(SpanningCommunicator):
         self.resting = False
 
     @property
-    def last(self) -> tuple[int, Call, CodePlace] | None:
-        """The last message that was over: its rank, its call, and where."""
-        return self._past[next(reversed(self._past))] if self._past else None
+    def last(self) -> Called | None:
+        """The last message: its rank, its call, and where."""
+        return self.past(self.count - 1)
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that only messages share which mean the same."""
@@ -99,7 +99,7 @@ class _AtRest:
     name: str
     members: tuple[int, ...]
     count: int
-    last: tuple[int, Call, CodePlace] | None
+    last: Called | None
 
 
 class SpanningCommunicators(Communicators):

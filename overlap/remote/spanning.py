@@ -8,10 +8,9 @@ an operation that differs from its own fails it everywhere, with both calls.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Protocol, TypeAlias
 
 from transports import LinkLostError
@@ -19,7 +18,7 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
-from ..runtime.communicator import Communicator, ShortWay
+from ..runtime.communicator import Communicator
 from ..runtime.communicators import Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
@@ -28,8 +27,9 @@ from ..runtime.operation import Operation
 from ..timeline.spans import call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
+Called: TypeAlias = tuple[int, Call, CodePlace]
 
-__all__ = ["ANNOUNCED", "CodePlace", "SpanningCommunicator", "Telling"]
+__all__ = ["ANNOUNCED", "Called", "SpanningCommunicator", "Telling"]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.
@@ -80,15 +80,16 @@ class Telling(Protocol):
 
 
 class SpanningMatch(Match):
-    """A match of which only some ends are in this process."""
+    """A match of which only some ends are in this process.
 
-    __slots__ = ("assumed", "heard_of", "told")
+    Attributes:
+        told: Whether the other processes know that ranks wait here.
+        assumed: Whether its pattern is what the array for the result is good for, and no more is known.
+        heard_of: What ranks elsewhere are known to have called.
+    """
 
-    def __init__(self, members: int) -> None:
-        super().__init__(members)
-        self.told = False  # whether the other processes know that ranks wait here
-        self.assumed = False  # whether its pattern is what the array for the result is good for, and no more is known
-        self.heard_of: dict[int, Voice] = {}  # what ranks elsewhere are known to have called
+    told = assumed = False
+    heard_of: Mapping[int, Voice] = MappingProxyType({})
 
     @property
     def started_ns(self) -> int:
@@ -117,7 +118,7 @@ class SpanningCommunicator(Communicator):
         self._local, self._others = local, told
         self._bases: dict[Call, int] = {}
         self._voices_known: dict[tuple[int, int, int, Call], tuple[object, Voice]] = {}
-        self._past: OrderedDict[int, tuple[int, Call, CodePlace]] = OrderedDict()
+        self._past: dict[int, tuple[int, Called]] = {}  # by number modulo `_REMEMBERED`: the number, and what it was
 
     def tag(self, pattern: Call, seq: int) -> int:
         """Return a tag that no rank shares which means another operation."""
@@ -132,21 +133,19 @@ class SpanningCommunicator(Communicator):
 
     def arrive(self, operation: Operation) -> None:
         """Take in one rank's end; its program starts as soon as it is known what travels."""
+        self._note(operation)
         way = self._short_ways.get(operation.call)
         if way is not None and self._calm():
-            self._arrive_shortly(way, operation)
+            way.take(operation)
             return
-        seq, position = operation.seq, operation.port.position
+        seq = operation.seq
         match = self._matches.get(seq)
         if match is None:
             match = self._open(operation)
-        match.arrived[position] = operation
+        match.arrived[operation.port.position] = operation
         match.count += 1
-        self.issued[self.members[position]] = max(seq + 1, self.issued.get(self.members[position], 0))
         if match.pattern is not operation.call:
             self._compare(match, operation)
-        if operation.kind in ANNOUNCED and position == operation.call.root:
-            self._others.announce_call(self.id, seq, self._said_again(operation))
         for said in self._others.said_before(self.id, seq):
             self.hear(seq, said)
         if operation.kind in ANNOUNCED and match.pattern is not None and not match.pattern.settled:
@@ -155,6 +154,15 @@ class SpanningCommunicator(Communicator):
         self._proceed(match, operation)
         if failed:
             self.ended(match, operation)
+
+    def _note(self, operation: Operation) -> None:
+        """Keep in mind what a rank has called, and let those know who may have to be told."""
+        rank, seq = self.members[operation.port.position], operation.seq
+        if seq >= self.issued.get(rank, 0):
+            self.issued[rank] = seq + 1
+        self._past[seq % _REMEMBERED] = seq, (rank, operation.call, operation.place)
+        if operation.kind in ANNOUNCED and operation.port.position == operation.call.root:
+            self._others.announce_call(self.id, seq, self._said_again(operation))
 
     def _assume_or_ask(self, match: SpanningMatch, operation: Operation) -> None:
         """Begin to receive what the result's array is for, which waits for nobody; without one, ask what comes.
@@ -175,19 +183,12 @@ class SpanningCommunicator(Communicator):
         """Whether a rank is alone in this process, nothing is wrong, and nobody has said what it must hear first."""
         return self.here == 1 and not self._left and self._broken is None and self._others.silent
 
-    def _arrive_shortly(self, way: ShortWay, operation: Operation) -> None:
-        seq, position = operation.seq, operation.port.position
-        rank = self.members[position]
-        if seq >= self.issued.get(rank, 0):
-            self.issued[rank] = seq + 1
-        if way.post(operation) and way.end_at_once(operation):
-            self._remember(operation)
-            return
-        match = self._open(operation)
-        match.arrived[position], match.count = operation, 1
-        match.pattern, match.first = operation.call, operation
-        operation.lock()
-        way.wait(match, operation)
+    def match_alone(self, operation: Operation) -> Match:
+        """Return the match of what takes a shorter way: all its other ends are elsewhere."""
+        match = self._matches[operation.seq] = SpanningMatch(self.size)
+        match.arrived[operation.port.position] = match.first = operation
+        match.count, match.pattern = 1, operation.call
+        return match
 
     def _open(self, operation: Operation) -> SpanningMatch:
         match = self._matches[operation.seq] = SpanningMatch(self.size)
@@ -198,15 +199,9 @@ class SpanningCommunicator(Communicator):
 
     def ended(self, match: Match, operation: Operation) -> None:
         """Forget a match once all of our ends are over, but for what was called."""
-        assert isinstance(match, SpanningMatch)
         match.ended += 1
-        if match.ended == self.here and self._matches.pop(operation.seq, None) is not None:
-            self._remember(operation)
-
-    def _remember(self, operation: Operation) -> None:
-        self._past[operation.seq] = (self.members[operation.port.position], operation.call, operation.place)
-        if len(self._past) > _REMEMBERED:
-            self._past.popitem(last=False)
+        if match.ended == self.here:
+            self._matches.pop(operation.seq, None)
 
     def withdraw(self, operation: Operation, failure: Failure) -> None:
         """Fail the whole match, here and elsewhere, because one rank has no input for it."""
@@ -274,11 +269,11 @@ class SpanningCommunicator(Communicator):
         """Compare another process's call with ours; False if none of ours has come to it yet."""
         match = self._matches.get(seq)
         if match is None or match.first is None:
-            mine = self._past.get(seq)
+            mine = self.past(seq)
             if mine is not None and not mine[1].agrees(said.call):
                 self._differ(seq, Voice(rank=mine[0], call=mine[1], call_site=call_site(*mine[2])), said)
             return mine is not None or match is not None or seq < max(self.issued.values(), default=0) - _REMEMBERED
-        match.heard_of[said.rank] = said
+        match.heard_of = {**match.heard_of, said.rank: said}
         assert match.pattern is not None
         if match.assumed and said.call.dtype is not None and match.first.call.agrees(said.call):
             match.pattern, match.assumed = said.call, False
@@ -290,6 +285,11 @@ class SpanningCommunicator(Communicator):
             self._check_results(match)
             self._engine.start(self, match)
         return True
+
+    def past(self, seq: int) -> Called | None:
+        """Return what was called in an operation, if it is not too long ago: a rank, its call, and where."""
+        number, called = self._past.get(seq % _REMEMBERED, (-1, None))
+        return called if number == seq else None
 
     def _voices(self, match: Match) -> list[Voice]:
         """Return what each rank has called that is known to have come, here or elsewhere."""

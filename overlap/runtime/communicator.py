@@ -64,17 +64,12 @@ class BaseEngine(ABC):
         """Wait for the work at hand and end all threads."""
 
 
-class ShortWay(Protocol):
-    """What carries out one call again and again: where all others have come, one rank's end needs no match."""
+class ShortWay(ABC):
+    """What carries out one call again and again, where only one rank lives in this process and nothing is wrong."""
 
-    def post(self, operation: Operation) -> bool:
-        """Take in one rank's end; whether all others have come."""
-
-    def end_at_once(self, operation: Operation) -> bool:
-        """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
-
-    def wait(self, match: Match, operation: Operation) -> None:
-        """Let an operation end when all have come."""
+    @abstractmethod
+    def take(self, operation: Operation) -> None:
+        """Carry out one rank's end."""
 
 
 class Shared(Protocol):
@@ -197,6 +192,10 @@ class Communicator:
         if len(self._short_ways) >= _SHORT_WAYS:
             self._short_ways.clear()
         self._short_ways[call] = way
+
+    def match_alone(self, operation: Operation) -> Match:
+        """Return the match of what takes a shorter way: all its other ends are elsewhere."""
+        raise AssertionError("what has all ends here takes no shorter way")
 
     def _announce(self, operation: Operation) -> None:
         """Tell receives from any source that somebody has begun to send."""

@@ -66,18 +66,26 @@ class Key(NamedTuple):
 
 
 class Match:
-    """The members' ends of one operation, as they arrive."""
+    """The members' ends of one operation, as they arrive.
 
-    __slots__ = ("arrived", "count", "disputed", "ended", "error", "first", "pattern")
+    Attributes:
+        arrived: By place; None as long as one has not.
+        count: How many have.
+        pattern: The call of the first arrival, or of the first that says dtype and shape.
+        first: Whose call that is.
+        error: Makes the errors that all ends fail with.
+        ended: How many of the ends here are over.
+        disputed: Whether ends differ, and more must come before it is clear which are the few.
+    """
+
+    count = ended = 0
+    pattern: Call | None = None
+    first: Operation | None = None
+    error: Callable[[], BaseException] | None = None
+    disputed = False
 
     def __init__(self, members: int) -> None:
         self.arrived: list[Operation | None] = [None] * members
-        self.count = 0
-        self.pattern: Call | None = None  # of the first arrival, or of the first that says dtype and shape
-        self.first: Operation | None = None  # whose call that is
-        self.error: Callable[[], BaseException] | None = None
-        self.ended = 0  # of the ends here
-        self.disputed = False  # ends differ, and more must come before it is clear which are the few
 
     @property
     def ends(self) -> list[Operation]:

@@ -11,7 +11,7 @@ import trio
 import overlap
 from overlap.collectives.generators import GENERATORS
 from overlap.runtime.backend import Backend
-from overlap.runtime.engine import cc_core, program_runner, wire_driven
+from overlap.runtime.engine import cc_core, wire_driven, wire_ways
 from overlap.runtime.engine.wire_driven import WireDrivenExecution
 from overlap.runtime.engine.workers import Workers
 from transports import Starter
@@ -31,7 +31,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[WireDrivenExecution]:
             executions.append(self)
             return super().begin(ended)
 
-    monkeypatch.setattr(program_runner, "WireDrivenExecution", Seen)
+    monkeypatch.setattr(wire_ways, "WireDrivenExecution", Seen)
     return executions
 
 

@@ -8,7 +8,6 @@ DMA rings do on the hardware.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,61 +16,18 @@ from trio.lowlevel import ParkingLot
 
 from transports import Endpoint
 
-from ...collectives.program import Extent, Kind, Program, Step
-from ...collectives.reduce import Array, Reducer
+from ...collectives.program import Kind, Program, Step
+from ...collectives.reduce import Array
 from ...collectives.schedule import Buffer, Op
+from .program_memory import Buffers, Layout
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["AHEAD", "Buffers", "Execution", "UnevenBuffers", "pieces_of", "work_of"]
+__all__ = ["AHEAD", "Execution", "apply", "pieces_of"]
 
 #: Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
 AHEAD = 16
 # Shorter messages come unasked.
 _ASKED_BYTES = 64 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Buffers:
-    """The memory a program works on, as flat arrays indexed by `Buffer`, with the layout of their slots.
-
-    A block of `block` elements is cut in `slots` equal slots, the last ones clipped; slot s lies in block s // slots.
-    """
-
-    arrays: tuple[Array, Array, Array]
-    block: int
-    slots: int
-    reducer: Reducer | None
-    contributions: int
-
-    def view(self, extent: Extent) -> Array:
-        """Return the elements of an extent: one contiguous range."""
-        start, stop = self.bounds(extent)
-        return self.arrays[extent.buffer][start:stop]
-
-    def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first element of an extent, and the one after its last."""
-        return self._offset(extent.slot), self._offset(extent.slot + extent.count)
-
-    def _offset(self, slot: int) -> int:
-        block, index = divmod(slot, self.slots)
-        return block * self.block + min(index * -(-self.block // self.slots), self.block)
-
-
-@dataclass(frozen=True, slots=True)
-class UnevenBuffers(Buffers):
-    """The same with blocks of different sizes: `starts` says where those of each buffer begin (see `block_starts`)."""
-
-    starts: tuple[list[int], ...]
-
-    def bounds(self, extent: Extent) -> tuple[int, int]:
-        """Return the first element of an extent, and the one after its last."""
-        starts, slot = self.starts[extent.buffer], extent.slot
-        return self._start(starts, slot), self._start(starts, slot + extent.count)
-
-    def _start(self, starts: list[int], slot: int) -> int:
-        block, index = divmod(slot, self.slots)
-        length = starts[block + 1] - starts[block]
-        return starts[block] + min(index * -(-length // self.slots), length)
 
 
 class Execution:
@@ -303,7 +259,8 @@ class Execution:
 
     async def _apply(self, step: Step, incoming: Array, target: Array) -> None:
         """Move or add `incoming` into `target`, in worker threads if it is large."""
-        pieces = pieces_of(step, self._buffers, self._program.rank, incoming, target)
+        mine = target if step.base is None else self._buffers.view(step.base)
+        pieces = pieces_of(step, self._buffers.layout, self._program.rank, incoming, mine, target)
         if len(pieces) == 1:
             with np.errstate(all="ignore"):  # as in the worker threads
                 pieces[0]()
@@ -311,58 +268,47 @@ class Execution:
             await run_in_workers(self._workers, pieces, priority=self._priority)
 
 
-def pieces_of(step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array) -> list[Callable[[], None]]:
-    """Return what moves or adds `incoming` into `target`: one piece of work for this thread, or more for others.
-
-    Args:
-        step: That says so.
-        buffers: Of the program.
-        rank: Group rank of the program.
-        incoming: What has come, or lies elsewhere.
-        target: Where it goes.
-    """
-    work = work_of(step, buffers, rank, incoming, target)
-    weight = 1 if buffers.reducer is None else buffers.reducer.weight
-    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, buffers, incoming, target):
-        return [partial(work, slice(None))]
+def pieces_of(
+    step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array
+) -> list[Callable[[], None]]:
+    """Return what applies a step, see `apply`: one piece of work for this thread, or more for others."""
+    weight = 1 if layout.reducer is None else layout.reducer.weight
+    if (incoming.nbytes + target.nbytes) * weight <= INLINE_BYTES or _is_there(step, layout, incoming, target):
+        return [partial(apply, step, layout, rank, incoming, mine, target)]
     length = max(1, PIECE_BYTES // target.itemsize)
-    return [partial(work, slice(start, start + length)) for start in range(0, target.size, length)]
+    parts = (slice(start, start + length) for start in range(0, target.size, length))
+    return [partial(apply, step, layout, rank, incoming[part], mine[part], target[part]) for part in parts]
 
 
-def _is_there(step: Step, buffers: Buffers, incoming: Array, target: Array) -> bool:
+def _is_there(step: Step, layout: Layout, incoming: Array, target: Array) -> bool:
     """Whether a move has nothing to do: input and result share memory."""
-    divides = buffers.reducer is not None and buffers.reducer.divides
+    divides = layout.reducer is not None and layout.reducer.divides
     if step.op is Op.ADD or divides or incoming.dtype != target.dtype or incoming.size != target.size:
         return False
     return bool(incoming.__array_interface__["data"][0] == target.__array_interface__["data"][0])
 
 
-def work_of(
-    step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array, first: int = 0
-) -> Callable[[slice], None]:
-    """Return what does it for a part of both; `target` begins at element `first` of the step's."""
+def apply(step: Step, layout: Layout, rank: int, incoming: Array, mine: Array, target: Array) -> None:
+    """Move or add to `target` what has come, or lies elsewhere; or a part of it.
+
+    Args:
+        step: That says so.
+        layout: Of the program.
+        rank: Group rank of the program.
+        incoming: What has come.
+        mine: What it is added to: the target itself, or the base of the step.
+        target: Where it goes.
+    """
+    reducer = layout.reducer
     if step.op is Op.ADD:
-        return _addition(step, buffers, rank, incoming, target, first)
-    reducer = buffers.reducer
-    if reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
-        return lambda part: np.copyto(target[part], incoming[part], casting="unsafe")
-    return lambda part: reducer.finalise(incoming[part], target[part], buffers.contributions)
-
-
-def _addition(
-    step: Step, buffers: Buffers, rank: int, incoming: Array, target: Array, first: int
-) -> Callable[[slice], None]:
-    reducer = buffers.reducer
-    assert reducer is not None, "only reductions have ADD rows"
-    mine = target if step.base is None else buffers.view(step.base)[first : first + target.size]
-    incoming_first = step.peer < rank
-
-    def add(part: slice) -> None:
-        theirs, own = reducer.widen(incoming[part]), reducer.widen(mine[part])
-        low, high = (theirs, own) if incoming_first else (own, theirs)
-        reducer.ufunc(low, high, out=target[part])
-
-    return add
+        assert reducer is not None, "only reductions have ADD rows"
+        theirs, own = reducer.widen(incoming), reducer.widen(mine)
+        low, high = (theirs, own) if step.peer < rank else (own, theirs)
+        reducer.ufunc(low, high, out=target)
+    elif reducer is None or step.src.buffer != Buffer.SCRATCH or step.dst.buffer != Buffer.OUT:
+        np.copyto(target, incoming, casting="unsafe")
+    else:
+        reducer.finalise(incoming, target, layout.contributions)
 
 
 async def _comes(turn: trio.Event | None) -> None:

@@ -8,7 +8,6 @@ class, so a training loop compiles in its first step only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,12 +21,12 @@ from ...collectives.select import plan, size_class
 from ...collectives.slicing import in_slices
 from ...collectives.uneven import uneven
 from ...errors import ScheduleError
-from .laid_out import LaidOut
+from .compiled import Compiled
 
 if TYPE_CHECKING:
     from topology import Cluster
 
-__all__ = ["MESSAGE_ALGORITHM", "Compiled", "Compiler"]
+__all__ = ["MESSAGE_ALGORITHM", "Compiler"]
 
 MESSAGE_ALGORITHM = "mesh"
 """What a message between two ranks goes by in timelines, and is where it needs a program."""
@@ -36,23 +35,6 @@ MESSAGE_ALGORITHM = "mesh"
 _REMEMBERED = 1 << 14
 
 _Key: TypeAlias = tuple[str, int, str, int, Pairs, tuple[int, ...], bool, bool, str | None]
-
-
-@dataclass(slots=True, eq=False)
-class Compiled:
-    """What a call has become on one rank.
-
-    Attributes:
-        schedule: the proved table.
-        program: the rank's part of it.
-        laid: the same laid out on arrays, by whether input and result share memory; filled by whoever runs it.
-        keeps_own: whether a rank's input may lie where its own block of the result does; None: nobody has asked yet.
-    """
-
-    schedule: Schedule
-    program: Program
-    laid: dict[bool, LaidOut] = field(default_factory=dict)
-    keeps_own: bool | None = None
 
 
 class Compiler:
@@ -102,7 +84,7 @@ class Compiler:
         program = self._programs.get((key, position))
         if program is None:
             program = self._programs[key, position] = project(schedule, position)
-        return Compiled(schedule, program)
+        return Compiled(schedule, program, members)
 
     def _for_blocks_of(self, call: Call, schedule: Schedule, members: tuple[int, ...]) -> Schedule:
         """Return the table that carries the blocks of a call, which may differ in size, or be worth slicing."""

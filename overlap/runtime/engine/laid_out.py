@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -11,14 +11,15 @@ import numpy as np
 from ...collectives.program import Extent, Kind, Program, Step
 from ...collectives.reduce import Array
 from ...collectives.schedule import Op
-from .cc_core import AHEAD, Buffers
+from .cc_core import AHEAD
+from .program_memory import Buffers, Layout
 
-__all__ = ["LaidOut", "LaidStep", "collisions", "lay_out"]
+__all__ = ["LaidOut", "LaidStep", "lay_out"]
 
 _Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after the last
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaidStep:
     """One step, with all that follows from the layout of the arrays.
 
@@ -29,11 +30,14 @@ class LaidStep:
         peer: world rank of the other end.
         channel: FIFO lane.
         waits: as in `Step`.
-        source: where what it sends, moves or adds lies; of a receive, at the other end.
-        target: where it goes, at the receiving end.
+        source: where what a LOCAL step moves or adds lies.
+        target: where it goes, and what a receive brings.
+        base: what that is added to, unless it is the target.
         lands: whether what a receive brings goes straight to its place.
+        message_buffer: which of the buffers it sends from, or receives into if it lands.
+        message_part: which of its bytes.
         message_bytes: length of its message.
-        collides: positions before it in its queue, of steps that reduce or copy what it touches; None: not known yet.
+        collides: positions before it in its queue, of steps that reduce or copy what it touches, if it is a receive.
     """
 
     step: Step
@@ -44,13 +48,29 @@ class LaidStep:
     waits: tuple[tuple[int, int], ...]
     source: _Range
     target: _Range
+    base: _Range | None
     lands: bool
+    message_buffer: int
+    message_part: slice
     message_bytes: int
-    collides: tuple[int, ...] | None = field(default=None)
+    collides: tuple[int, ...]
 
 
-LaidOut: TypeAlias = tuple[tuple[LaidStep, ...], ...]
-"""The queues of a program, see `Program.queues`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LaidOut:
+    """A program laid out.
+
+    Attributes:
+        queues: see `Program.queues`.
+        layout: of its memory.
+        rank: group rank.
+        steps: how many there are in all queues.
+    """
+
+    queues: tuple[tuple[LaidStep, ...], ...]
+    layout: Layout
+    rank: int
+    steps: int
 
 
 def lay_out(program: Program, buffers: Buffers, members: Sequence[int]) -> LaidOut:
@@ -61,15 +81,17 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int]) -> LaidO
         buffers: The arrays.
         members: World ranks by group rank.
     """
-    return tuple(tuple(_laid(step, buffers, members) for step in queue) for queue in program.queues)
+    queues = tuple(tuple(_laid(queue, at, buffers, members) for at in range(len(queue))) for queue in program.queues)
+    return LaidOut(queues, buffers.layout, program.rank, sum(map(len, queues)))
 
 
-def _laid(step: Step, buffers: Buffers, members: Sequence[int]) -> LaidStep:
+def _laid(queue: Sequence[Step], at: int, buffers: Buffers, members: Sequence[int]) -> LaidStep:
+    step = queue[at]
     sends, receives = step.kind is Kind.SEND, step.kind is Kind.RECV
-    sent, kept = buffers.arrays[step.src.buffer].dtype, buffers.arrays[step.dst.buffer].dtype
-    source = _range(step.src, buffers) if step.kind is not Kind.RECV else (0, 0, 0)
-    target = _range(step.dst, buffers) if step.kind is not Kind.SEND else (0, 0, 0)
-    length = source[2] - source[1] if sends else target[2] - target[1]
+    source = (0, 0, 0) if receives else _range(step.src, buffers)
+    target = (0, 0, 0) if sends else _range(step.dst, buffers)
+    buffer, start, stop = source if sends else target
+    itemsize = buffers.arrays[step.src.buffer].dtype.itemsize
     return LaidStep(
         step=step,
         sends=sends,
@@ -79,30 +101,37 @@ def _laid(step: Step, buffers: Buffers, members: Sequence[int]) -> LaidStep:
         waits=step.waits,
         source=source,
         target=target,
-        lands=receives and step.op is Op.MOVE and sent == kept,
-        message_bytes=length * sent.itemsize,
+        base=None if step.base is None else _range(step.base, buffers),
+        lands=_lands(step, buffers),
+        message_buffer=buffer,
+        message_part=slice(start * itemsize, stop * itemsize),
+        message_bytes=(stop - start) * itemsize,
+        collides=_collisions(queue, at, buffers) if receives else (),
     )
+
+
+def _lands(step: Step, buffers: Buffers) -> bool:
+    same = buffers.arrays[step.src.buffer].dtype == buffers.arrays[step.dst.buffer].dtype
+    return step.kind is Kind.RECV and step.op is Op.MOVE and same
 
 
 def _range(extent: Extent, buffers: Buffers) -> _Range:
-    start, stop = buffers.bounds(extent)
+    start, stop = buffers.layout.bounds(extent)
     return int(extent.buffer), start, stop
 
 
-def collisions(queue: Sequence[LaidStep], at: int, buffers: Buffers) -> tuple[int, ...]:
+def _collisions(queue: Sequence[Step], at: int, buffers: Buffers) -> tuple[int, ...]:
     """Return which of the last steps before one reduce or copy memory that it touches."""
     mine = _touched(queue[at], buffers)
-    before = ((other, queue[other]) for other in range(max(0, at - AHEAD), at))
     return tuple(
         other
-        for other, laid in before
-        if not laid.lands
-        and any(np.may_share_memory(one, theirs) for theirs in _touched(laid, buffers) for one in mine)
+        for other in range(max(0, at - AHEAD), at)
+        if not _lands(queue[other], buffers)
+        and any(np.may_share_memory(one, theirs) for theirs in _touched(queue[other], buffers) for one in mine)
     )
 
 
-def _touched(laid: LaidStep, buffers: Buffers) -> list[Array]:
+def _touched(step: Step, buffers: Buffers) -> list[Array]:
     """Return the memory of this rank that a step reads or writes."""
-    step = laid.step
     theirs = step.src if step.kind is Kind.LOCAL else None
     return [buffers.view(extent) for extent in (step.dst, step.base, theirs) if extent is not None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import trio
 
 from transports import Call, Starter
 
 from ...collectives.reduce import Array
+from .host_bytes import bytes_of
 from .lingering import linger
 
 __all__ = ["MessageRun"]
@@ -100,4 +100,4 @@ class MessageRun:
 
 
 def _bytes(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # it has a buffer
+    return bytes_of(array if array.ndim == 1 else array.reshape(-1))

@@ -13,13 +13,13 @@ import trio
 from trio.lowlevel import TrioToken
 
 from transports import Transport
-from transports.common import PAYLOAD_BYTES
 
 from ...collectives.call import Call
 from ..communicator import BaseEngine, Communicator
 from ..future import Failure
 from ..match import Match
 from ..operation import Operation
+from .locking import start_locked
 from .shared_memory import pieces, run_here
 from .workers import INLINE_BYTES, Workers
 
@@ -69,13 +69,7 @@ class RealEngine(BaseEngine):
         if communicator.direct and match.pattern.algorithm in _SHORT_CUT:  # type: ignore[union-attr]  # all have come
             self._run_direct(communicator, match, operation)
             return
-        if operation.out is not None or operation.source is None or operation.source.nbytes > PAYLOAD_BYTES:
-            operation.lock()
-            self.start(communicator, match)
-            return
-        self.start(communicator, match)  # what is small is copied at once, and may be over at once
-        if not operation.done:
-            operation.lock()
+        start_locked(operation, self.start, communicator, match)
 
     def start(self, communicator: Communicator, match: Match) -> None:
         """Start the programs of the ranks that are here, once anybody has said what travels."""
@@ -83,7 +77,7 @@ class RealEngine(BaseEngine):
             return
         whole = (match.pattern.shared or not match.pattern.counts) and self._taken(match.pattern) in _SHORT_CUT
         if not (whole and self._host_memory.start(communicator, match)):
-            self._programs.start(communicator, match)
+            self._programs.start(communicator, match, lasting=True)
 
     def at_once(self, communicator: Communicator, operation: Operation) -> bool:
         """Whether one end of an operation starts, and may end, without a task that is started or woken."""
@@ -103,7 +97,7 @@ class RealEngine(BaseEngine):
             workers=self._workers,
             token=self._token,
             quiet=self._quiet,
-            fall_back=lambda communicator, match: self._programs.start(communicator, match),
+            fall_back=lambda communicator, match: self._programs.start(communicator, match, lasting=False),
         )
         return HostMemory(self._transport, common)
 

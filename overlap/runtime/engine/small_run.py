@@ -17,6 +17,7 @@ from transports.common import OPERATIONS, PAYLOAD_BYTES
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
+from ..communicator import ShortWay
 from ..match import Match
 from ..operation import Operation
 from .looking import Looking
@@ -28,7 +29,7 @@ __all__ = ["Exchange", "SmallRun", "small"]
 _ARRIVED = 1
 
 
-class Exchange:
+class Exchange(ShortWay):
     """Where the ranks of a group meet for one small operation again and again: what they post on a board, as arrays.
 
     Args:
@@ -73,7 +74,15 @@ class Exchange:
         else:
             quiet.run(reducer.fold, values, out)
 
-    def end_at_once(self, operation: Operation) -> bool:
+    def take(self, operation: Operation) -> None:
+        """Carry out one rank's end: at once if all others have come, and that does not fail, else in a match."""
+        if self.post(operation) and self._ends_at_once(operation):
+            return
+        match = self.meeting.communicator.match_alone(operation)
+        operation.lock()
+        SmallRun(self, match, operation).wait()
+
+    def _ends_at_once(self, operation: Operation) -> bool:
         """End an operation that all have come to; False if that fails, and then whoever waits will say so."""
         try:
             self.add_up(operation)
@@ -81,10 +90,6 @@ class Exchange:
             return False
         operation.finish(operation.context.now_ns(), operation.describe(self._call, operation.started_ns))
         return True
-
-    def wait(self, match: Match, operation: Operation) -> None:
-        """Let an operation end when all have come; its input is posted."""
-        SmallRun(self, match, operation).wait()
 
 
 def small(call: Call) -> bool:

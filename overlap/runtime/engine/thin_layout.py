@@ -1,4 +1,4 @@
-"""The memory of a program that touches little of the SCRATCH that its table speaks of."""
+"""The layout of a program that touches little of the SCRATCH that its table speaks of."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from ...collectives.program import Extent, Kind, Program
 from ...collectives.schedule import Buffer
-from .cc_core import Buffers
+from .program_memory import Layout
 
-__all__ = ["ThinBuffers", "runs_touched"]
+__all__ = ["ThinLayout", "runs_touched"]
 
 Runs = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class ThinBuffers(Buffers):
+class ThinLayout(Layout):
     """The same, but of SCRATCH only the slots `runs` exist, one behind the other; they are (first, stop) each."""
 
     runs: Runs
@@ -27,7 +27,7 @@ class ThinBuffers(Buffers):
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
         """Return the first element of an extent, and the one after its last."""
-        start, stop = Buffers.bounds(self, extent)
+        start, stop = Layout.bounds(self, extent)
         if extent.buffer is not Buffer.SCRATCH:
             return start, stop
         at = bisect_right(self.runs, (extent.slot + 1, 0)) - 1

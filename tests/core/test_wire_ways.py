@@ -1,0 +1,124 @@
+"""Calls that take a shorter way over wires, as they have been made before: nothing of what is promised is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import trio
+
+import overlap
+from overlap.runtime.engine import wire_ways
+from overlap.runtime.match import Match
+
+from .companies import by_sockets, run_far
+
+BEFORE = 3
+
+Issue = Callable[[overlap.Rank, int], "overlap.CollectiveFuture"]
+
+
+def message(rank: overlap.Rank, count: int) -> overlap.CollectiveFuture:
+    return rank.send(np.ones(count), 1) if rank.rank == 0 else rank.recv(np.empty(count), 0)
+
+
+CALLS: dict[str, Issue] = {
+    "all_reduce": lambda rank, count: rank.all_reduce(np.ones(count)),
+    "broadcast": lambda rank, count: rank.broadcast(np.ones(count)),
+    "message": message,
+}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of the operations that take a shorter way."""
+    seqs: list[int] = []
+
+    take = wire_ways.WireWay.take
+
+    def seen(self: wire_ways.WireWay, operation: overlap.CollectiveFuture) -> None:
+        seqs.append(operation.seq)
+        take(self, operation)
+
+    monkeypatch.setattr(wire_ways.WireWay, "take", seen)
+    return seqs
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_only_calls_that_were_made_before_take_it(name: str, taken: list[int]) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        for count in (3, 3, 4, 3, 4):
+            await CALLS[name](rank, count)
+
+    assert run_far(main, 2, 1, wires=by_sockets) == [None, None]
+    once = [] if name == "message" else [1, 1]  # the ends of the first message are forgotten, for there may be no other
+    assert sorted(taken) == [*once, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ranks_that_agreed_before_may_disagree(name: str, taken: list[int]) -> None:
+    async def main(rank: overlap.Rank) -> None:
+        for count in (3, 4) * BEFORE:
+            await CALLS[name](rank, count)
+        await CALLS[name](rank, 3 + rank.rank)
+
+    for error in run_far(main, 2, 1, wires=by_sockets):
+        assert isinstance(error, overlap.RankFailedError)
+        assert f"operation #{2 * BEFORE}" in str(error)
+        assert "(3,)" in str(error)
+        assert "(4,)" in str(error)
+    assert {seq for seq in taken if seq == 2 * BEFORE}
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["well", "late"])
+def test_arrays_are_locked_until_it_ends(ends: bool, taken: list[int]) -> None:
+    over = trio.Event()
+
+    async def main(rank: overlap.Rank) -> list[bool]:
+        x, out = np.ones(100_000), np.empty(100_000)
+        for _ in range(BEFORE):
+            await rank.all_reduce(x, out=out)
+        if rank.rank == 1 and not ends:
+            await over.wait()
+            return []
+        future = rank.all_reduce(x, out=out, timeout_s=None if ends else 0.01)
+        locked = [x.flags.writeable, out.flags.writeable]
+        await trio.to_thread.run_sync(future.exception)
+        over.set()
+        return [*locked, x.flags.writeable, out.flags.writeable, future.exception() is None]
+
+    assert run_far(main, 2, 1, wires=by_sockets)[0] == [False, False, True, True, ends]
+    assert BEFORE in taken
+
+
+def test_who_waits_for_a_rank_that_has_finished_is_told() -> None:
+    async def main(rank: overlap.Rank) -> None:
+        for _ in range(BEFORE + 1 - rank.rank):
+            await rank.all_reduce(np.ones(3))
+
+    error, _ = run_far(main, 2, 1, wires=by_sockets)
+    assert isinstance(error, overlap.RankFailedError)
+    assert "rank 1 finished its program while rank 0 waits for it in all_reduce #3" in str(error)
+
+
+def test_an_operation_that_cannot_begin_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with it is told to all, and the next one takes the same way."""
+    begin = wire_ways.DrivenWay._begin
+
+    def begins(self: wire_ways.DrivenWay, match: Match, operation: overlap.CollectiveFuture) -> bool:
+        if operation.seq == BEFORE and operation.group.rank == 1:
+            raise MemoryError("none left")
+        return begin(self, match, operation)
+
+    monkeypatch.setattr(wire_ways.DrivenWay, "_begin", begins)
+
+    async def main(rank: overlap.Rank) -> float:
+        x = np.ones(4)
+        for _ in range(BEFORE):
+            await rank.all_reduce(x)
+        with pytest.raises(MemoryError if rank.rank == 1 else overlap.PeerFailedError, match="none left"):
+            await rank.all_reduce(x)
+        return float((await rank.all_reduce(x))[0])
+
+    assert run_far(main, 2, 1, wires=by_sockets) == [2.0, 2.0]
