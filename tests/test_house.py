@@ -39,7 +39,7 @@ HOUSE = (
     ("overlap.runtime.program_places", "overlap.runtime.stall_watch"),
     ("overlap.runtime.loop_watch",),
     ("overlap.runtime.deadlines", "overlap.runtime.forks", "overlap.runtime.group_rules"),
-    ("overlap.runtime.handover", "overlap.runtime.in_turn"),
+    ("overlap.runtime.handover", "overlap.runtime.in_turn", "overlap.runtime.turns"),
     ("overlap.runtime.context",),
     ("overlap.runtime.arguments", "overlap.runtime.trees"),
     ("overlap.runtime.request",),

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 import trio
-from trio.lowlevel import TrioToken
+from trio.lowlevel import TrioToken, checkpoint
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
@@ -23,6 +23,7 @@ from .context import RankContext
 from .engine.real_engine import RealEngine
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
+from .turns import Turns
 
 if TYPE_CHECKING:
     from topology import Cluster
@@ -39,12 +40,14 @@ class Backend(ABC):
     Attributes:
         name: As the timeline calls it.
         shapes_only: Whether arrays have a shape and no data.
+        pause: What a task does that awaits what has ended.
         buffers: Where the memory of results, scratch and staging comes from: one pool a world, so that its memory goes
             with it, and its limit and its figures are the world's.
     """
 
     name: ClockName
     shapes_only = False
+    pause: Callable[[], Coroutine[object, object, None]] = staticmethod(checkpoint)
 
     def __init__(self) -> None:
         self.buffers = BufferPool()
@@ -107,6 +110,7 @@ class RealBackend(Backend):
     def __init__(self) -> None:
         super().__init__()
         self._blas = BlasLimit()
+        self.pause = Turns().pause
 
     def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
         """Return a stream with a thread of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from time import perf_counter_ns
 from types import FrameType
@@ -96,6 +96,9 @@ class ComputeFuture(Issued[T_co]):
 
     def _loop_thread(self) -> int | None:
         return self.context.thread
+
+    def _pause(self) -> Coroutine[object, object, None]:
+        return self.context.pause()
 
     def lock_arguments(self) -> None:
         """Lock the arrays among the arguments, those that settled futures hold included.

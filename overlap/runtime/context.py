@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import trio
+from trio.lowlevel import checkpoint
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
@@ -59,6 +60,7 @@ class RankContext:
         kept_step: Of the newest state or checkpoint that all ranks have on the disk, if there is one.
         closed: Whether it has ended: nothing may be issued any more.
         deadlines: Of its operations.
+        pause: What a task does that awaits what has ended.
         elsewhere: Returns "file:line" of its program, where that runs in another thread than the event loop.
     """
 
@@ -78,6 +80,7 @@ class RankContext:
     kept_step: int | None = None
     closed: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
+    pause: Callable[[], Coroutine[object, object, None]] = checkpoint
     elsewhere: Callable[[], str] | None = None
 
     def keep_step(self, step: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -73,8 +73,10 @@ class Future(Unawaited, Generic[T_co]):
     """The result of an operation that has been issued and may not have run yet.
 
     `await future` returns the result or raises the operation's error; any number of tasks may await it, any number of
-    times. Cancelling a task that awaits does not cancel the operation. `future[i]` is the future of an item of the
-    result. Futures may be passed to `rank.compute` and to collectives in place of values.
+    times. Where the operation has ended already, an await checks for cancellation, and lets other tasks run from time
+    to time: always in virtual time, at most once in half a millisecond in real time. Cancelling a task that awaits does
+    not cancel the operation. `future[i]` is the future of an item of the result. Futures may be passed to
+    `rank.compute` and to collectives in place of values.
 
     Threads that do not run its event loop, such as those of computes, use `result(timeout)`, `exception(timeout)`,
     `wait(timeout)` and `add_done_callback`, as in `concurrent.futures`. Programs on asyncio await it as well.
@@ -167,11 +169,11 @@ class Future(Unawaited, Generic[T_co]):
         if task is None:
             yield from _await_in_asyncio(self)
         elif self._done:
-            yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
+            yield from self._pause().__await__()
         elif self._loop_thread() not in (None, threading.get_ident()):
             raise UsageError(f"{self.label} belongs to another world; wait for its result() in a thread")
         elif self._ends_at_once():
-            yield from checkpoint().__await__()  # noqa: ASYNC105 (driven by hand)
+            yield from self._pause().__await__()
         else:
             waiters = self._waiters
             if waiters is None:
@@ -204,6 +206,10 @@ class Future(Unawaited, Generic[T_co]):
     def _ends_at_once(self) -> bool:
         """Whether it has ended, after a look at what it waits for: called before a task of its loop waits for it."""
         return False
+
+    def _pause(self) -> Coroutine[object, object, None]:
+        """What a task does that awaits it when it has ended."""
+        return checkpoint()  # noqa: ASYNC105 (whoever calls awaits it)
 
     def _settled(self, timeout: float | None) -> tuple[object, Failure | None]:
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Coroutine, Sequence
 from time import perf_counter
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
@@ -246,6 +246,9 @@ class CollectiveFuture(Request[T_co]):
         if self.look is not None:
             self.look()
         return self._done
+
+    def _pause(self) -> Coroutine[object, object, None]:
+        return self.context.pause()
 
     # -- life --------------------------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class World:
             ending=self.ending,
             handover=self._handover,
             thread=get_ident(),
+            pause=self.backend.pause,
             flight=self._flight.rank(rank) if self._flight is not None else NOT_RECORDED,
         )
         place = divmod(rank, self._cluster.ranks_per_node or self.size)

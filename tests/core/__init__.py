@@ -79,6 +79,7 @@ TESTS = {
     "runtime/standing": "core/test_stall",
     "runtime/stream": "core/test_streams",
     "runtime/task": "core/test_beside",
+    "runtime/turns": "runtime/test_turns core/test_futures",
     "runtime/trees": "core/test_trees",
     "runtime/unawaited": "core/test_futures",
     "runtime/world": "core/test_failure core/test_leaving core/test_stall core/test_traces",

@@ -120,25 +120,45 @@ OPERATIONS: list[Issue] = [
 
 @pytest.mark.parametrize("path", FEW_PATHS)
 @pytest.mark.parametrize("issue", OPERATIONS)
-def test_every_await_is_a_checkpoint(issue: Issue, path: str) -> None:
-    async def main(rank: overlap.Rank) -> bool:
+def test_every_await_notices_a_cancellation(issue: Issue, path: str) -> None:
+    async def main(rank: overlap.Rank) -> list[bool]:
         future = issue(rank)
+        scopes = [trio.CancelScope(), trio.CancelScope()]
+        for scope in scopes:
+            with scope:
+                scope.cancel()
+                await future
+            await future
+        return [scope.cancelled_caught for scope in scopes]
+
+    assert run(main, 2, path=path) == [[True, True]] * 2
+
+
+def test_in_virtual_time_every_await_lets_others_run() -> None:
+    async def main(rank: overlap.Rank) -> bool:
+        future = rank.all_reduce(np.ones(2))
         for _ in range(2):
             with assert_checkpoints():
                 await future
         return future.done
 
-    assert run(main, 2, path=path) == [True, True]
+    assert overlap.run(main, ranks=2, clock="virtual") == [True, True]
 
 
-def test_awaiting_a_finished_future_notices_a_cancellation() -> None:
+def test_others_run_while_what_is_done_is_awaited_again_and_again() -> None:
     async def main(rank: overlap.Rank) -> bool:
         future = rank.all_reduce(np.ones(2))
         await future
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await future
-        return scope.cancelled_caught
+        ran = trio.Event()
+
+        async def other() -> None:
+            ran.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            while not ran.is_set():
+                await future
+        return future.done
 
     assert run(main, 1) == [True]
 

@@ -131,6 +131,7 @@ async def many(rank: overlap.Rank, step: int, mine: list[np.ndarray], end: Calla
         await end()
     for future in pending:
         await future
+    await rank.barrier()  # those whose operations have ended by then hear of it here
 
 
 @pytest.mark.parametrize("step", [0, 7, 19])
