@@ -12,7 +12,7 @@ FOR_EVER_S = 1e9
 
 
 async def pauses_beside(every_s: float) -> bool:
-    """Return whether another task runs in a pause."""
+    """Return whether another task runs in two pauses; it has the first turn or the second."""
     ran: list[bool] = []
 
     async def other() -> None:
@@ -20,7 +20,9 @@ async def pauses_beside(every_s: float) -> bool:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        await Turns(every_s).pause()
+        turns = Turns(every_s)
+        await turns.pause()
+        await turns.pause()
         return bool(ran)
 
 
