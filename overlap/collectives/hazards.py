@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .pattern import Ints
-from .schedule import Schedule
+from .schedule import Buffer, Schedule
 
 __all__ = ["Access", "place", "unroll", "waits_of"]
 
@@ -25,6 +26,8 @@ class Access:
         slot: First slot.
         count: Slots.
         write: Whether all of these are writes.
+        copied: Of writes, whether each is of a local copy whose source may be its target: then nothing changes, and
+            whoever reads the source need not wait. None: of no copies.
     """
 
     task: Ints
@@ -33,6 +36,7 @@ class Access:
     slot: Ints
     count: Ints
     write: bool
+    copied: NDArray[np.bool_] | None = None
 
 
 def unroll(first: Ints, count: Ints) -> tuple[Ints, Ints]:
@@ -76,12 +80,15 @@ def waits_of(
     lane = (queue % lanes).astype(np.int32)
     first = np.flatnonzero(np.diff(queue, prepend=-1))
     nth = np.arange(len(queue)) - np.repeat(first, np.diff(np.append(first, len(queue)))) + 1
-    cell, task, write = _timeline(schedule, row, accesses)
+    cell, task, write, changes, of_input = _timeline(schedule, row, accesses)
+    copies = bool((write & ~changes).any())
     segment = np.cumsum(np.diff(cell, prepend=-1) != 0) * np.int64(len(row) + 2)
     waits: list[list[tuple[int, int]]] = [[] for _ in range(len(row))]
     for other in np.unique(lane).tolist():
         done = np.where(lane[task] == other, nth[task], 0)
         need = np.where(write, _before(segment, done), _before(segment, np.where(write, done, 0)))
+        if copies:
+            need = np.where(of_input, _before(segment, np.where(changes, done, 0)), need)
         per_task = np.zeros(len(row), np.int64)
         np.maximum.at(per_task, task, np.where(lane[task] == other, 0, need))
         fresh = per_task > _before(queue * np.int64(len(row) + 2), per_task)
@@ -90,17 +97,34 @@ def waits_of(
     return [tuple(w) for w in waits]
 
 
-def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return all accesses cell by cell, each in table order: the cell, the step, whether it writes."""
-    cells, tasks, writes = [], [], []
+class _Timeline(NamedTuple):
+    """All accesses cell by cell, each in table order.
+
+    Attributes:
+        cell: Which piece of memory.
+        task: Number of the step.
+        write: Whether it writes.
+        changes: Whether it does so even if all buffers share memory.
+        input: Whether it reads the input.
+    """
+
+    cell: Ints
+    task: Ints
+    write: NDArray[np.bool_]
+    changes: NDArray[np.bool_]
+    input: NDArray[np.bool_]
+
+
+def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:
+    each: list[tuple[NDArray[np.generic], ...]] = []
     for access in accesses:
         cell, owner = unroll(place(schedule, access.rank, access.buffer, access.slot, shared=True), access.count)
-        cells.append(cell)
-        tasks.append(access.task[owner])
-        writes.append(np.full(len(cell), access.write))
-    cell, task, write = np.concatenate(cells), np.concatenate(tasks), np.concatenate(writes)
-    order = np.lexsort((row[task], cell))
-    return cell[order], task[order], write[order]
+        write = np.full(len(cell), access.write)
+        changes = write if access.copied is None else ~access.copied[owner]
+        each.append((cell, access.task[owner], write, changes, ~write & (access.buffer[owner] == Buffer.IN)))
+    found = _Timeline(*(np.concatenate(column) for column in zip(*each, strict=True)))
+    order = np.lexsort((row[found.task], found.cell))
+    return _Timeline(*(column[order] for column in found))  # type: ignore[arg-type]
 
 
 def _before(segment: Ints, value: Ints) -> Ints:

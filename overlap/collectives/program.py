@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .fusion import Fused, fuse
-from .hazards import Access, waits_of
+from .hazards import Access, place, waits_of
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
@@ -157,14 +157,23 @@ def _accesses(schedule: Schedule, tasks: _Tasks) -> list[Access]:
     based = writes[tasks.fused.base_buffer[row[writes]] >= 0]
     base = tasks.fused.base_buffer[row[based]], tasks.fused.base_slot[row[based]]
     sides = (
-        (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False),
-        (based, *base, False),
-        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True),
+        (reads, schedule.sbuf[row[reads]], schedule.sslot[row[reads]], False, None),
+        (based, *base, False, None),
+        (writes, schedule.dbuf[row[writes]], schedule.dslot[row[writes]], True, _copied(schedule, tasks, writes)),
     )
     return [
-        Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write)
-        for task, buffer, slot, write in sides
+        Access(task, tasks.rank[task], buffer, slot, schedule.count[row[task]], write, copied)
+        for task, buffer, slot, write, copied in sides
     ]
+
+
+def _copied(schedule: Schedule, tasks: _Tasks, which: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return which steps copy to where their source lies, if buffers share memory."""
+    row, rank = tasks.row[which], tasks.rank[which]
+    source = place(schedule, rank, schedule.sbuf[row], schedule.sslot[row], shared=True)
+    target = place(schedule, rank, schedule.dbuf[row], schedule.dslot[row], shared=True)
+    copies: NDArray[np.bool_] = (tasks.kind[which] == _LOCAL) & (schedule.op[row] == Op.MOVE) & (source == target)
+    return copies
 
 
 def _steps(schedule: Schedule, tasks: _Tasks, lanes: int) -> list[Step]:

@@ -45,6 +45,18 @@ def test_ring_reads_the_input_where_it_lies() -> None:
     assert [s.waits for s in sends] == [(), ((1, 1),), ((1, 2),), ((1, 4),), ((1, 5),), ((1, 6),)]
 
 
+def test_a_root_sends_its_input_beside_the_copy_to_its_result() -> None:
+    """Where both are the same memory, that copy changes nothing; what is read from the result waits for it."""
+    sends, copies = project(generate("broadcast", "mesh", 4, root=2), 2).queues
+    assert [s.kind for s in copies] == [Kind.LOCAL]
+    assert [(s.src.buffer, s.waits) for s in sends] == [(Buffer.IN, ())] * 3
+    table = Table()
+    table.move(0, 0, 0, (Buffer.IN, 0), (Buffer.OUT, 0))
+    table.move(1, 0, 1, (Buffer.OUT, 0), (Buffer.OUT, 0))
+    (sends, _) = project(table.build("broadcast", "by hand", 2, root=0), 0).queues
+    assert [s.waits for s in sends] == [((1, 1),)]
+
+
 def test_mesh_meets_pairwise() -> None:
     for rank, program in enumerate(project_all(generate("all_reduce", "mesh", 5))):
         sends, receives = program.queues
