@@ -54,8 +54,9 @@ class Company:
         self._send, self._receive = trio.open_memory_channel[tuple[int, bytes | None, str]](float("inf"))
         self._parted = trio.Event()
         self._token = trio.lowlevel.current_trio_token()
-        self._handing: str | None = None  # what the message is about that its world is acting on
-        self._heard: dict[str, trio.Event] = {}
+        self._handing: Mapping[str, Any] | None = None  # the message that its world is acting on
+        self._acted_on: list[Mapping[str, Any]] = []
+        self._acted = trio.Event()
         self._given: dict[str, bytes] = {}
         self._asked: dict[str, trio.Event] = {}
         everybody.append(self)
@@ -88,15 +89,17 @@ class Company:
 
     async def __anext__(self) -> tuple[int, Mapping[str, Any] | None, str]:
         if self._handing is not None:
-            self._heard.setdefault(self._handing, trio.Event()).set()
+            self._acted_on.append(self._handing)
+            self._acted.set()
         member, packed, reason = await self._receive.receive()
-        message = None if packed is None else msgpack.unpackb(packed)
-        self._handing = None if message is None else str(message.get("what"))
+        message = self._handing = None if packed is None else msgpack.unpackb(packed)
         return member, message, reason
 
-    async def heard(self, what: str) -> None:
-        """Wait until this process has acted on a message about `what`."""
-        await self._heard.setdefault(what, trio.Event()).wait()
+    async def heard(self, **fields: object) -> None:
+        """Wait until this process has acted on a message with such fields."""
+        while not any(fields.items() <= message.items() for message in self._acted_on):
+            self._acted = trio.Event()
+            await self._acted.wait()
 
     async def exchange(self, name: str, mine: bytes) -> list[bytes]:
         self._given[name] = mine

@@ -297,7 +297,7 @@ def test_a_call_that_was_told_before_anybody_came_to_it_is_compared_when_somebod
             await rank.permute(np.zeros(1), [])  # no wire: over at once, so that nobody else can find the difference
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard("call")
+        await everybody[1].heard(what="call", seqs=[before])
         told.set()
 
     for error in failures(run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)):
@@ -351,7 +351,7 @@ def test_a_rank_that_leaves_early_is_named(first: bool) -> None:
 
     async def nemesis(everybody: list[Company]) -> None:
         for company in everybody[:3]:
-            await company.heard("left")
+            await company.heard(what="left")
         gone.set()
 
     for error in failures(run_far(main, 4, 1, nemesis=nemesis)):
@@ -370,7 +370,7 @@ def test_a_rank_may_leave_while_its_message_is_under_way() -> None:
         return float((await rank.recv(((1,), "float64"), 0))[0])
 
     async def nemesis(everybody: list[Company]) -> None:
-        await everybody[1].heard("left")
+        await everybody[1].heard(what="left")
         gone.set()
 
     assert run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets) == [0.0, 4.0]

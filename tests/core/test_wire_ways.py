@@ -12,7 +12,7 @@ import overlap
 from overlap.runtime.engine import wire_ways
 from overlap.runtime.match import Match
 
-from .companies import by_sockets, run_far
+from .companies import Company, by_sockets, run_far
 
 BEFORE = 3
 
@@ -92,12 +92,21 @@ def test_arrays_are_locked_until_it_ends(ends: bool, taken: list[int]) -> None:
     assert BEFORE in taken
 
 
-def test_who_waits_for_a_rank_that_has_finished_is_told() -> None:
+def test_who_comes_to_a_rank_that_has_finished_is_told() -> None:
+    gone = trio.Event()
+
     async def main(rank: overlap.Rank) -> None:
-        for _ in range(BEFORE + 1 - rank.rank):
+        for _ in range(BEFORE):
+            await rank.all_reduce(np.ones(3))
+        if rank.rank == 0:
+            await gone.wait()
             await rank.all_reduce(np.ones(3))
 
-    error, _ = run_far(main, 2, 1, wires=by_sockets)
+    async def nemesis(everybody: list[Company]) -> None:
+        await everybody[0].heard(what="left")
+        gone.set()
+
+    error, _ = run_far(main, 2, 1, nemesis=nemesis, wires=by_sockets)
     assert isinstance(error, overlap.RankFailedError)
     assert "rank 1 finished its program while rank 0 waits for it in all_reduce #3" in str(error)
 
