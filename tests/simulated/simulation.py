@@ -7,6 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from overlap.runtime import world
+from overlap.runtime import backend, world
+from overlap.runtime.turns import Turns
 from overlap.virtual.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process
@@ -167,6 +169,7 @@ def _in_virtual_time() -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.split(".")[0] in ("overlap", "transports") and hasattr(module, "perf_counter_ns"):
                 patched.setattr(module, "perf_counter_ns", now_ns)
+        patched.setattr(backend, "Turns", partial(Turns, 0.0))  # others' turns would come by the clock on the wall
         patched.setattr(world, "world_watch", lambda *_, **__: nullcontext())  # a thread, which knows no virtual time
         yield
 
