@@ -25,6 +25,9 @@ from .ending import Ending
 
 __all__ = ["Forkable", "ending_forks", "keep", "kept", "leave", "stop_loop"]
 
+# A program that catches what it gets where it waits, and waits again, is ended after so many times.
+_CHANCES = 100
+
 
 class Forkable(Protocol):
     """What does not survive in a fork."""
@@ -114,9 +117,10 @@ class _Stopped(trio.abc.Instrument):
         if task.coro.cr_frame is None:  # it has ended, and what waits for it goes on in the parent
             leave(self._error())
         try:
-            while True:
+            for _ in range(_CHANCES):
                 task.context.run(task.coro.throw, self._error())
         except StopIteration:
-            leave(self._error())
+            pass
         except BaseException as error:
             leave(error)
+        leave(self._error())

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,12 @@ async def shrugging(rank: overlap.Rank) -> None:
         sys.exit(7)
 
 
+async def never_learning(rank: overlap.Rank) -> None:
+    while True:
+        with suppress(overlap.PeerFailedError):
+            await trio.lowlevel.checkpoint()
+
+
 @pytest.mark.parametrize(
     ("then", "code", "last"),
     [
@@ -136,6 +143,7 @@ async def shrugging(rank: overlap.Rank) -> None:
         (waiting, 1, f"overlap.errors.PeerFailedError: {WHY}"),
         (waiting_for_a_rank, 1, f"overlap.errors.PeerFailedError: {WHY}"),
         (shrugging, 7, ""),
+        (never_learning, 1, f"overlap.errors.PeerFailedError: {WHY}"),
     ],
 )
 def test_a_fork_ends_where_it_leaves_its_program(
