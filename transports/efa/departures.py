@@ -19,7 +19,7 @@ from transports.frame import (
     pack,
 )
 from transports.matching import Chunk, Limits, MessageKind, Send
-from transports.matching.ends import Stage
+from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
 __all__ = ["LIMITS", "Departures", "Entry", "single_rail_limits"]
@@ -60,11 +60,12 @@ class Departures:
         self._outgoing = outgoing
         self._frames: deque[bytes] = deque()
         self._chunks: deque[Chunk] = deque()
+        self._queues = (self._frames, self._chunks, *outgoing.queues)
 
     @property
     def due(self) -> bool:
         """Whether anything could leave now."""
-        return bool(self._frames or self._chunks or self._outgoing.due)
+        return any(self._queues)
 
     @property
     def contended(self) -> bool:
@@ -78,7 +79,7 @@ class Departures:
 
     def whole(self, send: Send) -> bool:
         """Let a message of one chunk leave at once, with its announcement; False if anything is due before it."""
-        return not (self._frames or self._chunks) and self._outgoing.whole(send)
+        return not any(self._queues) and self._outgoing.whole(send)
 
     def next_frame(self) -> bytes | None:
         """Return the next small frame, if one is due."""
@@ -105,7 +106,7 @@ class Departures:
         """Return the next chunk, if one is due."""
         while self._chunks:
             chunk = self._chunks.popleft()
-            if chunk.send.stage is not Stage.ENDED:
+            if chunk.send.stage is not ENDED:
                 return chunk
         return self._outgoing.next_chunk()
 
@@ -122,7 +123,7 @@ class Departures:
         buffer = self._memory.take(nbytes)
         buffer[:nbytes] = chunk.view
         copy = Send(send.lane, buffer[:nbytes], send.priority)
-        copy.number, copy.stage, copy.wake = send.number, Stage.FLOWING, lambda _: self._memory.give_back(buffer)
+        copy.number, copy.stage, copy.wake = send.number, FLOWING, lambda _: self._memory.give_back(buffer)
         return Chunk(copy, chunk.offset, nbytes)
 
     def arrived(self, entry: Entry) -> None:
@@ -137,7 +138,7 @@ class Departures:
     def repeat(self, entries: Iterable[Entry]) -> int:
         """Queue again, before all else, what a dead rail has lost; return how many bytes that is."""
         lost = list(entries)
-        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.stage is not Stage.ENDED]
+        chunks = [each for each in lost if isinstance(each, Chunk) and each.send.stage is not ENDED]
         frames = [each for each in lost if isinstance(each, bytes)]
         self._chunks.extendleft(reversed(chunks))
         self._frames.extendleft(reversed(frames))

@@ -26,7 +26,6 @@ _PATIENCE_S = 2.0
 # Less than this on every rail in that time is signs of life, not progress.
 _PROGRESS_BYTES = 4096
 
-_EAGER = int(FrameKind.EAGER)  # asking an enumeration takes longer than comparing with what it says
 _OF_RAILS = frozenset(map(int, (FrameKind.ALIVE, FrameKind.LOST, FrameKind.BYE)))
 
 
@@ -95,19 +94,16 @@ class EfaLink(Link):
 
     def settle(self) -> None:
         """Let idle rails take what is due."""
-        if len(self.rails) == 1:
-            self._start(self.rails[0])
-        else:
-            for rail in self.rails:
+        rails = self.rails
+        if len(rails) > 1:
+            for rail in rails:
                 rail.observe()
-            for rail in self.rails * 2:  # what the last one spares may be for the first
-                self._start(rail)
+            rails = rails * 2  # what the last one spares may be for the first
+        for rail in rails:
+            if rail.idle and (rail.acknowledge or rail.say_bye or self.departures.due):
+                rail.start_writing()
         if self._changed is not None:
             self._changed.set()
-
-    def _start(self, rail: Rail) -> None:
-        if rail.idle and (self.departures.due or rail.owes):
-            rail.start_writing()
 
     def post(self, send: Send) -> None:
         """Send a message when its turn comes; whole and at once if the only rail is idle, and nothing is due."""
@@ -125,11 +121,16 @@ class EfaLink(Link):
 
     def catch_up(self) -> bool:
         """Take in what has come, if anybody waits for it, and write what waits for room; say whether anything moved."""
-        moved, wanted = False, self.engine.incoming.wanted or self.engine.outgoing.sends
+        moved, wants = False, self.wants
         for rail in tuple(self.rails):
-            if wanted or not rail.idle:
+            if wants or not rail.idle:
                 moved = rail.catch_up() or moved
         return moved
+
+    @property
+    def wants(self) -> bool:
+        """Whether anything is waited for that the other process has to say."""
+        return self.engine.incoming.wanted or bool(self.engine.outgoing.sends)
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message from the calling task, if a rail is idle and nothing waits to be announced."""
@@ -170,15 +171,16 @@ class EfaLink(Link):
 
     # -- what arrives -------------------------------------------------------------------------------------------------
 
-    def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
-        """Act on a frame that is no chunk."""
+    def eager(self, fields: list[int], payload: memoryview) -> None:
+        """Take a small message, which must be copied."""
+        if self.engine.gone is None:
+            self.engine.incoming.eager(fields, payload)
+
+    def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
+        """Act on a frame that brings nothing of a message."""
         if kind in _OF_RAILS:
             self._take_of_rails(rail, kind, fields)
-        elif self.engine.gone is not None:
-            pass
-        elif kind == _EAGER:
-            self.engine.incoming.eager(fields, payload)
-        else:
+        elif self.engine.gone is None:
             self.engine.hear(kind, fields)
 
     def _take_of_rails(self, rail: Rail, kind: int, fields: list[int]) -> None:
@@ -223,9 +225,9 @@ class EfaLink(Link):
             self.lose(f"the last connection to it{which} was lost: {reason}", evident=evident)
             return
         self._dead[rail.index] = rail, reason
-        self._arrived[rail.index] = rail.arrived
-        if rail.arrived:
-            self._last[rail.index % RAILS_LIMIT] = rail.index, rail.arrived
+        self._arrived[rail.index] = arrived = rail.reading.arrived
+        if arrived:
+            self._last[rail.index % RAILS_LIMIT] = rail.index, arrived
         self.last_loss = reason
         # The rail may have carried the news of another's death, and this news may be lost in the same way on both
         # sides: then each would wait for the other's. So every death brings all of them up again.
@@ -341,7 +343,7 @@ class EfaLink(Link):
     def _bye(self, rail: Rail) -> None:
         rail.farewell = True
         # A rail that has come back counts once it was heard: until then the other side may not know that it has one.
-        sure = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.arrived]
+        sure = [rail for rail in self.rails if rail.index < RAILS_LIMIT or rail.reading.arrived]
         if self.engine.gone is None and all(rail.farewell for rail in sure):
             self._end(f"{self.name} has left", keep_arrived=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Protocol
 
@@ -47,8 +48,12 @@ class Owner(Places, Protocol):
     departures: Departures
     silent_ticks: int
 
-    def take(self, rail: Rail, kind: int, fields: list[int], payload: memoryview) -> None:
-        """Act on a frame that is no chunk."""
+    @property
+    def wants(self) -> bool:
+        """Whether anything is waited for that the other process has to say."""
+
+    def take(self, rail: Rail, kind: int, fields: list[int]) -> None:
+        """Act on a frame that brings nothing of a message."""
 
     def spares(self, rail: Rail, *, small: bool = False) -> bool:
         """Whether other rails would bring the next chunk, or small frames, sooner than this one."""
@@ -75,7 +80,6 @@ class Rail(ABC):
         ends: Its addresses, for people, if it has any.
         idle: Nothing is being written; whoever has something to say may.
         dead: It has been closed, for whatever reason.
-        arrived: How many frames have arrived on it.
         written_bytes: How much the system has taken.
         read_bytes: How much has been read.
         farewell: The other side has said that nothing more will come.
@@ -94,7 +98,6 @@ class Rail(ABC):
         self.index = index
         self.idle = True
         self.dead = False
-        self.arrived = 0
         self.written_bytes = 0
         self.read_bytes = 0
         self.farewell = False
@@ -113,7 +116,7 @@ class Rail(ABC):
         self._stalled = 0
         self._flight, self._losses = Flight(), Losses()
         self._seen_written_bytes = 0
-        self.reading = Reading(owner, self.count_arrival, self._take, staged=staged)
+        self.reading = Reading(owner, partial(owner.take, self), staged=staged)
 
     # -- frames that leave --------------------------------------------------------------------------------------------
 
@@ -224,8 +227,8 @@ class Rail(ABC):
         frames = []
         if self.acknowledge:
             self.acknowledge = False
-            self._acknowledged = self.arrived
-            frames.append(pack(FrameKind.ALIVE, self.arrived))
+            self._acknowledged = self.reading.arrived
+            frames.append(pack(FrameKind.ALIVE, self._acknowledged))
             self.keep(None)
         if self.say_bye and not self.owner.departures.due:
             self.say_bye, self.bye_said = False, True
@@ -300,16 +303,17 @@ class Rail(ABC):
     def _came(self, count: int) -> bool:
         """Act on bytes that were put into the room for them; True if others should run before more is read.
 
-        What is to be answered leaves when the owner settles.
+        What is to be answered leaves when the owner settles. Of a dead rail nothing is read: how many frames have
+        arrived has been told, and the others bring the rest.
         """
-        self._go_on()
+        if self.dead:
+            raise trio.ClosedResourceError
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        return self.reading.came(count)
-
-    def _take(self, kind: int, fields: list[int], payload: memoryview) -> None:
-        self.owner.take(self, kind, fields, payload)
-        self._go_on()  # unless acting on it has shown that the rail is dead
+        unfinished = self.reading.came(count)
+        if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
+            self.acknowledge = True
+        return unfinished
 
     async def _let_others_run(self) -> None:
         """Act on the frames that are left, and let others run in between."""
@@ -320,23 +324,9 @@ class Rail(ABC):
 
     def _act(self) -> bool:
         """Act on frames that are left; True if others should run before the rest is acted on."""
-        self._go_on()
         unfinished = self.reading.act()
         self.owner.settle()
         return unfinished
-
-    def _go_on(self) -> None:
-        """Read no more of a dead rail: how many frames have arrived has been told; the others bring the rest."""
-        if self.dead:
-            raise trio.ClosedResourceError
-
-    def count_arrival(self) -> None:
-        """Note that a frame has arrived whole; tell the other side now and then."""
-        self._go_on()  # answering the one before may have shown that the rail is dead
-        self.arrived += 1
-        if self._keep and self.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
-            self._acknowledged = self.arrived
-            self.acknowledge = True
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -380,7 +370,7 @@ class Rail(ABC):
         """Close it at once; what has not arrived is the others' to repeat. Twice is harmless."""
         if self.dead:
             return
-        self.dead = True
+        self.dead = self.reading.stopped = True
         self.idle = False
         self.cut()
         self._scope.cancel()

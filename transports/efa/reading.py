@@ -36,7 +36,10 @@ _MISMATCH = "what was received does not match its checksum"
 
 
 class Places(Protocol):
-    """Where chunks go."""
+    """Where messages go."""
+
+    def eager(self, fields: list[int], payload: memoryview) -> None:
+        """Take a small message, which must be copied."""
 
     def push(self, fields: list[int], nbytes: int) -> memoryview:
         """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
@@ -55,29 +58,25 @@ class Reading:
     """What has come on one rail and has not been acted on.
 
     Args:
-        places: Where chunks go.
-        arrived: Counts a frame that has arrived whole.
-        take: Acts on one that is no chunk, and raises if nothing more is to be read.
+        places: Where messages go.
+        take: Acts on a frame that brings nothing of one.
         staged: Whether chunks pass through a buffer of the rail.
 
     Attributes:
+        arrived: How many frames have arrived whole.
         within_chunk: Whether a chunk has come in part.
         behind: Whether whole frames are there; nothing more is to be read before they have been acted on.
+        stopped: Nothing more is acted on: acting on something has shown that the rail is dead.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        arrived: Callable[[], None],
-        take: Callable[[int, list[int], memoryview], None],
-        *,
-        staged: bool,
-    ) -> None:
-        self.within_chunk = self.behind = False
-        self._places, self._arrived, self._take = places, arrived, take
+    def __init__(self, places: Places, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
+        self.arrived = 0
+        self.within_chunk = self.behind = self.stopped = False
+        self._places, self._take = places, take
         self._staging = memoryview(bytearray(LOCAL_CHUNK_BYTES)) if staged else None
         self._buffer = bytearray(_READ_BYTES)
         self._view = memoryview(self._buffer)
+        self._head = self._view[:_HEAD_BYTES]
         self._start = self._end = 0  # what lies between has come, and has not been acted on
         self._chunks = False  # whether another chunk is to be expected
         # Of a chunk that has come in part: its name, where it is read to, how much is there, and its checksum.
@@ -90,6 +89,8 @@ class Reading:
         if self.within_chunk:
             return self._target[self._done :]
         end = self._end
+        if not end:
+            return self._head if self._chunks else self._view
         most = end + (_HEAD_BYTES if self._chunks else _READ_BYTES)
         return self._view[end : max(end + 1, min(most, _READ_BYTES))]
 
@@ -119,43 +120,51 @@ class Reading:
     def act(self) -> bool:
         """Act on whole frames; as `came`."""
         left, buffer = _FRAMES_AT_ONCE, self._buffer
-        while left and self._start < self._end and (frame := parse(buffer, self._start, self._end)) is not None:
+        while left and self._start < self._end and not self.stopped:
+            frame = parse(buffer, self._start, self._end)
+            if frame is None:
+                break
             kind, fields, payload_at, payload_bytes, payload_checksum = frame
             after = payload_at + payload_bytes
             if kind == _CHUNK or (kind == _PUSH and payload_bytes):
                 self._start = ready = min(after, self._end)
                 self._begin_chunk(kind, fields, payload_bytes, payload_checksum, self._view[payload_at:ready])
-            elif after <= self._end:
-                payload = self._view[payload_at:after]
-                if kind == _EAGER:
-                    if damaged(payload, payload_checksum):
-                        raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
-                    if payload_bytes > _HEAD_BYTES:
-                        self._chunks = False
-                self._start = after
-                self._arrived()
-                self._take(kind, fields, payload)
-                left -= 1
-            else:
+                continue
+            if after > self._end:
                 break
-        self._compact()
+            self._start = after
+            if kind == _EAGER:
+                self._eager(fields, self._view[payload_at:after], payload_checksum)
+            else:
+                self.arrived += 1
+                self._take(kind, fields)
+            left -= 1
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif self._start > _READ_BYTES // 2:
+            self._compact()
         self.behind = not left
         return self.behind
 
     def _compact(self) -> None:
         start, end = self._start, self._end
-        if start == end:
-            self._start = self._end = 0
-        elif start > _READ_BYTES // 2:
-            self._view[: end - start] = self._view[start:end]
-            self._start, self._end = 0, end - start
+        self._view[: end - start] = self._view[start:end]
+        self._start, self._end = 0, end - start
+
+    def _eager(self, fields: list[int], payload: memoryview, expected: bytes) -> None:
+        if damaged(payload, expected):
+            raise FrameError(f"{message_of(*fields[1:])} came damaged: {_MISMATCH}")
+        if payload.nbytes > _HEAD_BYTES:
+            self._chunks = False
+        self.arrived += 1
+        self._places.eager(fields, payload)
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Put the first bytes of a chunk where they belong; the others are read to there."""
         self._number = fields[0]
         if kind == _PUSH:
             self._offset = 0
-            self._arrived()
+            self.arrived += 1
             self._place = place = self._places.push(fields, nbytes)
         else:
             self._offset = fields[1]
@@ -164,7 +173,7 @@ class Reading:
         target[: ready.nbytes] = ready
         self._done, self._expected, self._chunks = ready.nbytes, expected, True
         self.within_chunk = True
-        if ready.nbytes == nbytes:
+        if ready.nbytes == nbytes and not self.stopped:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
@@ -178,7 +187,7 @@ class Reading:
         if self._staging is not None:
             place[:] = target
         del place, target
-        self._arrived()
+        self.arrived += 1
         self._places.filled(number, offset, nbytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
@@ -18,7 +19,8 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, answer: Callable[..., None]) -> None:
-        self._limits, self._answer = limits, answer
+        self._answer = answer
+        self._budget_bytes, self._overhead_bytes = limits.budget_bytes, limits.overhead_bytes
         self._used_bytes = 0  # as the other side sees it
         self._free_bytes = 0  # of these, what has been received and not been told
         self._tell_bytes = limits.budget_bytes // 4
@@ -29,14 +31,34 @@ class Budget:
         Raises:
             ProtocolError: It was too much.
         """
-        self._used_bytes += nbytes + self._limits.overhead_bytes
-        if self._used_bytes > self._limits.budget_bytes:
-            raise ProtocolError(f"more eager data than the agreed {self._limits.budget_bytes} bytes")
+        self._used_bytes += nbytes + self._overhead_bytes
+        if self._used_bytes > self._budget_bytes:
+            self._refuse()
 
     def free(self, nbytes: int) -> None:
         """Count one that has been received, and tell the sender now and then."""
-        self._free_bytes += nbytes + self._limits.overhead_bytes
+        self._free_bytes += nbytes + self._overhead_bytes
         if self._free_bytes >= self._tell_bytes:
-            self._used_bytes -= self._free_bytes
-            self._answer(MessageKind.CREDIT, self._free_bytes)
-            self._free_bytes = 0
+            self._tell()
+
+    def pass_on(self, nbytes: int) -> None:
+        """Count a message that is received as it comes.
+
+        Raises:
+            ProtocolError: It was too much.
+        """
+        cost_bytes = nbytes + self._overhead_bytes
+        self._used_bytes += cost_bytes
+        self._free_bytes += cost_bytes
+        if self._used_bytes > self._budget_bytes:
+            self._refuse()
+        if self._free_bytes >= self._tell_bytes:
+            self._tell()
+
+    def _refuse(self) -> NoReturn:
+        raise ProtocolError(f"more eager data than the agreed {self._budget_bytes} bytes")
+
+    def _tell(self) -> None:
+        self._used_bytes -= self._free_bytes
+        self._answer(MessageKind.CREDIT, self._free_bytes)
+        self._free_bytes = 0

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 from transports.base import Envelope
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
-__all__ = ["Lane", "Receive", "Send", "Stage"]
+__all__ = ["ENDED", "FLOWING", "OFFERED", "WAITING", "Lane", "Receive", "Send", "Stage"]
 
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
@@ -27,15 +27,13 @@ class _End:
         wake: Called once when it ends, with this.
     """
 
+    lane: Lane
+    view: memoryview | None
+    nbytes: int
     ended = False
     withdrawn = False
     error: TransportError | None = None
     wake: Callable[[Self], None] | None = None
-
-    def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
-        self.lane = lane
-        self.view = view
-        self.nbytes = nbytes
 
     @property
     def envelope(self) -> Envelope:
@@ -86,6 +84,9 @@ class Stage(Enum):
     ENDED = auto()
 
 
+WAITING, OFFERED, FLOWING, ENDED = Stage  # asking the enumeration takes 0.2 us, for each message
+
+
 class Send(_End):
     """A message that leaves. A cancelled one that was offered waits for the receiver to say whether it came in time.
 
@@ -97,23 +98,25 @@ class Send(_End):
         cancelled: The caller has given up, and waits to hear if that was in time.
     """
 
-    stage = Stage.WAITING
+    stage: Stage = WAITING
     number = -1
     next_offset = 0
     cancelled = False
 
     def __init__(self, lane: Lane, view: memoryview, priority: int) -> None:
-        super().__init__(lane, view, view.nbytes)
+        self.lane = lane
+        self.view = view
+        self.nbytes = view.nbytes
         self.priority = priority
 
     def end(self) -> None:
         """Let go of the bytes, and wake whoever waits."""
-        self.stage = Stage.ENDED
+        self.stage = ENDED
         super().end()
 
     def lose(self, reason: str) -> None:
         """Fail because the other process is gone; a cancellation that was waiting to hear of it was in time."""
-        if self.cancelled and self.stage is Stage.OFFERED:
+        if self.cancelled and self.stage is OFFERED:
             self.undo()
         else:
             super().lose(reason)
@@ -141,9 +144,10 @@ class Receive(_End):
     rolling = False
 
     def __init__(self, lane: Lane, view: memoryview | None, nbytes: int) -> None:
-        super().__init__(lane, view, nbytes)
+        self.lane = lane
+        self.view = view
+        self.nbytes = self.missing_bytes = nbytes
         self.lend = view is None
-        self.missing_bytes = nbytes
         self.seen: set[int] = set()
 
     def finish(self, lent: memoryview | None) -> None:

@@ -92,14 +92,15 @@ class Incoming:
 
     def eager(self, fields: Sequence[int], payload: memoryview) -> None:
         """Take a message with its bytes, which are copied."""
-        self._budget.spend(payload.nbytes)
         number, src, dst, tag = fields
         lane = (src, dst, tag)
         if number != self._next_number or lane not in self.posted:
+            self._budget.spend(payload.nbytes)
             self._announced(number, lane, payload.nbytes, bytes(payload))
             return
         self._next_number += 1  # the short way: its turn has come, and a receive waits
-        self._hand_over(pop(self.posted, lane), payload)
+        self._budget.pass_on(payload.nbytes)
+        _hand_over(pop(self.posted, lane), payload)
         if self._early:
             self._catch_up()
 
@@ -134,13 +135,12 @@ class Incoming:
             return False
         if self._early or (self._overtakes and self._overtaking):
             return False
-        self._budget.spend(nbytes)
+        self._budget.pass_on(nbytes)
         self._next_number += 1
         receive = self.filling[number] = pop(self.posted, lane)
         receive.matched = True
         if receive.lend:
             self._make_room(receive)
-        self._budget.free(nbytes)
         return True
 
     def withdraw(self, number: int) -> None:
@@ -235,7 +235,8 @@ class Incoming:
     def _match(self, receive: Receive, arrival: Arrival) -> None:
         """Bring a receive and an arrival together."""
         if arrival.payload is not None:
-            self._hand_over(receive, memoryview(arrival.payload))
+            self._budget.free(arrival.nbytes)
+            _hand_over(receive, memoryview(arrival.payload))
         elif arrival.pushed is not None:
             self._adopt(receive, arrival, arrival.pushed)
         elif arrival.nbytes != receive.nbytes:
@@ -310,16 +311,6 @@ class Incoming:
             self._memory.give_back(receive.detour)
             receive.detour = None
         receive.finish(receive.view if receive.lend else None)
-
-    def _hand_over(self, receive: Receive, payload: memoryview) -> None:
-        self._budget.free(payload.nbytes)
-        if payload.nbytes != receive.nbytes:
-            receive.disagree(sent_bytes=payload.nbytes, expected_bytes=receive.nbytes)
-        elif receive.view is None:
-            receive.finish(payload if type(payload.obj) is bytes else memoryview(bytes(payload)))
-        else:
-            receive.view[:] = payload
-            receive.finish(None)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -404,6 +395,17 @@ class Incoming:
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
         return left
+
+
+def _hand_over(receive: Receive, payload: memoryview) -> None:
+    """End a receive with a message whose bytes are here."""
+    if payload.nbytes != receive.nbytes:
+        receive.disagree(sent_bytes=payload.nbytes, expected_bytes=receive.nbytes)
+    elif receive.view is None:
+        receive.finish(payload if type(payload.obj) is bytes else memoryview(bytes(payload)))
+    else:
+        receive.view[:] = payload
+        receive.finish(None)
 
 
 def _nothing() -> None:

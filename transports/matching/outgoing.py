@@ -7,12 +7,12 @@ small messages pass long ones at every chunk.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from transports.matching.ends import Lane, Send, Stage
+from transports.matching.ends import FLOWING, OFFERED, WAITING, Lane, Send
 from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
 
 __all__ = ["Chunk", "Outgoing"]
@@ -37,6 +37,7 @@ class Outgoing:
 
     Attributes:
         sends: Messages that were offered and have not ended, by number.
+        queues: What could leave now; nothing is due while all of them are empty.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -46,6 +47,7 @@ class Outgoing:
         self._announcing: list[tuple[int, int, Send]] = []  # heap of (urgency, serial, send)
         self._in_lane: dict[Lane, tuple[int, int]] = {}  # how many are announcing, and the urgency of the last
         self._flowing: list[tuple[int, int, Send]] = []  # heap of (priority, number, send)
+        self.queues: tuple[Sized, ...] = (self._answers, self._announcing, self._flowing)
         self._serial = count()
         self._next_number = 0
         self._given_up: set[int] = set()  # offers of this side, which has closed since
@@ -57,8 +59,8 @@ class Outgoing:
     @property
     def waiting(self) -> Iterator[Send]:
         """Every message that nobody has accepted yet."""
-        yield from (send for _, _, send in self._announcing if send.stage is Stage.WAITING)
-        yield from (send for send in self.sends.values() if send.stage is Stage.OFFERED)
+        yield from (send for _, _, send in self._announcing if send.stage is WAITING)
+        yield from (send for send in self.sends.values() if send.stage is OFFERED)
 
     @property
     def credit_bytes(self) -> int:
@@ -81,17 +83,17 @@ class Outgoing:
     def whole(self, send: Send) -> bool:
         """Let a message of one chunk leave at once, with its announcement; False if it must queue.
 
-        The caller transmits it, as a PUSH message with its only chunk, before anything else.
+        The caller transmits it, as a PUSH message with its only chunk; nothing else is due.
         """
         nbytes = send.nbytes
         cost_bytes = nbytes + self._limits.overhead_bytes
-        if not self._limits.eager_bytes < nbytes <= self._whole_bytes or self._credit_bytes < cost_bytes or self.due:
+        if not self._limits.eager_bytes < nbytes <= self._whole_bytes or self._credit_bytes < cost_bytes:
             return False
         self._credit_bytes -= cost_bytes
         send.number = self._next_number
         self._next_number += 1
         self.sends[send.number] = send
-        send.stage, send.next_offset = Stage.FLOWING, nbytes
+        send.stage, send.next_offset = FLOWING, nbytes
         return True
 
     def announce(self, send: Send) -> None:
@@ -103,10 +105,10 @@ class Outgoing:
 
     def withdraw(self, send: Send) -> bool:
         """Take a message back; False if it cannot be, or the receiver has to be asked first."""
-        if send.stage is Stage.WAITING:
+        if send.stage is WAITING:
             send.undo()
             return True
-        if send.stage is Stage.OFFERED and not send.cancelled:
+        if send.stage is OFFERED and not send.cancelled:
             send.cancelled = True
             self.answer(MessageKind.WITHDRAW, send.number)
         return False
@@ -120,12 +122,12 @@ class Outgoing:
     @property
     def due(self) -> bool:
         """Whether anything could leave now."""
-        return bool(self._answers or self._announcing or self._flowing)
+        return any(self.queues)
 
     @property
     def due_bytes(self) -> int:
         """How much of accepted messages has not left. Cost: O(messages)."""
-        return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.stage is Stage.FLOWING)
+        return sum(max(0, send.nbytes - send.next_offset) for *_, send in self._flowing if send.stage is FLOWING)
 
     def next_message(self) -> Message | None:
         """Return what to say next, if anything but chunks is due.
@@ -137,7 +139,7 @@ class Outgoing:
         while self._announcing:
             _, _, send = heappop(self._announcing)
             self._left_lane(send.lane)
-            if send.stage is Stage.WAITING:
+            if send.stage is WAITING:
                 return self._announcement(send)
         return None
 
@@ -161,14 +163,14 @@ class Outgoing:
             self._credit_bytes -= cost_bytes
             self._flow(send)
             return MessageKind.PUSH, (number, *send.lane, nbytes), None
-        send.stage = Stage.OFFERED
+        send.stage = OFFERED
         return MessageKind.OFFER, (number, *send.lane, nbytes), None
 
     def next_chunk(self) -> Chunk | None:
         """Return the next piece of the most urgent message that has been accepted."""
         while self._flowing:
             send = self._flowing[0][2]
-            if send.stage is Stage.FLOWING:
+            if send.stage is FLOWING:
                 break
             heappop(self._flowing)
         else:
@@ -196,7 +198,7 @@ class Outgoing:
         self._flow(send)
 
     def _flow(self, send: Send) -> None:
-        send.stage = Stage.FLOWING
+        send.stage = FLOWING
         heappush(self._flowing, (send.priority, send.number, send))
 
     def refused(self, number: int, expected_bytes: int) -> None:
@@ -223,7 +225,7 @@ class Outgoing:
             return
         send = self.sends.get(number)
         flows = send is not None and send.nbytes and not self._limits.fetched
-        if send is None or send.stage is not (Stage.FLOWING if flows else Stage.OFFERED):
+        if send is None or send.stage is not (FLOWING if flows else OFFERED):
             raise ProtocolError(f"message {number} is reported as taken, but was not flowing")
         if flows and (send.next_offset < send.nbytes or not self._limits.confirms(send.nbytes)):
             raise ProtocolError(f"message {number} is reported as taken, but has not left yet")
@@ -242,7 +244,7 @@ class Outgoing:
             self._given_up.remove(number)
             return None
         send = self.sends.get(number)
-        if send is None or send.stage is not Stage.OFFERED:
+        if send is None or send.stage is not OFFERED:
             raise ProtocolError(f"an answer to offer {number}, which is not waiting for one")
         return send
 
@@ -272,4 +274,4 @@ class Outgoing:
 
 
 def _moves(send: Send) -> bool:
-    return send.stage is Stage.FLOWING
+    return send.stage is FLOWING

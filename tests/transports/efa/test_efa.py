@@ -31,6 +31,7 @@ from transports import (
 from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
+from transports.efa.rail import Rail
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
 from transports.matching.ends import Stage
 from transports.testing import CHECKS
@@ -240,23 +241,30 @@ def test_long_messages_leave_from_and_arrive_in_the_arrays_themselves(monkeypatc
     async def main(peer_direct: bool) -> tuple[int, int]:
         written: list[memoryview] = []
         read: list[memoryview] = []
-        receive, write = SocketRail.receive, SocketRail._write_parts
+        write = SocketRail._write_parts
 
-        def noting_receive(rail: SocketRail, into: memoryview) -> int:
-            count = receive(rail, into)
-            read.append(into[:count])
-            return count
+        def noting_receive(rail: Rail) -> None:
+            assert isinstance(rail, SocketRail)
+            receive = rail.receive
+
+            def note(into: memoryview) -> int:
+                count = receive(into)
+                read.append(into[:count])
+                return count
+
+            rail.receive = note
 
         def noting_write(rail: SocketRail, parts: Sequence[bytes | memoryview]) -> None:
             written.extend(map(memoryview, parts[1:]))  # behind the header
             write(rail, parts)
 
         with monkeypatch.context() as patch:
-            patch.setattr(SocketRail, "receive", noting_receive)
             patch.setattr(SocketRail, "_write_parts", noting_write)
             world = World(peer_direct=peer_direct)
             async with opened(world.efas):
                 a, b = world.ends()
+                for rail in world.efas[1].links[0].rails:
+                    noting_receive(rail)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(a.send, 1, 5, data)
                     nursery.start_soon(b.recv_into, 0, 5, out)
