@@ -174,6 +174,13 @@ class Settings:
         help="memory that each process shares with others of its machine, such as 4GiB; 0: sockets there too",
         nodes=True, wire=True,
     )  # fmt: skip
+    bind: bool | None = option(
+        default="1",
+        read=switch,
+        help="each node keeps to its share of this machine's cores (default)",
+        off="any core",
+        nodes=True,
+    )
     tls_cert: str | None = option(
         default="no encryption", read=str, metavar="FILE", help="encrypt, with this certificate", nodes=True
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from time import perf_counter
 
-__all__ = ["Crowding", "leave_core"]
+__all__ = ["Crowding", "leave_core", "usable"]
 
 # Who lets others run has the core back after 1 to 3 us where nobody else wants it; what others do there takes longer.
 _SHARED_S = 50e-6
@@ -21,6 +21,14 @@ _SHARED_S = 50e-6
 _FIRST_S, _LONGEST_S = 2e-3, 1.0
 # Whoever has had a core alone for so long starts anew.
 _FORGIVEN_S = 10 * _FIRST_S
+
+
+def usable() -> frozenset[int]:
+    """Return the cores that the calling thread may use; where the system does not say, as many as there are."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return frozenset(range(os.cpu_count() or 1))
 
 
 def leave_core() -> bool:

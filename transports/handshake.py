@@ -33,7 +33,7 @@ from transports.failures import ArgumentError, TransportError
 __all__ = ["HELLO_LIMIT_BYTES", "VERSION", "HandshakeError", "Hello", "Why", "greet", "welcome"]
 
 #: Of everything that processes say to each other on a socket. Processes of different versions refuse each other.
-VERSION = 10
+VERSION = 11
 #: Of a hello, and of the reason of a refusal.
 HELLO_LIMIT_BYTES = 256
 

@@ -169,6 +169,7 @@ def run_nodes(config: RunConfig, program: Sequence[str]) -> int:
             log_dir=config.log_dir,
             grace_s=config.grace_s or GRACE_S,
             report=notify,
+            bind=config.bind is not False,
         )
         killed = oom_kills()
         outcome = _run_again(what, config) if config.max_restarts else trio.run(launch, what)

@@ -14,6 +14,7 @@ import trio
 from ..errors import UsageError
 from ..rendezvous.secret import hand_over
 from ..signals import ASKING
+from .binding import kept_to, shares_here
 from .nodeprocess import NodeProcess
 from .output import Log, Screen
 from .spec import LaunchSpec
@@ -67,10 +68,11 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
         try:
             secret = hand_over(what.secret)
             kept.callback(os.close, secret)
-            for node in what.here:
+            for node, cores in zip(what.here, _cores(what), strict=True):
                 log = kept.enter_context(Log(what.log_path(node))) if what.log_dir else None
                 try:
-                    watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
+                    with kept_to(cores):
+                        watch.members.append(process(what, node, secret=secret, screen=watch.screen, log=log))
                 except OSError as error:  # too many files or processes, too little memory
                     raise UsageError(
                         f"the process of node {node} cannot be started: {error.strerror or error}"
@@ -84,6 +86,12 @@ async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = Node
                     await member.reaped()
                     member.close()
     return LaunchOutcome(endings=[member.ending() for member in watch.ended], asked=watch.asked)
+
+
+def _cores(what: LaunchSpec) -> Sequence[frozenset[int]]:
+    """Return the cores that each process keeps to; none: to those that the system gives it."""
+    several = len(what.here) > 1
+    return shares_here(len(what.here)) if what.bind and several else [frozenset()] * len(what.here)
 
 
 class _Watch:

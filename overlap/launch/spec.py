@@ -28,6 +28,7 @@ class LaunchSpec:
         grace_s: Between being asked to end and being killed.
         report: Takes lines for the user while the processes run.
         attempt: How often they have been started before.
+        bind: Whether each of several processes keeps to its share of the cores, if this machine lets them.
     """
 
     command: Sequence[str]
@@ -45,6 +46,7 @@ class LaunchSpec:
     grace_s: float
     report: Callable[[str], None]
     attempt: int = 0
+    bind: bool = False
 
     def log_path(self, node: int) -> str:
         """Return where the output of a node goes; each attempt has a file of its own."""

