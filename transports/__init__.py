@@ -8,7 +8,8 @@
 #   factory      what a transport is made from;  registry: by name, ours and those of other packages
 #   neuronlink   ranks of one process, in memory, zero-copy
 #   matching     what two processes say about messages: eager, rendezvous, credits, withdrawal. No sockets, no tasks
-#   matched      the asynchronous shell around it: a transport between processes only has to move bytes
+#   matched      the asynchronous shell around it: a transport between processes only has to move bytes;
+#                link: the way to one of them;  started: messages on it that need no task
 #   frame        the form that this takes on a socket, and how hostile bytes are told from it
 #   handshake    how two processes prove to each other that they belong together;  tls: encrypted
 #   efa          sockets between processes, several to each

@@ -88,7 +88,15 @@ class Endpoint(ABC):
         return False
 
     def starter(self, peer: int) -> Starter | None:
-        """Return what starts sends to a peer, and receives from it, without a task; this default has none."""
+        """Return what starts sends to a peer, and receives from it, without a task; this default has none.
+
+        Args:
+            peer: The other rank.
+
+        Raises:
+            ArgumentError: For an unknown rank.
+            TransportClosedError: This end is closed, or not open yet.
+        """
         return None
 
     @abstractmethod

@@ -7,21 +7,11 @@ says; endpoints, order, cancellation, credits and lengths are done here and in `
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import trio
-from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    cancel_shielded_checkpoint,
-    checkpoint_if_cancelled,
-    current_task,
-    reschedule,
-    wait_task_rescheduled,
-)
+from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
 from transports.base import (
     TAG_LIMIT,
@@ -36,91 +26,13 @@ from transports.base import (
 from transports.bounce import BounceBuffers
 from transports.buffers import Buffer, Delivery, as_bytes
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.matching import Engine, Lane, Limits, Receive, Send
+from transports.link import Link
+from transports.matching import Lane, Receive, Send
 from transports.patience import Patience
-from transports.starting import Call, Starter
+from transports.started import LinkStarter, delivery_of
+from transports.starting import Starter
 
-__all__ = ["Link", "MatchedTransport", "take_leave"]
-
-
-class Link(ABC):
-    """The way to one other process.
-
-    Args:
-        member: Its index.
-        ranks: Its ranks.
-        local: The ranks of this process.
-        limits: What both have agreed on.
-        memory: For messages that are lent.
-
-    Attributes:
-        engine: What is known of the messages between the two.
-        name: Of the other process, for people.
-        memory: For messages that are lent.
-    """
-
-    def __init__(
-        self, member: int, ranks: Sequence[int], local: Sequence[int], limits: Limits, memory: BounceBuffers
-    ) -> None:
-        self.member = member
-        self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
-        self.memory = memory
-        self.engine = Engine(self.name, ranks, local, limits, memory)
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Transmit what the engine has to say, as far as that needs no waiting, and see to it that the rest follows."""
-
-    def post(self, send: Send) -> None:
-        """Send a message when its turn comes, which may be now."""
-        self.engine.outgoing.announce(send)
-        self.settle()
-
-    def send_now(self, lane: Lane, view: memoryview) -> bool:
-        """Send a small message whole, before all that waits; False if that cannot be, and nothing has happened."""
-        return False
-
-    def look(self) -> None:  # noqa: B027 - most have nothing to do
-        """Take in what has come, where nothing else does that in time; called before a wait."""
-
-    def catch_up(self) -> bool:
-        """Move what can be, though a task would do so soon, and say if anything was: who may sleep calls this."""
-        return False
-
-    def take_back(self, end: Send | Receive) -> None:
-        """Withdraw a call, if it has not ended; its end is told all the same, at once or later."""
-        if not end.ended:
-            self.engine.withdraw(end)
-            self.settle()
-
-    async def end_of(self, end: Send | Receive) -> None:
-        """Wait until a call ends, and raise what it ended with."""
-        raise_cancel: RaiseCancelT | None = None
-
-        def cancelled(raise_it: RaiseCancelT) -> Abort:
-            nonlocal raise_cancel
-            end.wake = None  # taken back at once, it ends right here
-            if self.engine.withdraw(end):
-                return Abort.SUCCEEDED
-            end.wake, raise_cancel = woken, raise_it
-            self.settle()
-            return Abort.FAILED
-
-        def woken(_: Send | Receive) -> None:
-            reschedule(task)
-
-        if end.ended:
-            await cancel_shielded_checkpoint()
-        else:
-            task = current_task()
-            end.wake = woken
-            await wait_task_rescheduled(cancelled)
-        if end.withdrawn:
-            assert raise_cancel is not None, "only what is cancelled is withdrawn"
-            raise_cancel()
-        if end.error is not None:
-            raise end.error
-
+__all__ = ["MatchedTransport"]
 
 LinkType = TypeVar("LinkType", bound=Link)
 
@@ -191,18 +103,14 @@ class MatchedTransport(Transport):
             unmatched_receives=tuple(receive.envelope for engine in engines for receive in engine.incoming.waiting),
         )
 
-    def way(self, peer: int) -> Link:
-        """Return the way to a rank that is there, which is asked again and again."""
-        return self.links[self._home[peer]] if self.state is None else self.link((self.ranks[0], peer, 0), peer)
-
     def link(self, lane: Lane, peer: int) -> Link:
         """Return the way to a rank, after checking that a message may go there or come from there."""
         home = self._home.get(peer)
         if home is None or self.state is not None or not 0 <= lane[2] < TAG_LIMIT:
-            raise self._refusal(lane, peer)
+            raise self.refusal(lane, peer)
         return self.links[home]
 
-    def _refusal(self, lane: Lane, peer: int) -> TransportError:
+    def refusal(self, lane: Lane, peer: int) -> TransportError:
         """Return why a message may not go to a rank, or come from there."""
         src, dst, tag = lane
         check_tag(tag)
@@ -213,62 +121,7 @@ class MatchedTransport(Transport):
         return TransportClosedError(f"the transport {self.state}", src=src, dst=dst, tag=tag)
 
 
-class Leaving(Protocol):
-    """A link that says goodbye."""
-
-    def give_up_waiting(self) -> None:
-        """Fail what has not met its other end."""
-
-    async def leave(self) -> None:
-        """Finish the rest, and say goodbye; ends by itself."""
-
-
-async def take_leave(links: Collection[Leaving]) -> None:
-    """Leave other processes, of all of them at once.
-
-    Shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed.
-    """
-    for link in links:
-        link.give_up_waiting()
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            for link in links:
-                nursery.start_soon(link.leave)
-
-
-class _StartedSend(Send, Call):
-    """One that was started by a plain function."""
-
-    link: Link
-
-    def withdraw(self) -> None:
-        self.link.take_back(self)
-
-    def delivery(self) -> Delivery:
-        raise AssertionError("only what was received is delivered")
-
-
-class _StartedReceive(Receive, Call):
-    """One that was started by a plain function."""
-
-    link: Link
-
-    def withdraw(self) -> None:
-        self.link.take_back(self)
-
-    def delivery(self) -> Delivery:
-        return _delivery(self, self.link.memory)
-
-
-def _delivery(receive: Receive, memory: BounceBuffers) -> Delivery:
-    lent = receive.lent
-    assert lent is not None, "what is received without a place is lent"
-    if lent.readonly:  # it came with its announcement, in memory of its own
-        return Delivery(lent)
-    return Delivery(lent[: receive.nbytes].toreadonly(), partial(memory.give_back, lent))
-
-
-class _MatchedEndpoint(Endpoint, Starter):
+class _MatchedEndpoint(Endpoint):
     """The end of one rank."""
 
     def __init__(self, transport: MatchedTransport, rank: int) -> None:
@@ -303,7 +156,7 @@ class _MatchedEndpoint(Endpoint, Starter):
 
     async def recv(self, src: int, tag: int, nbytes: int) -> Delivery:
         check_length(nbytes)
-        return _delivery(await self._receive((src, self.rank, tag), None, nbytes), self._transport.memory)
+        return delivery_of(await self._receive((src, self.rank, tag), None, nbytes), self._transport.memory)
 
     async def _receive(self, lane: Lane, view: memoryview | None, nbytes: int) -> Receive:
         link = self._transport.link(lane, lane[0])
@@ -316,44 +169,7 @@ class _MatchedEndpoint(Endpoint, Starter):
         return receive
 
     def starter(self, peer: int) -> Starter:
-        return self
-
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
-        view = as_bytes(data)
-        lane = (self.rank, dst, tag)
-        link = self._transport.link(lane, dst)
-        link.engine.check(lane)
-        send = _StartedSend(lane, view, priority)
-        send.link, send.wake = link, done
-        link.post(send)
-        return send
-
-    def begin_recv(
-        self,
-        src: int,
-        tag: int,
-        out: Buffer | None,
-        nbytes: int,
-        *,
-        done: Callable[[Call], None],
-        consume: Callable[[int, memoryview], None] | None = None,
-    ) -> Call:
-        view = None if out is None else as_bytes(out, name="out", writable=True)
-        lane = (src, self.rank, tag)
-        link = self._transport.link(lane, src)
-        link.look()
-        receive = _StartedReceive(lane, view, nbytes)
-        receive.link, receive.wake, receive.consume = link, done, consume
-        if link.engine.receive(receive):
-            link.settle()
-        return receive
-
-    @property
-    def patience(self) -> Patience | None:
-        return self._transport.patience
-
-    def catch_up(self, peer: int) -> bool:
-        return self._transport.way(peer).catch_up()
+        return LinkStarter(self._transport, self._transport.link((self.rank, peer, 0), peer), self.rank, peer)
 
     async def wait_any(self, choices: Sequence[tuple[int, int]]) -> int:
         check_choices(choices)

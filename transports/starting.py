@@ -43,7 +43,7 @@ class Call(ABC):
 
 
 class Starter(ABC):
-    """What starts the messages of one endpoint; `Endpoint.starter` has it."""
+    """What starts the messages between one endpoint and a peer; `Endpoint.starter` has it."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Starter(ABC):
         """Start an `Endpoint.send`, whose end is told by a call: it needs no task.
 
         Args:
-            dst: Receiving rank.
+            dst: Receiving rank, which is the peer.
             tag: As for `Endpoint.send`.
             data: As for `Endpoint.send`, until `done` is called.
             priority: As for `Endpoint.send`.
@@ -107,7 +107,7 @@ class Starter(ABC):
         """Start an `Endpoint.recv_into` (or, without `out`, a `recv`), whose end is told by a call: it needs no task.
 
         Args:
-            src: Sending rank.
+            src: Sending rank, which is the peer.
             tag: As for `Endpoint.recv`.
             out: As for `Endpoint.recv_into`, until `done` is called.
             nbytes: Length of the message.

@@ -45,20 +45,16 @@ class SocketRail(Rail):
         self._hint_bytes = 1  # how many bytes the system waits for before it says that there are any
         self._takes_hints = connection.socket.family != socket.AF_UNIX  # these wake whoever waits for each piece
 
-    def put(self, frame: bytes) -> None:
-        """Write a small frame at once."""
-        self.keep(frame)
-        try:
-            count = self.socket.send(frame)
-        except BlockingIOError:
-            count = 0
-        except OSError as error:
-            self.die(describe(error))
-            return
-        self.written_bytes += count
-        if count < len(frame):
-            self._parts = (memoryview(frame)[count:],)
-            self._blocked, self.idle = True, False
+    def put(self, head: bytes, payload: memoryview) -> None:
+        """Write a small message at once."""
+        if self._keep:
+            frame = b"".join((head, payload))
+            self.keep(frame)
+            self._transmit((frame,))
+        else:
+            self._transmit((head, payload))  # to join 64 KiB first takes 3 us
+        if self._blocked and not self.dead:
+            self._parts, self.idle = tuple(map(bytes, self._parts)), False
             self.wake_writer()
 
     def push(self, send: Send) -> bool:
@@ -103,6 +99,17 @@ class SocketRail(Rail):
             self._finish_bye()
 
     def _write_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._transmit(parts)
+        if self.dead:
+            return
+        if not self._blocked:
+            self.written()
+        self.idle = not (self._blocked or self.owes or (self.owner.departures.due and not self.bye_said))
+        if self.idle:
+            self._finish_bye()
+
+    def _transmit(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Let the system take as much as it does."""
         try:
             count = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
         except BlockingIOError:
@@ -113,11 +120,6 @@ class SocketRail(Rail):
         self.written_bytes += count
         self._parts = _after(parts, count)
         self._blocked = bool(self._parts)
-        if not self._blocked:
-            self.written()
-        self.idle = not (self._parts or self.owes or (self.owner.departures.due and not self.bye_said))
-        if self.idle:
-            self._finish_bye()
 
     def _finish_bye(self) -> None:
         if self.bye_said:
@@ -208,9 +210,9 @@ class StreamRail(Rail):
         self.socket, self.ends = connection.socket, connection.ends
         self._stream = connection.encrypted
 
-    def put(self, frame: bytes) -> None:
-        """Queue a small frame for the writing task."""
-        self.owner.departures.add(frame)
+    def put(self, head: bytes, payload: memoryview) -> None:
+        """Queue a small message for the writing task."""
+        self.owner.departures.add(b"".join((head, payload)))
         self.start_writing()
 
     def start_writing(self) -> None:

@@ -18,7 +18,7 @@ from transports.frame import (
     checksum,
     pack,
 )
-from transports.matching import Chunk, Limits, MessageKind, Send
+from transports.matching import Chunk, Limits, Send
 from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
@@ -89,18 +89,12 @@ class Departures:
         if message is None:
             return None
         kind, fields, payload = message
-        return pack(kind, *fields) if payload is None else self.eager_frame(fields, payload)
+        return pack(kind, *fields) if payload is None else b"".join((self.head(payload, kind, *fields), payload))
 
-    def eager_frame(self, fields: Iterable[int], payload: memoryview) -> bytes:
-        """Return the whole frame of a small message."""
-        head = pack(
-            MessageKind.EAGER, *fields, payload_bytes=payload.nbytes, payload_checksum=self.checksum_of(payload)
-        )
-        return b"".join((head, payload))
-
-    def checksum_of(self, payload: memoryview) -> bytes:
-        """Return what goes into a frame's header as the checksum of its payload."""
-        return checksum(payload) if self.checksums else UNCHECKED
+    def head(self, payload: memoryview, kind: int, *fields: int) -> bytes:
+        """Return the header of a frame with a payload."""
+        said = checksum(payload) if self.checksums else UNCHECKED
+        return pack(kind, *fields, payload_bytes=payload.nbytes, payload_checksum=said)
 
     def next_chunk(self) -> Chunk | None:
         """Return the next chunk, if one is due."""

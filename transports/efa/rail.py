@@ -34,6 +34,8 @@ _ACKNOWLEDGE_EVERY = 16
 # Small frames that are due together leave in one system call, up to about this much.
 _BATCH_BYTES = 64 << 10
 
+_CHUNK, _PUSH = int(FrameKind.CHUNK), int(FrameKind.PUSH)  # asking an enumeration takes 0.2 us
+
 _ENDED = "the connection ended"
 
 
@@ -172,13 +174,7 @@ class Rail(ABC):
         self.leaving = chunk
         self.keep(chunk)
         piece = self._staged(chunk.view)
-        head = pack(
-            FrameKind.CHUNK,
-            chunk.send.number,
-            chunk.offset,
-            payload_bytes=chunk.nbytes,
-            payload_checksum=self.owner.departures.checksum_of(piece),
-        )
+        head = self.owner.departures.head(piece, _CHUNK, chunk.send.number, chunk.offset)
         return [b"".join((*small, head)), piece]
 
     def push(self, send: Send) -> bool:
@@ -192,17 +188,10 @@ class Rail(ABC):
         """
         self.leaving = chunk = Chunk(send, 0, send.nbytes)
         if self._keep:
-            self._kept += (pack(FrameKind.PUSH, send.number, *send.lane, send.nbytes), chunk)
-        piece = self._staged(chunk.view)
-        head = pack(
-            FrameKind.PUSH,
-            send.number,
-            *send.lane,
-            send.nbytes,
-            payload_bytes=send.nbytes,
-            payload_checksum=self.owner.departures.checksum_of(piece),
-        )
-        return [head, piece]
+            self._kept += (pack(_PUSH, send.number, *send.lane, send.nbytes), chunk)
+        assert send.view is not None, "a message that has not left keeps its bytes"
+        piece = self._staged(send.view)
+        return [self.owner.departures.head(piece, _PUSH, send.number, *send.lane, send.nbytes), piece]
 
     def written(self) -> None:
         """Note that the system has taken all of what was pulled."""
@@ -244,8 +233,8 @@ class Rail(ABC):
         return self._staging[: piece.nbytes]
 
     @abstractmethod
-    def put(self, frame: bytes) -> None:
-        """Write a small frame; the rail is idle."""
+    def put(self, head: bytes, payload: memoryview) -> None:
+        """Write a small message, whose bytes may change from here on; the rail is idle."""
 
     @abstractmethod
     def start_writing(self) -> None:

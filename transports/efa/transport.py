@@ -21,7 +21,8 @@ from transports.efa.returning import Returning
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError
 from transports.frame import EAGER_BYTES
-from transports.matched import MatchedTransport, take_leave
+from transports.link import take_leave
+from transports.matched import MatchedTransport
 from transports.patience import Patience
 from transports.tls import Tls
 

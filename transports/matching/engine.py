@@ -58,10 +58,13 @@ class Engine:
         Raises:
             LinkLostError: It has not come, and never will.
         """
-        if self.incoming.take(receive):
+        incoming = self.incoming
+        if receive.lane in incoming.arrived:
+            incoming.take(receive)
             return True
-        self.check(receive.lane)
-        self.incoming.post(receive)
+        if self.gone is not None:
+            self.check(receive.lane)
+        incoming.post(receive)
         return False
 
     def withdraw(self, end: Send | Receive) -> bool:

@@ -204,15 +204,11 @@ class Incoming:
 
     # -- receives -----------------------------------------------------------------------------------------------------
 
-    def take(self, receive: Receive) -> bool:
-        """Give a receive the oldest message of its lane; False if none has arrived."""
-        lane = receive.lane
-        if lane not in self.arrived:
-            return False
-        arrival = pop(self.arrived, lane)
+    def take(self, receive: Receive) -> None:
+        """Give a receive the oldest message of its lane, which has `arrived`."""
+        arrival = pop(self.arrived, receive.lane)
         self._offers.pop(arrival.number, None)
         self._match(receive, arrival)
-        return True
 
     def post(self, receive: Receive) -> None:
         """Queue a receive."""

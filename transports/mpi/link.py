@@ -7,7 +7,7 @@ from functools import partial
 
 from transports.bounce import BounceBuffers
 from transports.failures import LinkLostError
-from transports.matched import Link
+from transports.link import Link
 from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read
 from transports.mpi.wire import CHUNK_BYTES, EAGER_BYTES, SLOTS, Wire

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import trio
 
 from transports.bounce import BounceBuffers
-from transports.matched import Link
+from transports.link import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
 from transports.shared_memory.packets import EAGER_BYTES, PACKET_BYTES, Kind, pack, unpack
 from transports.shared_memory.peer_memory import address_of, read

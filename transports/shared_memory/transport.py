@@ -15,7 +15,8 @@ from transports.common import Board
 from transports.cores import usable
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError, TransportError
-from transports.matched import MatchedTransport, take_leave
+from transports.link import take_leave
+from transports.matched import MatchedTransport
 from transports.shared_memory.board import Boards
 from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining

@@ -6,7 +6,7 @@ import random
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -306,6 +306,56 @@ def test_who_is_about_to_sleep_takes_in_what_has_come(unix: bool) -> None:
             gives.catch_up(1)  # where there are several rails, the receiver says first where it belongs
             starts.catch_up(0)
             assert (len(ended), bytes(long)) == (2, b"x" * len(long))
+
+    run(main)
+
+
+def test_what_starts_messages_to_a_peer_starts_none_to_others_and_none_after_the_end() -> None:
+    async def main() -> None:
+        world = World()
+        a, _ = world.ends()
+        with pytest.raises(TransportClosedError, match="is not open yet"):
+            a.starter(1)
+        async with opened(world.efas):
+            with pytest.raises(ArgumentError, match="no connection to rank 7"):
+                a.starter(7)
+            starts = a.starter(1)
+            assert starts is not None
+            calls: dict[str, Callable[[int, int], object]] = {
+                "try": lambda peer, tag: starts.try_send(peer, tag, b"x"),
+                "send": lambda peer, tag: starts.begin_send(peer, tag, b"x", done=lambda _: None),
+                "receive": lambda peer, tag: starts.begin_recv(peer, tag, bytearray(1), 1, done=lambda _: None),
+            }
+            for call in calls.values():
+                with pytest.raises(ArgumentError, match="between ranks 0 and 1, not rank 0"):
+                    call(0, 5)
+                with pytest.raises(ArgumentError, match="tag"):
+                    call(1, 2**64)
+        for call in (*calls.values(), lambda peer, _: starts.catch_up(peer)):
+            with pytest.raises(TransportClosedError, match="closed"):
+                call(1, 5)
+
+    run(main)
+
+
+def test_a_small_message_is_sent_as_it_was_though_there_was_no_room_for_all_of_it() -> None:
+    """Its bytes may change as soon as it has been taken; nothing else has a copy where nothing is ever repeated."""
+    nbytes = EAGER_BYTES - 100
+
+    async def main() -> None:
+        world = World()
+        async with opened(world.efas):
+            a, b = world.ends()
+            (rail,) = world.efas[0].links[1].rails
+            data, count = bytearray(nbytes), 0
+            while rail.idle:
+                data[:] = bytes([count]) * nbytes
+                assert a.try_send(1, count, data)
+                count += 1
+            data[:] = b"?" * nbytes
+            for tag in range(count):
+                with await b.recv(0, tag, nbytes) as delivery:
+                    assert delivery.view == bytes([tag]) * nbytes
 
     run(main)
 

@@ -35,7 +35,8 @@ class Pipe(Rail):
     def standing(self) -> Standing:
         return Standing(0.0, 0)
 
-    def put(self, frame: bytes) -> None:
+    def put(self, head: bytes, payload: memoryview) -> None:
+        frame = head + payload
         self.keep(frame)
         self.wire.append(frame)
 

@@ -36,7 +36,9 @@ async def main(what: str) -> None:
         if what == "sends":  # until it is killed
             await end.send(0, 1, bytes(LONG_BYTES))
         elif what == "receives":
-            end.begin_recv(0, 1, None, LONG_BYTES, done=ignore, consume=die)
+            starts = end.starter(0)
+            assert starts is not None
+            starts.begin_recv(0, 1, None, LONG_BYTES, done=ignore, consume=die)
             await trio.sleep_forever()
         else:
             await end.recv_into(0, 1, bytearray(1))

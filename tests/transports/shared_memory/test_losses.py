@@ -88,7 +88,9 @@ def test_who_reads_its_memory_notices() -> None:
                 process.kill()
                 process.wait()  # what it had in memory is gone
 
-            call = transport.endpoint(0).begin_recv(1, 1, None, LONG_BYTES, done=lambda call: over.set(), consume=take)
+            starts = transport.endpoint(0).starter(1)
+            assert starts is not None
+            call = starts.begin_recv(1, 1, None, LONG_BYTES, done=lambda call: over.set(), consume=take)
             await over.wait()
         assert isinstance(call.error, LinkLostError)
         assert pieces == [0]

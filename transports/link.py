@@ -1,0 +1,125 @@
+"""The way to another process, as a transport between processes makes one for each: what its messages need of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import trio
+from trio.lowlevel import (
+    Abort,
+    RaiseCancelT,
+    cancel_shielded_checkpoint,
+    current_task,
+    reschedule,
+    wait_task_rescheduled,
+)
+
+from transports.base import describe_ranks
+from transports.bounce import BounceBuffers
+from transports.matching import Engine, Lane, Limits, Receive, Send
+
+__all__ = ["Link", "take_leave"]
+
+
+class Link(ABC):
+    """The way to one other process.
+
+    Args:
+        member: Its index.
+        ranks: Its ranks.
+        local: The ranks of this process.
+        limits: What both have agreed on.
+        memory: For messages that are lent.
+
+    Attributes:
+        engine: What is known of the messages between the two.
+        name: Of the other process, for people.
+        memory: For messages that are lent.
+    """
+
+    def __init__(
+        self, member: int, ranks: Sequence[int], local: Sequence[int], limits: Limits, memory: BounceBuffers
+    ) -> None:
+        self.member = member
+        self.name = f"process {member} ({describe_ranks(tuple(ranks))})"
+        self.memory = memory
+        self.engine = Engine(self.name, ranks, local, limits, memory)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Transmit what the engine has to say, as far as that needs no waiting, and see to it that the rest follows."""
+
+    def post(self, send: Send) -> None:
+        """Send a message when its turn comes, which may be now."""
+        self.engine.outgoing.announce(send)
+        self.settle()
+
+    def send_now(self, lane: Lane, view: memoryview) -> bool:
+        """Send a small message whole, before all that waits; False if that cannot be, and nothing has happened."""
+        return False
+
+    def look(self) -> None:  # noqa: B027 - most have nothing to do
+        """Take in what has come, where nothing else does that in time; called before a wait."""
+
+    def catch_up(self) -> bool:
+        """Move what can be, though a task would do so soon, and say if anything was: who may sleep calls this."""
+        return False
+
+    def take_back(self, end: Send | Receive) -> None:
+        """Withdraw a call, if it has not ended; its end is told all the same, at once or later."""
+        if not end.ended:
+            self.engine.withdraw(end)
+            self.settle()
+
+    async def end_of(self, end: Send | Receive) -> None:
+        """Wait until a call ends, and raise what it ended with."""
+        raise_cancel: RaiseCancelT | None = None
+
+        def cancelled(raise_it: RaiseCancelT) -> Abort:
+            nonlocal raise_cancel
+            end.wake = None  # taken back at once, it ends right here
+            if self.engine.withdraw(end):
+                return Abort.SUCCEEDED
+            end.wake, raise_cancel = woken, raise_it
+            self.settle()
+            return Abort.FAILED
+
+        def woken(_: Send | Receive) -> None:
+            reschedule(task)
+
+        if end.ended:
+            await cancel_shielded_checkpoint()
+        else:
+            task = current_task()
+            end.wake = woken
+            await wait_task_rescheduled(cancelled)
+        if end.withdrawn:
+            assert raise_cancel is not None, "only what is cancelled is withdrawn"
+            raise_cancel()
+        if end.error is not None:
+            raise end.error
+
+
+class Leaving(Protocol):
+    """A link that says goodbye."""
+
+    def give_up_waiting(self) -> None:
+        """Fail what has not met its other end."""
+
+    async def leave(self) -> None:
+        """Finish the rest, and say goodbye; ends by itself."""
+
+
+async def take_leave(links: Collection[Leaving]) -> None:
+    """Leave other processes, of all of them at once.
+
+    Shielded: it ends by itself, and who is cancelled half-way through a goodbye looks like one that crashed.
+    """
+    for link in links:
+        link.give_up_waiting()
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for link in links:
+                nursery.start_soon(link.leave)
