@@ -153,30 +153,27 @@ class SocketRail(Rail):
 
     def _read_there(self) -> _Stop:
         """Read what is there, as much as a chunk at most, and act on it."""
-        before = self.read_bytes
-        stop = self._read_all()
-        if self.read_bytes != before:
-            self.owner.settle()
-        return stop
-
-    def _read_all(self) -> _Stop:
-        left_bytes = LOCAL_CHUNK_BYTES
-        while left_bytes > 0:
-            room = self.reading.room()
+        reading, read_bytes, stop = self.reading, 0, _EMPTY
+        while True:
+            room = reading.room()
             try:
                 count = self.receive(room)
             except BlockingIOError:
-                return _EMPTY
+                break
             if not count:
-                return _END
-            left_bytes -= count
+                stop = _END
+                break
+            read_bytes += count
             full = count == room.nbytes
             del room  # once it is full its owner may resize it
-            if self._came(count):
+            if reading.came(count) or read_bytes >= LOCAL_CHUNK_BYTES:
+                stop = _OTHERS_FIRST
                 break
-            if not (full and self.owner.wants):
-                return _EMPTY
-        return _OTHERS_FIRST
+            if not (full and (reading.within_chunk or self.owner.wants)):
+                break
+        if read_bytes:
+            self.heard(read_bytes)
+        return stop
 
     async def _readable(self, hint_bytes: int) -> None:
         if self.dead:
@@ -241,8 +238,8 @@ class StreamRail(Rail):
         room[: len(data)] = data
         del room  # once it is full its owner may resize it
         if data:
-            unfinished = self._came(len(data))
-            self.owner.settle()
+            unfinished = self.reading.came(len(data))
+            self.heard(len(data))
             if unfinished:
                 await self._let_others_run()
         return bool(data)

@@ -194,10 +194,9 @@ class EfaLink(Link):
 
     def push(self, fields: list[int], nbytes: int) -> memoryview:
         """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
-        incoming = self.engine.incoming
         if self.engine.gone is None:
-            incoming.push(*fields)
-        return incoming.place(fields[0], 0, nbytes)
+            return self.engine.incoming.push_with(nbytes, *fields)
+        return self.engine.incoming.place(fields[0], 0, nbytes)
 
     def place(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Return where a chunk belongs."""

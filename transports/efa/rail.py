@@ -289,20 +289,13 @@ class Rail(ABC):
         if self.reading.within_chunk:
             raise EOFError
 
-    def _came(self, count: int) -> bool:
-        """Act on bytes that were put into the room for them; True if others should run before more is read.
-
-        What is to be answered leaves when the owner settles. Of a dead rail nothing is read: how many frames have
-        arrived has been told, and the others bring the rest.
-        """
-        if self.dead:
-            raise trio.ClosedResourceError
+    def heard(self, count: int) -> None:
+        """Note that so many bytes were read and acted on, and let the answers leave."""
         self.read_bytes += count
         self.owner.silent_ticks = 0
-        unfinished = self.reading.came(count)
         if self._keep and self.reading.arrived - self._acknowledged >= _ACKNOWLEDGE_EVERY:
             self.acknowledge = True
-        return unfinished
+        self.owner.settle()
 
     async def _let_others_run(self) -> None:
         """Act on the frames that are left, and let others run in between."""

@@ -66,7 +66,8 @@ class Reading:
         arrived: How many frames have arrived whole.
         within_chunk: Whether a chunk has come in part.
         behind: Whether whole frames are there; nothing more is to be read before they have been acted on.
-        stopped: Nothing more is acted on: acting on something has shown that the rail is dead.
+        stopped: Nothing more is acted on: the rail is dead, how many frames had arrived has been told, and the others
+            bring the rest.
     """
 
     def __init__(self, places: Places, take: Callable[[int, list[int]], None], *, staged: bool) -> None:
@@ -110,11 +111,10 @@ class Reading:
         """
         if self.within_chunk:
             self._done += count
-            if self._done < self._target.nbytes:
-                return False
-            self._end_chunk()
-        else:
-            self._end += count
+            if self._done == self._target.nbytes:
+                self._end_chunk()
+            return False  # what had come behind the header of the chunk was part of it
+        self._end += count
         return self.act()
 
     def act(self) -> bool:
@@ -173,10 +173,12 @@ class Reading:
         target[: ready.nbytes] = ready
         self._done, self._expected, self._chunks = ready.nbytes, expected, True
         self.within_chunk = True
-        if ready.nbytes == nbytes and not self.stopped:
+        if ready.nbytes == nbytes:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
+        if self.stopped:
+            return
         number, offset, place, target = self._number, self._offset, self._place, self._target
         nbytes = target.nbytes
         self.within_chunk = False

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Self, TypeAlias
 
 from transports.base import Envelope
+from transports.bounce import BounceBuffers
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
 __all__ = ["ENDED", "FLOWING", "OFFERED", "WAITING", "Lane", "Receive", "Send", "Stage"]
@@ -149,6 +150,33 @@ class Receive(_End):
         self.nbytes = self.missing_bytes = nbytes
         self.lend = view is None
         self.seen: set[int] = set()
+
+    def take(self, payload: memoryview) -> None:
+        """End with a message whose bytes are here; they are copied, unless nobody can change them."""
+        if payload.nbytes != self.nbytes:
+            self.disagree(sent_bytes=payload.nbytes, expected_bytes=self.nbytes)
+            return
+        if self.view is None:
+            self.lent = payload if type(payload.obj) is bytes else memoryview(bytes(payload))
+        else:
+            self.view[:] = payload
+        self.matched = True
+        self.end()
+
+    def consume_seen(self, chunk_bytes: int) -> None:
+        """Hand over the chunks that were here before it."""
+        if self.consume is not None and self.view is not None:
+            for offset in sorted(self.seen):
+                self.consume(offset, self.view[offset : min(offset + chunk_bytes, self.nbytes)])
+
+    def land(self, memory: BounceBuffers) -> None:
+        """End with all chunks here; `memory` gets back where they waited, if that was not their place."""
+        if self.detour is not None:
+            assert self.view is not None, "who lends takes the memory as it is"
+            self.view[:] = self.detour[: self.nbytes]
+            memory.give_back(self.detour)
+            self.detour = None
+        self.finish(self.view if self.lend else None)
 
     def finish(self, lent: memoryview | None) -> None:
         """End with the message in its place."""

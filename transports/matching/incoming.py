@@ -56,6 +56,7 @@ class Incoming:
         self._dsts = frozenset(dsts)
         self._limits = limits
         self._overtakes = not limits.ordered
+        self._whole_bytes = min(limits.push_bytes, limits.chunk_bytes)
         # whether the chunks of a message come one after the other
         self._in_order = (limits.push_bytes > 0 and limits.ordered) or limits.fetched
         self._memory = memory
@@ -100,7 +101,7 @@ class Incoming:
             return
         self._next_number += 1  # the short way: its turn has come, and a receive waits
         self._budget.pass_on(payload.nbytes)
-        _hand_over(pop(self.posted, lane), payload)
+        pop(self.posted, lane).take(payload)
         if self._early:
             self._catch_up()
 
@@ -113,7 +114,7 @@ class Incoming:
         lane = (src, dst, tag)
         if nbytes > self._limits.push_bytes:
             raise ProtocolError(f"message {number} comes unasked, with {nbytes} bytes")
-        if self._meets(number, lane, nbytes):
+        if self._met(number, lane, nbytes) is not None:
             return
         if number != self._next_number and self._limits.ordered:
             raise ProtocolError(f"message {number} comes unasked, before its turn")
@@ -128,20 +129,29 @@ class Incoming:
         for offset in self._overtaking.whole(number):
             self._move(number, offset)
 
-    def _meets(self, number: int, lane: Lane, nbytes: int) -> bool:
-        """Take the short way, if its turn has come, and a receive of that length waits."""
+    def push_with(self, first_bytes: int, number: int, src: int, dst: int, tag: int, nbytes: int) -> memoryview:
+        """Take the announcement of a message that comes with its first chunk, and return where that belongs."""
+        if first_bytes == nbytes <= self._whole_bytes:
+            receive = self._met(number, (src, dst, tag), nbytes)
+            if receive is not None and receive.view is not None:
+                return receive.view[:nbytes]
+        self.push(number, src, dst, tag, nbytes)
+        return self.place(number, 0, first_bytes)
+
+    def _met(self, number: int, lane: Lane, nbytes: int) -> Receive | None:
+        """Take the short way, if its turn has come, and a receive of that length waits: return that."""
         posted = self.posted.get(lane)
         if posted is None or number != self._next_number or not 0 < nbytes == posted[0].nbytes:
-            return False
+            return None
         if self._early or (self._overtakes and self._overtaking):
-            return False
+            return None
         self._budget.pass_on(nbytes)
         self._next_number += 1
         receive = self.filling[number] = pop(self.posted, lane)
         receive.matched = True
         if receive.lend:
             self._make_room(receive)
-        return True
+        return receive
 
     def withdraw(self, number: int) -> None:
         """Forget an offer that no receive has met; if one has, the message is finished instead."""
@@ -232,7 +242,7 @@ class Incoming:
         """Bring a receive and an arrival together."""
         if arrival.payload is not None:
             self._budget.free(arrival.nbytes)
-            _hand_over(receive, memoryview(arrival.payload))
+            receive.take(memoryview(arrival.payload))
         elif arrival.pushed is not None:
             self._adopt(receive, arrival, arrival.pushed)
         elif arrival.nbytes != receive.nbytes:
@@ -287,26 +297,12 @@ class Incoming:
             self._make_room(receive)
         else:
             receive.view = came
-            self._consume(receive, came)
+            if self._in_order:
+                receive.consume_seen(self._limits.chunk_bytes)
         if receive.missing_bytes:
             self.filling[arrival.number] = receive
         else:
-            self._finish(receive)
-
-    def _consume(self, receive: Receive, came: memoryview) -> None:
-        """Hand over the chunks that were here before the receive."""
-        if receive.consume is not None and self._in_order:
-            for offset in sorted(receive.seen):
-                receive.consume(offset, came[offset : min(offset + self._limits.chunk_bytes, receive.nbytes)])
-
-    def _finish(self, receive: Receive) -> None:
-        """End a receive all of whose bytes have arrived in chunks."""
-        if receive.detour is not None:
-            assert receive.view is not None, "who lends takes the memory as it is"
-            receive.view[:] = receive.detour[: receive.nbytes]
-            self._memory.give_back(receive.detour)
-            receive.detour = None
-        receive.finish(receive.view if receive.lend else None)
+            receive.land(self._memory)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
@@ -358,7 +354,7 @@ class Incoming:
             if self._limits.confirms(receive.nbytes):
                 self._answer(MessageKind.TAKEN, number)
                 self.said()
-            self._finish(receive)
+            receive.land(self._memory)
             if self._line:
                 self._accept_next()
 
@@ -391,17 +387,6 @@ class Incoming:
         whole = {lane: deque(a for a in queue if a.whole) for lane, queue in self.arrived.items()}
         self.arrived = {lane: queue for lane, queue in whole.items() if queue and keep_arrived}
         return left
-
-
-def _hand_over(receive: Receive, payload: memoryview) -> None:
-    """End a receive with a message whose bytes are here."""
-    if payload.nbytes != receive.nbytes:
-        receive.disagree(sent_bytes=payload.nbytes, expected_bytes=receive.nbytes)
-    elif receive.view is None:
-        receive.finish(payload if type(payload.obj) is bytes else memoryview(bytes(payload)))
-    else:
-        receive.view[:] = payload
-        receive.finish(None)
 
 
 def _nothing() -> None:

@@ -55,21 +55,18 @@ class Pipe(Rail):
     def deliver(self, other: Pipe) -> None:
         """Let everything on the wire arrive at the other end."""
         for frames in self.wire:
-            data = memoryview(frames)
-            while data:
-                room = other.reading.room()[: len(data)]
-                room[:] = data[: len(room)]
-                data = data[len(room) :]
-                other._came(len(room))
+            other.read(frames)
         self.wire.clear()
         other.owner.settle()
 
-    def carry(self, other: Pipe) -> None:
-        """Let all of it be read at the other end, as it is."""
-        other.incoming = b"".join(self.wire)
-        self.wire.clear()
-        trio.run(other.read_on)
-        other.owner.settle()
+    def read(self, frames: bytes) -> None:
+        """Read as the other end has written."""
+        data = memoryview(frames)
+        while data:
+            room = self.reading.room()[: len(data)]
+            room[:] = data[: len(room)]
+            data = data[len(room) :]
+            self.reading.came(len(room))
 
     def cut(self) -> None:
         self.wire.clear()
@@ -78,8 +75,9 @@ class Pipe(Rail):
 
     async def read_on(self) -> bool:
         data, self.incoming = self.incoming, b""
-        self.reading.room()[: len(data)] = data
-        return bool(data) and not self._came(len(data))
+        self.read(data)
+        self.heard(len(data))
+        return bool(data)
 
     async def release(self) -> None: ...
 
@@ -175,13 +173,13 @@ def test_what_travels_in_one_frame_arrives_once_wherever_its_rail_dies(
     there.got_there(0, *here.got(0))
     here.got_there(0, *there.got(0))
     mine, theirs = Pipe(here, here.next_number(0)), Pipe(there, there.next_number(0))
-    theirs.carry(mine)
+    theirs.deliver(mine)
     if not wanted:
         assert not end.ended
         here.engine.receive(end)
     assert end.lent is not None
     assert end.lent[:WHOLE_BYTES] == text
-    mine.carry(theirs)
+    mine.deliver(theirs)
     assert send.ended
     assert send.error is None
 
