@@ -17,11 +17,17 @@ class Call(ABC):
     """A send or receive that was started by a plain function, and whose end is told by a call.
 
     Attributes:
+        ended: It is over: done, failed or withdrawn, and has been told so.
         error: What it failed with.
         withdrawn: It was taken back in time, and has never been.
     """
 
     __slots__ = ()
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether it is over."""
 
     @property
     @abstractmethod

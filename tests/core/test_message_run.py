@@ -22,6 +22,10 @@ class Moved(Call):
         self.failure: TransportError | None
 
     @property
+    def ended(self) -> bool:
+        return self.taken_back or self.failure is not None
+
+    @property
     def error(self) -> TransportError | None:
         return self.failure
 

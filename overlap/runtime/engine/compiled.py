@@ -53,17 +53,23 @@ class Compiled:
         program: The rank's part of it.
     """
 
-    __slots__ = ("_in_its_block", "_laid", "_members", "_plan", "program", "schedule")
+    __slots__ = ("_blank", "_in_its_block", "_laid", "_members", "_plan", "program", "schedule")
 
     def __init__(self, schedule: Schedule, program: Program, members: Sequence[int]) -> None:
         self.schedule, self.program, self._members = schedule, program, members
         self._plan: _Plan | None = None
         self._laid: dict[bool, LaidOut] = {}  # by whether input and result share memory
+        self._blank: tuple[LaidOut, Buffers] | None = None  # for barriers: all have the same arrays
         self._in_its_block: bool | None = None  # whether an input may lie where its block of the result does
 
     def laid(self, operation: Operation) -> tuple[LaidOut, Buffers]:
         """Return the program, laid out on an operation's arrays, and these."""
+        if self._blank is not None:
+            return self._blank
         buffers, in_place = self._buffers(operation)
+        if operation.kind is BARRIER:
+            self._blank = lay_out(self.program, buffers, self._members, blank=True), buffers
+            return self._blank
         laid = self._laid.get(in_place)
         if laid is None:
             laid = self._laid[in_place] = lay_out(self.program, buffers, self._members)

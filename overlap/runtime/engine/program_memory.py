@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...collectives.program import Extent
 from ...collectives.reduce import Array, Reducer
+from .host_bytes import bytes_of
 
 __all__ = ["Buffers", "Layout", "UnevenLayout"]
 
@@ -48,14 +49,23 @@ class UnevenLayout(Layout):
         return starts[block] + min(index * -(-length // self.slots), length)
 
 
-@dataclass(slots=True, eq=False)
 class Buffers:
     """The arrays of one call, flat, indexed by `Buffer`, with their layout."""
 
-    arrays: tuple[Array, Array, Array]
-    layout: Layout
+    __slots__ = ("_bytes", "arrays", "layout")
+
+    def __init__(self, arrays: tuple[Array, Array, Array], layout: Layout) -> None:
+        self.arrays, self.layout = arrays, layout
+        self._bytes: list[memoryview | None] = [None, None, None]  # of the arrays, once they have been asked for
 
     def view(self, extent: Extent) -> Array:
         """Return the elements of an extent: one contiguous range."""
         start, stop = self.layout.bounds(extent)
         return self.arrays[extent.buffer][start:stop]
+
+    def bytes_of(self, buffer: int) -> memoryview:
+        """Return the bytes of an array."""
+        found = self._bytes[buffer]
+        if found is None:
+            found = self._bytes[buffer] = bytes_of(self.arrays[buffer])
+        return found

@@ -6,11 +6,10 @@ these turns of the event loop takes as long as sending a small message does. So 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import trio
 from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_rescheduled
@@ -18,16 +17,14 @@ from trio.lowlevel import Task, checkpoint, current_task, reschedule, wait_task_
 from transports import Call, Delivery, Starter
 
 from ...collectives.reduce import Array
-from .cc_core import AHEAD, apply, pieces_of
-from .host_bytes import bytes_of, typed
+from .cc_core import apply, pieces_of
+from .host_bytes import typed
 from .laid_out import LaidOut, LaidStep
 from .lingering import linger
 from .program_memory import Buffers
 from .workers import Workers
 
 __all__ = ["Station", "WireDrivenExecution"]
-
-_Key: TypeAlias = tuple[int, int]  # of a step: its queue, and its position there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +55,10 @@ class WireDrivenExecution:
     """
 
     # What most never have: a class without slots, so that these need not be set each time.
-    _advancing = _again = _gives_up = False
+    _advancing = _gives_up = False
     _failure: BaseException | None = None
     _sleeper: Task | None = None
     _ended: Callable[[BaseException | None], None] | None = None
-    _consumed: Set[_Key] = frozenset()  # receives whose message came in pieces
 
     def __init__(
         self,
@@ -74,16 +70,16 @@ class WireDrivenExecution:
         priority: int,
         spawn: Callable[..., None],
     ) -> None:
-        self._laid, self._arrays, self._station = laid, buffers.arrays, station
+        self._laid, self._buffers, self._station = laid, buffers, station
         self._tag, self._priority, self._spawn = tag, priority, spawn
-        self._bytes: list[memoryview | None] = [None, None, None]  # of the arrays, once a message has needed them
         self._begun = [0] * len(laid.queues)  # steps of each queue that have been begun
-        self._finished = self._begun.copy()  # and ended, with all before them
-        self._unbegun = self._unfinished = laid.steps
-        self._early: set[_Key] = set()  # those that ended before others of their queue
-        # What is there to be moved or added once all steps before it have ended.
-        self._waiting: dict[_Key, tuple[Array, Delivery | None]] = {}
-        self._running: dict[_Key, Call | None] = {}  # None: in the worker threads
+        self._unended = len(laid.steps)
+        # Of each step: how many must end before it may begin, and before it may work.
+        self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
+        self._able = [*range(len(laid.queues))]  # queues that may be able to go on
+        self._running: dict[LaidStep, Call | None] = {}  # None: in the worker threads
+        self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # what is there to be moved or added
+        self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
 
     def begin(self, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin whatever can be; True if that was all there is to do.
@@ -92,8 +88,8 @@ class WireDrivenExecution:
             ended: Called once if it was not: when everything is over, well or with the first error of a step, and
                 nothing is under way any more.
         """
-        self._go_on()
-        if not self._unfinished:
+        self._advance()
+        if not self._unended:
             return True
         self._ended = ended
         if self._failure is not None:
@@ -115,13 +111,6 @@ class WireDrivenExecution:
         self._fail(trio.ClosedResourceError("the program was given up"))
 
     # -- how it ends ---------------------------------------------------------------------------------------------
-
-    def _tell(self) -> None:
-        """Tell whoever asked for it that all has ended well."""
-        ended = self._ended
-        if ended is not None and not self._gives_up:
-            self._ended = None
-            ended(None)
 
     def _fail(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -151,222 +140,200 @@ class WireDrivenExecution:
         assert self._ended is not None, "it is told once, here or when all went well"
         self._ended(self._failure)
 
-    def _wake(self) -> None:
+    def _stopped(self, error: BaseException | None) -> None:
+        """Something has ended that is of no use any more."""
+        if error is not None:
+            self._fail(error)
         task, self._sleeper = self._sleeper, None
         if task is not None:
             reschedule(task)
 
     # -- going on ------------------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Begin all steps that can be, and tell if that was the end; what ends meanwhile is seen in the next round."""
-        if self._advancing:
-            return
-        if self._unbegun:
-            self._advance()
-        if not self._unfinished:
-            self._tell()
-
     def _advance(self) -> None:
-        self._advancing = self._again = True
-        begun = self._begun
+        """Begin all steps that can be, and those that can once they have ended."""
+        self._advancing = True
         try:
-            while self._again and self._unbegun and self._failure is None:
-                self._again = False
-                for index, steps in enumerate(self._laid.queues):
-                    if begun[index] < len(steps):
-                        self._push(index, steps)
+            for queue in self._able:  # which grows meanwhile
+                self._push(queue)
         except Exception as error:
             self._fail(error)
         finally:
+            self._able.clear()
             self._advancing = False
 
-    def _push(self, index: int, steps: Sequence[LaidStep]) -> None:
+    def _push(self, queue: int) -> None:
         """Begin the next steps of a queue, until one has to wait."""
-        begun, finished = self._begun, self._finished
-        for at in range(begun[index], len(steps)):
-            laid = steps[at]
-            for queue, count in laid.waits:
-                if finished[queue] < count:
-                    return
-            if laid.sends:
-                self._send((index, at), laid)
-            elif laid.receives:
-                apart = not laid.collides or self._apart(index, laid)
-                # A message may come while steps before it are under way: there is room, or a place nobody touches.
-                if at - finished[index] >= AHEAD or (laid.lands and not apart):
-                    return
-                self._receive((index, at), laid, apart)
+        steps = self._laid.queues[queue]
+        for at in range(self._begun[queue], len(steps)):
+            step = steps[at]
+            if self._before_begin[step.number] or self._failure is not None:
+                return
+            self._begun[queue] = at + 1
+            if step.sends:
+                self._send(step)
+            elif step.receives:
+                self._receive(step)
+            elif step.works:
+                self._in_turn(step, self._part(step.source), None)
             else:
-                self._in_turn((index, at), laid, self._view(laid.source), None)
-            begun[index] = at + 1
-            self._unbegun -= 1
+                self._step_ended(step)
 
-    def _apart(self, index: int, laid: LaidStep) -> bool:
-        """Whether nothing that reduces or copies before a step, and has not ended, touches what it touches."""
-        finished, early = self._finished[index], self._early
-        return all(other < finished or (index, other) in early for other in laid.collides)
-
-    def _view(self, where: tuple[int, int, int]) -> Array:
-        buffer, start, stop = where
-        return self._arrays[buffer][start:stop]
-
-    def _memory(self, laid: LaidStep) -> memoryview:
+    def _memory(self, step: LaidStep) -> memoryview:
         """Return the bytes that a step sends, or receives."""
-        whole = self._bytes[laid.message_buffer]
-        if whole is None:
-            whole = self._bytes[laid.message_buffer] = bytes_of(self._arrays[laid.message_buffer])
-        return whole[laid.message_part]
+        return self._buffers.bytes_of(step.message_buffer)[step.message_part]
 
-    def _send(self, key: _Key, laid: LaidStep) -> None:
-        peer, tag, data = laid.peer, self._tag + laid.channel, self._memory(laid)
+    def _send(self, step: LaidStep) -> None:
+        peer, tag, data = step.peer, self._tag + step.channel, self._memory(step)
         starter = self._station.starters[peer]
         if starter.try_send(peer, tag, data, priority=self._priority):
-            self._step_ended(key)
+            self._step_ended(step)
             return
-        self._running[key] = None  # its end may be told before it is known
-        try:
-            call = starter.begin_send(peer, tag, data, priority=self._priority, done=partial(self._moved, key))
-        except BaseException:
-            del self._running[key]
-            raise
-        if key in self._running:
-            self._running[key] = call
+        call = starter.begin_send(peer, tag, data, priority=self._priority, done=partial(self._moved, step))
+        if not call.ended:
+            self._running[step] = call
 
-    def _receive(self, key: _Key, laid: LaidStep, apart: bool) -> None:
-        lands = laid.lands
-        self._running[key] = None  # its end may be told before it is known
-        try:
-            call = self._station.starters[laid.peer].begin_recv(
-                laid.peer,
-                self._tag + laid.channel,
-                self._memory(laid) if lands else None,
-                laid.message_bytes,
-                done=partial(self._moved if lands else self._arrived, key),
-                consume=partial(self._consume, key) if apart and not lands else None,
+    def _receive(self, step: LaidStep) -> None:
+        peer, tag = step.peer, self._tag + step.channel
+        starter = self._station.starters[peer]
+        if step.works:
+            call = starter.begin_recv(
+                peer,
+                tag,
+                None,
+                step.message_bytes,
+                done=partial(self._arrived, step),
+                consume=None if self._before_work[step.number] else partial(self._consume, step),
             )
-        except BaseException:
-            del self._running[key]
-            raise
-        if key in self._running:
-            self._running[key] = call
+        else:
+            place = self._memory(step)
+            call = starter.begin_recv(peer, tag, place, step.message_bytes, done=partial(self._moved, step))
+        if not call.ended:
+            self._running[step] = call
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
-    def _step_ended(self, key: _Key) -> None:
-        """Note that a step is over; those behind it count once it does."""
-        index, at = key
-        self._unfinished -= 1
-        self._again = True
-        if at != self._finished[index]:
-            self._early.add(key)
-            return
-        at, early = at + 1, self._early
-        while early and (index, at) in early:
-            early.remove((index, at))
-            at += 1
-        self._finished[index] = at
-        if self._waiting and self._failure is None:
-            waiting = self._waiting.pop((index, at), None)
-            if waiting is not None:
-                self._work((index, at), self._laid.queues[index][at], *waiting)
+    def _step_ended(self, step: LaidStep) -> None:
+        """Note that a step is over, and go on with those that have waited for it."""
+        self._unended -= 1
+        steps = self._laid.steps
+        for number in step.lets_begin:
+            left = self._before_begin[number] = self._before_begin[number] - 1
+            if not left:
+                self._able.append(steps[number].queue)
+        for number in step.lets_work:
+            left = self._before_work[number] = self._before_work[number] - 1
+            if not left:
+                self._has_turn(steps[number])
+        if not self._advancing:
+            if self._able:
+                self._advance()
+            if not self._unended:
+                self._tell()
 
-    def _fails(self, key: _Key, call: Call) -> bool:
-        """Whether a message has not been; who waits is told."""
-        del self._running[key]
-        if call.error is not None:
-            self._fail(call.error)
-        elif self._failure is None and not call.withdrawn:
-            return False
-        self._wake()
-        return call.error is not None or call.withdrawn
-
-    def _moved(self, key: _Key, call: Call) -> None:
+    def _moved(self, step: LaidStep, call: Call) -> None:
         """A message has left, or is in its place."""
-        if not self._fails(key, call):
-            self._step_ended(key)
-            self._go_on()
+        self._running.pop(step, None)
+        if call.error is None and self._failure is None:
+            self._step_ended(step)
+        else:
+            self._stopped(call.error)
 
-    def _consume(self, key: _Key, offset: int, piece: memoryview) -> None:
+    def _arrived(self, step: LaidStep, call: Call) -> None:
+        """A message has come that is to be added to something."""
+        self._running.pop(step, None)
+        if call.error is None and not call.withdrawn:
+            delivery = call.delivery()
+            if self._failure is None:
+                self._use(step, delivery)
+                return
+            delivery.release()  # the arrays may be in other hands
+        self._stopped(call.error)
+
+    def _use(self, step: LaidStep, delivery: Delivery) -> None:
+        if step in self._consumed:
+            self._worked(step, delivery, None)
+        else:
+            self._in_turn(step, self._incoming(step, delivery.view), delivery)
+
+    def _tell(self) -> None:
+        """Tell whoever asked for it that all has ended well."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(None)
+
+    # -- moving and adding ---------------------------------------------------------------------------------------
+
+    def _consume(self, step: LaidStep, offset: int, piece: memoryview) -> None:
         """Add a piece of a message while it is in the cache, and before the next one comes into its place."""
         if self._failure is not None:  # the arrays may be in other hands
             return
-        self._consumed |= {key}
-        laid = self._laid.queues[key[0]][key[1]]
-        incoming = self._incoming(laid, piece)
+        self._consumed.add(step)
+        incoming = self._incoming(step, piece)
         first = offset // incoming.itemsize
         part = slice(first, first + incoming.size)
-        target, mine = self._places(laid)
+        target, mine = self._places(step)
         layout, rank = self._laid.layout, self._laid.rank
         try:
-            self._station.quiet.run(apply, laid.step, layout, rank, incoming, mine[part], target[part])
+            self._station.quiet.run(apply, step.step, layout, rank, incoming, mine[part], target[part])
         except Exception as error:
             self._fail(error)
 
-    def _incoming(self, laid: LaidStep, piece: memoryview) -> Array:
-        return typed(piece, self._arrays[laid.step.src.buffer].dtype)
+    def _incoming(self, step: LaidStep, piece: memoryview) -> Array:
+        return typed(piece, self._buffers.arrays[step.step.src.buffer].dtype)
 
-    def _places(self, laid: LaidStep) -> tuple[Array, Array]:
+    def _part(self, where: tuple[int, int, int]) -> Array:
+        buffer, start, stop = where
+        return self._buffers.arrays[buffer][start:stop]
+
+    def _places(self, step: LaidStep) -> tuple[Array, Array]:
         """Return where a step puts what comes, and what it is added to."""
-        target = self._view(laid.target)
-        return target, target if laid.base is None else self._view(laid.base)
+        target = self._part(step.target)
+        return target, target if step.base is None else self._part(step.base)
 
-    def _arrived(self, key: _Key, call: Call) -> None:
-        """A message has come that is to be added to something."""
-        if self._fails(key, call):
-            return
-        laid, delivery = self._laid.queues[key[0]][key[1]], call.delivery()
-        if self._failure is not None:  # the arrays may be in other hands
-            delivery.release()
-            return
-        if key in self._consumed:
-            self._worked(key, delivery, None)
+    def _in_turn(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
+        """Move or add `incoming` once all steps before that touch the same have ended."""
+        if self._before_work[step.number]:
+            self._waiting[step] = incoming, delivery
         else:
-            self._in_turn(key, laid, self._incoming(laid, delivery.view), delivery)
-        self._go_on()
+            self._work(step, incoming, delivery)
 
-    def _in_turn(self, key: _Key, laid: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
-        """Move or add `incoming` once all steps before have ended."""
-        if key[1] == self._finished[key[0]] and self._failure is None:
-            self._work(key, laid, incoming, delivery)
-        else:
-            self._waiting[key] = incoming, delivery
+    def _has_turn(self, step: LaidStep) -> None:
+        if step in self._waiting and self._failure is None:
+            self._work(step, *self._waiting.pop(step))
 
-    def _work(self, key: _Key, laid: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
+    def _work(self, step: LaidStep, incoming: Array, delivery: Delivery | None) -> None:
         """Move or add `incoming` to where a step says, in worker threads if it is large."""
         try:
-            target, mine = self._places(laid)
-            pieces = pieces_of(laid.step, self._laid.layout, self._laid.rank, incoming, mine, target)
+            target, mine = self._places(step)
+            pieces = pieces_of(step.step, self._laid.layout, self._laid.rank, incoming, mine, target)
             if len(pieces) > 1:
-                self._let_others(pieces, key, delivery)
+                self._let_others(pieces, step, delivery)
                 return
             self._station.quiet.run(pieces[0])
         except Exception as error:
-            self._worked(key, delivery, error)
+            self._worked(step, delivery, error)
         else:
-            self._worked(key, delivery, None)
+            self._worked(step, delivery, None)
 
-    def _let_others(self, pieces: Sequence[Callable[[], None]], key: _Key, delivery: Delivery | None) -> None:
+    def _let_others(self, pieces: Sequence[Callable[[], None]], step: LaidStep, delivery: Delivery | None) -> None:
         """Let worker threads do it."""
         token = trio.lowlevel.current_trio_token()
-        done = partial(self._told_by_workers, key, delivery)
-        self._running[key] = None
+        done = partial(self._told_by_workers, step, delivery)
+        self._running[step] = None
         self._station.workers.submit(pieces, lambda error: token.run_sync_soon(done, error), priority=self._priority)
 
-    def _told_by_workers(self, key: _Key, delivery: Delivery | None, error: BaseException | None) -> None:
-        del self._running[key]
-        self._worked(key, delivery, error)
-        if self._failure is not None:
-            self._wake()
-        self._go_on()
+    def _told_by_workers(self, step: LaidStep, delivery: Delivery | None, error: BaseException | None) -> None:
+        del self._running[step]
+        self._worked(step, delivery, error)
 
-    def _worked(self, key: _Key, delivery: Delivery | None, error: BaseException | None) -> None:
+    def _worked(self, step: LaidStep, delivery: Delivery | None, error: BaseException | None) -> None:
         if delivery is not None:
             delivery.release()
-        if error is not None:
-            self._fail(error)
+        if error is None and self._failure is None:
+            self._step_ended(step)
         else:
-            self._step_ended(key)
+            self._stopped(error)
 
 
 def _never(_: object) -> trio.lowlevel.Abort:
