@@ -95,18 +95,17 @@ class LinkStarter(Starter):
             self._link.engine.check(lane)
         return lane
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        """Send if that needs no waiting at all."""
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
+        """Send at once if that needs no waiting, or start to."""
         view = as_bytes(data)
-        if view.nbytes > self._at_once_bytes:
-            return False
-        return self._link.send_now(self._lane_to(dst, tag), view)
-
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
-        """Start a send."""
-        send = _StartedSend(self._lane_to(dst, tag), as_bytes(data), priority)
-        send.link, send.wake = self._link, done
-        self._link.post(send)
+        lane, link = self._lane_to(dst, tag), self._link
+        if view.nbytes <= self._at_once_bytes and link.send_now(lane, view):
+            return None
+        send = _StartedSend(lane, view, priority)
+        send.link, send.wake = link, done
+        link.post(send)
         return send
 
     def begin_recv(

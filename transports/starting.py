@@ -53,12 +53,10 @@ class Starter(ABC):
 
     __slots__ = ()
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        """Send if that needs no waiting at all, as `Endpoint.try_send` does."""
-        return False
-
     @abstractmethod
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
         """Start an `Endpoint.send`, whose end is told by a call: it needs no task.
 
         Args:
@@ -70,7 +68,7 @@ class Starter(ABC):
                 news. It must neither raise nor wait; after an error it must not call the endpoint.
 
         Returns:
-            The send; if `done` has been called, over.
+            The send; if `done` has been called, over. None if it has left as by `Endpoint.try_send`: nothing is told.
 
         Raises:
             ArgumentError: For an unknown rank, a bad tag or a bad buffer; these are not told.

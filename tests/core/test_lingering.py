@@ -26,7 +26,9 @@ class Wire(Starter):
         self.looks += 1
         return self.looks in self.brings_at
 
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
         raise AssertionError("who looks sends nothing")
 
     def begin_recv(

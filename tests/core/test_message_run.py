@@ -50,13 +50,11 @@ class Wire(Starter):
         self.calls: list[Moved] = []
         self.looks = 0
 
-    def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
-        self.asked.append(("try", dst, tag, priority))
-        return self.takes
-
-    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+    def begin_send(
+        self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]
+    ) -> Call | None:
         self.asked.append(("send", dst, tag, priority))
-        return self._begun(done)
+        return None if self.takes else self._begun(done)
 
     def begin_recv(
         self,
@@ -90,7 +88,7 @@ ARRAY = np.zeros((3, 2), np.float32)
 def test_what_leaves_or_comes_at_once_is_over() -> None:
     for wire in (Wire(takes=True), Wire(at_once=True)):
         assert MessageRun(wire, 1, 7, spawn=_never).send(ARRAY, 5, _never)
-    assert wire.asked == [("try", 1, 7, 5), ("send", 1, 7, 5)]
+    assert wire.asked == [("send", 1, 7, 5)]
     assert MessageRun(wire, 1, 7, spawn=_never).receive(ARRAY, _never)
     assert wire.asked[-1] == ("recv", 1, 7, 24)
 

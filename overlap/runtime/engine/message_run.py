@@ -42,12 +42,8 @@ class MessageRun:
             priority: Lower is more urgent.
             ended: Called once if it has not: when nothing is under way any more, with what it failed with.
         """
-        view = _bytes(array)
-        if self._starter.try_send(self._peer, self._tag, view, priority=priority):
-            return True
-        return self._begun(
-            self._starter.begin_send(self._peer, self._tag, view, priority=priority, done=self._done), ended
-        )
+        call = self._starter.begin_send(self._peer, self._tag, _bytes(array), priority=priority, done=self._done)
+        return call is None or self._begun(call, ended)
 
     def receive(self, array: Array, ended: Callable[[BaseException | None], None]) -> bool:
         """Begin to receive into a C-contiguous array, as `send`."""

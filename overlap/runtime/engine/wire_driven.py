@@ -186,11 +186,10 @@ class WireDrivenExecution:
     def _send(self, step: LaidStep) -> None:
         peer, tag, data = step.peer, self._tag + step.channel, self._memory(step)
         starter = self._station.starters[peer]
-        if starter.try_send(peer, tag, data, priority=self._priority):
-            self._step_ended(step)
-            return
         call = starter.begin_send(peer, tag, data, priority=self._priority, done=partial(self._moved, step))
-        if not call.ended:
+        if call is None:
+            self._step_ended(step)
+        elif not call.ended:
             self._running[step] = call
 
     def _receive(self, step: LaidStep) -> None:

@@ -322,7 +322,6 @@ def test_what_starts_messages_to_a_peer_starts_none_to_others_and_none_after_the
             starts = a.starter(1)
             assert starts is not None
             calls: dict[str, Callable[[int, int], object]] = {
-                "try": lambda peer, tag: starts.try_send(peer, tag, b"x"),
                 "send": lambda peer, tag: starts.begin_send(peer, tag, b"x", done=lambda _: None),
                 "receive": lambda peer, tag: starts.begin_recv(peer, tag, bytearray(1), 1, done=lambda _: None),
             }
