@@ -118,8 +118,8 @@ class SocketRail(Rail):
             self.die(describe(error))
             return
         self.written_bytes += count
-        self._parts = _after(parts, count)
-        self._blocked = bool(self._parts)
+        self._blocked = count < sum(map(len, parts))
+        self._parts = _after(parts, count) if self._blocked else ()
 
     def _finish_bye(self) -> None:
         if self.bye_said:
@@ -128,7 +128,11 @@ class SocketRail(Rail):
 
     async def read_on(self) -> bool:
         """Wait until something is there, and act on it; let others run after each chunk."""
-        await self._readable(self.reading.hint_bytes)
+        if self.dead:
+            raise trio.ClosedResourceError
+        if self._takes_hints:
+            self._hint(self.reading.hint_bytes)
+        await trio.lowlevel.wait_readable(self.socket)
         while (more := self._read_there()) is _OTHERS_FIRST:
             await self._let_others_run()
         return more is not _END
@@ -175,15 +179,9 @@ class SocketRail(Rail):
             self.heard(read_bytes)
         return stop
 
-    async def _readable(self, hint_bytes: int) -> None:
-        if self.dead:
-            raise trio.ClosedResourceError
-        self._hint(hint_bytes)
-        await trio.lowlevel.wait_readable(self.socket)
-
     def _hint(self, nbytes: int) -> None:
         """Let the system wait for so many bytes before it says that there are any."""
-        if self._takes_hints and nbytes != self._hint_bytes:
+        if nbytes != self._hint_bytes:
             self._hint_bytes = nbytes
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
@@ -256,8 +254,6 @@ class StreamRail(Rail):
 
 def _after(parts: Sequence[bytes | memoryview], count: int) -> Sequence[bytes | memoryview]:
     """Return what is left of `parts` after their first `count` bytes."""
-    if count == sum(map(len, parts)):
-        return ()
     left: list[bytes | memoryview] = []
     for part in parts:
         if count < len(part):

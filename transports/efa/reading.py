@@ -32,6 +32,9 @@ _WORTH_WAKING_BYTES = 128 << 10
 
 _EAGER, _CHUNK, _PUSH = map(int, (FrameKind.EAGER, FrameKind.CHUNK, FrameKind.PUSH))  # enumerations compare slowly
 
+_NOTHING = memoryview(b"")
+_NO_CHUNK = (0, 0, _NOTHING, b"")
+
 _MISMATCH = "what was received does not match its checksum"
 
 
@@ -80,10 +83,8 @@ class Reading:
         self._head = self._view[:_HEAD_BYTES]
         self._start = self._end = 0  # what lies between has come, and has not been acted on
         self._chunks = False  # whether another chunk is to be expected
-        # Of a chunk that has come in part: its name, where it is read to, how much is there, and its checksum.
-        self._number = self._offset = self._done = 0
-        self._place = self._target = self._view[:0]
-        self._expected = b""
+        # Of a chunk that has come in part: where it is read to, how much is there; its number, offset, place, checksum.
+        self._target, self._done, self._chunk = _NOTHING, 0, _NO_CHUNK
 
     def room(self) -> memoryview:
         """Return where the next bytes go."""
@@ -161,29 +162,28 @@ class Reading:
 
     def _begin_chunk(self, kind: int, fields: list[int], nbytes: int, expected: bytes, ready: memoryview) -> None:
         """Put the first bytes of a chunk where they belong; the others are read to there."""
-        self._number = fields[0]
         if kind == _PUSH:
-            self._offset = 0
             self.arrived += 1
-            self._place = place = self._places.push(fields, nbytes)
+            offset, place = 0, self._places.push(fields, nbytes)
         else:
-            self._offset = fields[1]
-            self._place = place = self._places.place(fields[0], fields[1], nbytes)
+            offset = fields[1]
+            place = self._places.place(fields[0], offset, nbytes)
+        self._chunk = fields[0], offset, place, expected
         self._target = target = place if self._staging is None else self._staging[:nbytes]
-        target[: ready.nbytes] = ready
-        self._done, self._expected, self._chunks = ready.nbytes, expected, True
-        self.within_chunk = True
-        if ready.nbytes == nbytes:
+        self._done = done = ready.nbytes
+        target[:done] = ready
+        self._chunks = self.within_chunk = True
+        if done == nbytes:
             self._end_chunk()
 
     def _end_chunk(self) -> None:
         if self.stopped:
             return
-        number, offset, place, target = self._number, self._offset, self._place, self._target
+        (number, offset, place, expected), target = self._chunk, self._target
         nbytes = target.nbytes
         self.within_chunk = False
-        self._place = self._target = self._view[:0]  # their owner may resize them from there on
-        if damaged(target, self._expected):
+        self._chunk, self._target = _NO_CHUNK, _NOTHING  # who owns the memory may resize it from there on
+        if damaged(target, expected):
             piece = f"bytes {offset} to {offset + nbytes} of {self._places.message(number)}"
             raise FrameError(f"{piece} came damaged: {_MISMATCH}")
         if self._staging is not None:

@@ -147,7 +147,9 @@ class Incoming:
             return None
         self._budget.pass_on(nbytes)
         self._next_number += 1
-        receive = self.filling[number] = pop(self.posted, lane)
+        receive = self.filling[number] = posted.popleft()
+        if not posted:
+            del self.posted[lane]
         receive.matched = True
         if receive.lend:
             self._make_room(receive)
