@@ -13,6 +13,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from transports._checking import Scale, expect, message_of, require
 from transports.base import TAG_LIMIT, Endpoint
 from transports.buffers import Buffer
+from transports.starting import Call
 
 
 async def names(a: Endpoint, b: Endpoint, scale: Scale) -> None:
@@ -64,6 +65,34 @@ async def sends_without_waiting(a: Endpoint, b: Endpoint, scale: Scale) -> None:
             if first == "the sender":
                 for i, message in enumerate(messages):
                     await expect(b, a, 9, message, f"message {i}, which {first} was first to name")
+
+
+async def sends_without_tasks(a: Endpoint, b: Endpoint, scale: Scale) -> None:
+    """What a plain function starts arrives as it was, though who is told of its end writes there and starts more."""
+    starter = a.starter(b.rank)
+    if starter is None:
+        await trio.lowlevel.checkpoint()
+        return
+    messages = [message_of(nbytes, i) for i, nbytes in enumerate((8, max(scale.sizes), 70_000, 1000, 60_000) * 5)]
+    lent, left, over = [bytearray(message) for message in messages], set(range(len(messages))), trio.Event()
+
+    def start(i: int) -> None:
+        starter.begin_send(b.rank, i, lent[i], priority=i % 3, done=partial(done, i))
+
+    def done(i: int, call: Call) -> None:
+        lent[i][:] = bytes(len(lent[i]))  # the buffer is ours again
+        left.remove(i)
+        if call.error is None and i + len(messages) // 2 < len(messages):
+            start(i + len(messages) // 2)
+        if not left:
+            over.set()
+
+    for i in range(len(messages) // 2):
+        start(i)
+    await wait_all_tasks_blocked()  # what nobody receives has used up all room for it
+    for i, message in enumerate(messages):
+        await expect(b, a, i, message, f"message {i} of {len(messages)}, which were started by a plain function,")
+    await over.wait()
 
 
 async def tags_are_independent(a: Endpoint, b: Endpoint, scale: Scale) -> None:

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from transports import Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, neuronlink
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
+from transports.starting import Call, Starter
 from transports.testing import CHECKS, ContractViolation, Scale, check_transport, run_check
 
 
@@ -68,6 +69,39 @@ class SendsAndSaysNo(Honest):
     def try_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> bool:
         self.nursery.start_soon(self.inner.send, dst, tag, bytes(as_bytes(data)))
         return False
+
+
+class TellsBeforeItReads(Honest):
+    """Has a message that is started by a plain function sent by a task, and says at once that it was."""
+
+    def starter(self, peer: int) -> Starter:
+        return _Hasty(self)
+
+
+class _Hasty(Starter):
+    def __init__(self, end: Honest) -> None:
+        self.end = end
+
+    def begin_send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0, done: Callable[[Call], None]) -> Call:
+        self.end.nursery.start_soon(self.end.inner.send, dst, tag, data)
+        done(_SENT)
+        return _SENT
+
+    def begin_recv(self, *args: object, **options: object) -> Call:
+        raise AssertionError("no check starts a receive")
+
+
+class _Over(Call):
+    error, withdrawn = None, False
+
+    def withdraw(self) -> None:
+        return
+
+    def delivery(self) -> Delivery:
+        raise AssertionError("only what was received is delivered")
+
+
+_SENT = _Over()
 
 
 class LosesLentByte(Honest):
@@ -313,6 +347,7 @@ BROKEN: list[tuple[str, type[Honest]]] = [
     ("order_of_receives", LastReceiveFirst),
     ("sends_without_waiting", ReadsTheBufferLater),
     ("sends_without_waiting", SendsAndSaysNo),
+    ("sends_without_tasks", TellsBeforeItReads),
     ("tags_are_independent", OneAtATime),
     ("many_tags", FewAtATime),
     ("extreme_tags", ShortTags),

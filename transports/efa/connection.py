@@ -68,6 +68,7 @@ class SocketRail(Rail):
 
     def start_writing(self) -> None:
         """Write what is due: as much as the system takes, two chunks at most."""
+        self.idle = False  # a small message ends when it is pulled: what that brings about leaves behind it
         self._write()
         if not (self.idle or self._blocked or self.dead):
             self._write()

@@ -132,7 +132,7 @@ class Outgoing:
     def next_message(self) -> Message | None:
         """Return what to say next, if anything but chunks is due.
 
-        A payload is its sender's memory, which may change as soon as other tasks run: transmit or copy it before.
+        A payload is a copy: who is told that it was sent may write to its memory at once, and say more.
         """
         if self._answers:
             return self._answers.popleft()
@@ -154,9 +154,10 @@ class Outgoing:
         cost_bytes = nbytes + self._limits.overhead_bytes
         if nbytes <= self._limits.eager_bytes and self._credit_bytes >= cost_bytes:
             self._credit_bytes -= cost_bytes
-            view = send.view
+            assert send.view is not None, "a message that waits keeps its bytes"
+            payload = memoryview(bytes(send.view))
             send.end()
-            return MessageKind.EAGER, (number, *send.lane), view
+            return MessageKind.EAGER, (number, *send.lane), payload
         send.number = number
         self.sends[number] = send
         if nbytes <= self._limits.push_bytes and self._credit_bytes >= cost_bytes:

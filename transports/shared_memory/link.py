@@ -112,7 +112,7 @@ class MemoryLink(Link):
 
     def send_now(self, lane: Lane, view: memoryview) -> bool:
         """Send a small message in a packet, if nothing waits."""
-        if self._stuck is not None or self._own or self._dead or self.engine.outgoing.due:
+        if self._stuck is not None or self._own or self._dead or self._settling or self.engine.outgoing.due:
             return False
         number = self.engine.outgoing.eager(view)
         if number is None:

@@ -1,0 +1,35 @@
+"""Packets leave one after the other, also those that are sent because another one has been."""
+
+import trio
+
+from transports import Call
+
+from ..efa.processes import run
+from .processes import Host, opened
+
+
+def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
+    async def main() -> None:
+        host = Host()
+        async with opened(host.transports):
+            a, b = (transport.endpoint(rank) for rank, transport in enumerate(host.transports))
+            starter, packets, over = a.starter(1), 0, trio.Event()
+            assert starter is not None
+
+            def fill(_: Call | None) -> None:
+                nonlocal packets
+                while starter.try_send(1, 5, b"much of it"):
+                    packets += 1
+
+            def fill_again(call: Call) -> None:
+                fill(call)
+                over.set()
+
+            fill(None)
+            starter.begin_send(1, 6, b"queued", done=fill_again)
+            await b.recv_into(0, 6, bytearray(6))
+            await over.wait()
+            for _ in range(packets):
+                await b.recv_into(0, 5, bytearray(10))
+
+    run(main)
