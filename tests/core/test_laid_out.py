@@ -14,7 +14,7 @@ from overlap.collectives.generators import GENERATORS, fits
 from overlap.collectives.reduce import reducer
 from overlap.collectives.slicing import in_slices
 from overlap.runtime.engine.cc_core import AHEAD, apply
-from overlap.runtime.engine.laid_out import LaidOut, LaidStep, lay_out
+from overlap.runtime.engine.laid_out import LaidOut, LaidStep, Run, lay_out
 from overlap.runtime.engine.program_memory import Buffers, Layout
 
 _Lane: TypeAlias = tuple[int, int, int]
@@ -37,15 +37,14 @@ class Rank:
     def __init__(self, laid: LaidOut, buffers: Buffers, wires: dict[_Lane, list[Message]]) -> None:
         self.laid, self.buffers, self.wires = laid, buffers, wires
         self.before_begin, self.before_work = list(laid.before_begin), list(laid.before_work)
-        self.to_begin = [list(queue) for queue in laid.queues]
+        self.to_begin = [(run, list(run.steps)) for run in laid.first]
         self.running: dict[LaidStep, int] = {}  # turns they have had
         self.place: dict[LaidStep, tuple[_Lane, int]] = {}  # of messages
         self.begun: Counter[_Lane] = Counter()
-        self.heard = {laid.rank}
+        self.heard, self.unended = {laid.rank}, len(laid.steps)
 
     def able(self) -> list[LaidStep]:
-        first = [queue[0] for queue in self.to_begin if queue]
-        return [step for step in first if not self.before_begin[step.number]] + [
+        return [steps[0] for _, steps in self.to_begin] + [
             step
             for step in self.running
             if not self.before_work[step.number] and (not step.receives or self.message(step).left)
@@ -69,7 +68,11 @@ class Rank:
             self.end(step)
 
     def begin(self, step: LaidStep) -> None:
-        self.to_begin[step.queue].pop(0)
+        ((run, steps),) = ((run, steps) for run, steps in self.to_begin if steps[0] is step)
+        steps.remove(step)
+        if not steps:
+            self.to_begin.remove((run, steps))
+            self.let_begin(run)
         self.running[step] = 0
         lane = (self.laid.rank, step.peer, step.channel) if step.sends else (step.peer, self.laid.rank, step.channel)
         self.place[step] = lane, self.begun[lane]
@@ -88,14 +91,21 @@ class Rank:
 
     def end(self, step: LaidStep) -> None:
         del self.running[step]
+        self.unended -= 1
         if step.sends:
             self.message(step).left = True
         elif step.receives:
             self.heard |= self.message(step).heard
-        for number in step.lets_begin:
-            self.before_begin[number] -= 1
+        self.let_begin(step)
         for number in step.lets_work:
             self.before_work[number] -= 1
+
+    def let_begin(self, over: Run | LaidStep) -> None:
+        for number in over.lets_begin:
+            self.before_begin[number] -= 1
+            if not self.before_begin[number]:
+                run = self.laid.runs[number]
+                self.to_begin.append((run, list(run.steps)))
 
 
 def ranks_of(schedule: Schedule, *, shared: bool, blank: bool = False) -> list[Rank]:
@@ -115,7 +125,7 @@ def ranks_of(schedule: Schedule, *, shared: bool, blank: bool = False) -> list[R
 
 def run(ranks: list[Rank], seed: int) -> None:
     rng = random.Random(seed)
-    while any(rank.running or any(rank.to_begin) for rank in ranks):
+    while any(rank.unended for rank in ranks):
         for rank in rng.sample(ranks, len(ranks)):
             able = rank.able()
             if able:
@@ -150,7 +160,7 @@ def test_what_is_added_to_what_comes_waits_for_it() -> None:
     steps = [Step(Kind.RECV, op, peer, 0, place, place, None, ()) for peer, op in ((1, Op.MOVE), (2, Op.ADD))]
     laid = lay(steps)
     assert (laid.steps[0].lets_work, laid.before_work) == ((1,), (0, 1))
-    assert laid.before_begin == (0, 0)
+    assert [run.steps for run in laid.first] == [laid.steps]
 
 
 def test_receives_are_posted_so_far_ahead() -> None:
@@ -159,8 +169,10 @@ def test_receives_are_posted_so_far_ahead() -> None:
         for at in range(AHEAD + 2)
     ]
     laid = lay(steps)
-    assert laid.before_begin == (*[0] * AHEAD, 1, 1)
-    assert [step.lets_begin for step in laid.steps[:3]] == [(AHEAD,), (AHEAD + 1,), ()]
+    assert [len(run.steps) for run in laid.runs] == [AHEAD, 1, 1]
+    assert [run.lets_begin for run in laid.runs] == [(1,), (2,), ()]
+    assert [step.lets_begin for step in laid.steps[:3]] == [(1,), (2,), ()]
+    assert (laid.before_begin, laid.first) == ((0, 2, 2), laid.runs[:1])
 
 
 def lay(receives: list[Step]) -> LaidOut:

@@ -9,9 +9,9 @@ from typing import TypeAlias
 from ...collectives.program import Extent, Kind, Program, Step
 from ...collectives.schedule import Op
 from .program_memory import Buffers, Layout
-from .step_order import Numbers, collisions, followers, waits
+from .step_order import Numbers, Order, order_of
 
-__all__ = ["LaidOut", "LaidStep", "lay_out"]
+__all__ = ["LaidOut", "LaidStep", "Run", "lay_out"]
 
 _Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after the last
 
@@ -23,7 +23,6 @@ class LaidStep:
     Attributes:
         step: what it is.
         number: which of all.
-        queue: which one it is in.
         sends: whether it is a SEND.
         receives: whether it is a RECV; else it is a LOCAL step, or sends.
         works: whether it moves or adds what has come, or lies elsewhere; what else is received comes to its place.
@@ -35,13 +34,12 @@ class LaidStep:
         message_buffer: which of the buffers it sends from, or receives into.
         message_part: which of its bytes.
         message_bytes: length of its message.
-        lets_begin: steps that may not begin before it has ended.
-        lets_work: steps that may not work before.
+        lets_begin: numbers of runs that may not begin before it has ended.
+        lets_work: numbers of steps that may not work before.
     """
 
     step: Step
     number: int
-    queue: int
     sends: bool
     receives: bool
     works: bool
@@ -57,21 +55,36 @@ class LaidStep:
     lets_work: Numbers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Steps of a queue that begin one after the other, for only the first one waits for anything else.
+
+    Attributes:
+        steps: these.
+        lets_begin: number of the run that follows, which may not begin before; none if it is the last of its queue.
+    """
+
+    steps: tuple[LaidStep, ...]
+    lets_begin: Numbers
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaidOut:
     """A program laid out.
 
     Attributes:
         steps: by number.
-        queues: see `Program.queues`; the steps of each begin in order, and end in any.
+        runs: by number: those of the first queue, then those of the next.
+        first: those that wait for nothing.
         layout: of its memory.
         rank: group rank.
-        before_begin: for each step, how many must have ended before it may begin.
+        before_begin: for each run, for how many runs and steps it waits.
         before_work: for each step, how many must have ended before it may work.
     """
 
     steps: tuple[LaidStep, ...]
-    queues: tuple[tuple[LaidStep, ...], ...]
+    runs: tuple[Run, ...]
+    first: tuple[Run, ...]
     layout: Layout
     rank: int
     before_begin: Sequence[int]
@@ -87,38 +100,24 @@ def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank
         members: World ranks by group rank.
         blank: Whether all bytes are always the same: then messages matter, but not what is in them.
     """
-    steps = [(step, queue) for queue, its in enumerate(program.queues) for step in its]
-    works = [not blank and _works(step, buffers) for step, _ in steps]
-    touch: list[Numbers] = [()] * len(steps) if blank else collisions(program, buffers)
-    before_work = [others if w else () for others, w in zip(touch, works, strict=True)]
-    before_begin = [
-        waited if w else waited + others for waited, others, w in zip(waits(program), touch, works, strict=True)
-    ]
-    lets_begin, lets_work = followers(before_begin), followers(before_work)
-    laid = tuple(
-        _laid(step, buffers, members, number, queue, works[number], lets_begin[number], lets_work[number])
-        for number, (step, queue) in enumerate(steps)
-    )
+    steps = [step for queue in program.queues for step in queue]
+    works = [not blank and _works(step, buffers) for step in steps]
+    order = order_of(program, None if blank else buffers, works)
+    laid = tuple(_laid(step, number, order, buffers, members, works=works[number]) for number, step in enumerate(steps))
+    ends = zip(order.runs, order.run_lets_begin, strict=True)
+    runs = tuple(Run(tuple(laid[number] for number in numbers), lets_begin) for numbers, lets_begin in ends)
     return LaidOut(
-        queues=tuple(tuple(step for step in laid if step.queue == queue) for queue in range(len(program.queues))),
         steps=laid,
+        runs=runs,
+        first=tuple(run for run, count in zip(runs, order.before_begin, strict=True) if not count),
         layout=buffers.layout,
         rank=program.rank,
-        before_begin=tuple(map(len, before_begin)),
-        before_work=tuple(map(len, before_work)),
+        before_begin=order.before_begin,
+        before_work=order.before_work,
     )
 
 
-def _laid(
-    step: Step,
-    buffers: Buffers,
-    members: Sequence[int],
-    number: int,
-    queue: int,
-    works: bool,
-    lets_begin: Numbers,
-    lets_work: Numbers,
-) -> LaidStep:
+def _laid(step: Step, number: int, order: Order, buffers: Buffers, members: Sequence[int], *, works: bool) -> LaidStep:
     sends, receives = step.kind is Kind.SEND, step.kind is Kind.RECV
     source = (0, 0, 0) if receives else _range(step.src, buffers)
     target = (0, 0, 0) if sends else _range(step.dst, buffers)
@@ -127,7 +126,6 @@ def _laid(
     return LaidStep(
         step=step,
         number=number,
-        queue=queue,
         sends=sends,
         receives=receives,
         works=works,
@@ -139,8 +137,8 @@ def _laid(
         message_buffer=buffer,
         message_part=slice(start * itemsize, stop * itemsize),
         message_bytes=(stop - start) * itemsize,
-        lets_begin=lets_begin,
-        lets_work=lets_work,
+        lets_begin=order.lets_begin[number],
+        lets_work=order.lets_work[number],
     )
 
 

@@ -63,9 +63,9 @@ class Buffers:
         start, stop = self.layout.bounds(extent)
         return self.arrays[extent.buffer][start:stop]
 
-    def bytes_of(self, buffer: int) -> memoryview:
-        """Return the bytes of an array."""
-        found = self._bytes[buffer]
-        if found is None:
-            found = self._bytes[buffer] = bytes_of(self.arrays[buffer])
-        return found
+    def bytes_of(self, buffer: int, part: slice) -> memoryview:
+        """Return some of the bytes of an array."""
+        whole = self._bytes[buffer]
+        if whole is None:
+            whole = self._bytes[buffer] = bytes_of(self.arrays[buffer])
+        return whole[part]

@@ -1,12 +1,13 @@
 """What must have ended before a step of a program may begin, and before it may use what has come. Pure.
 
-The steps of a queue begin in order, and end in any. Steps have numbers: first come those of the first queue.
+The steps of a queue begin in order, and end in any. They have numbers: first come those of the first queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -16,21 +17,75 @@ from ...collectives.reduce import Array
 from .cc_core import AHEAD
 from .program_memory import Buffers
 
-__all__ = ["Numbers", "collisions", "followers", "waits"]
+__all__ = ["Numbers", "Order", "order_of"]
 
 Numbers: TypeAlias = tuple[int, ...]
-"""Of steps."""
+"""Of steps, or of runs."""
 
 _Touched: TypeAlias = tuple[Array, list[Array]]  # what a step writes, and what it reads
 
 
-def waits(program: Program) -> list[Numbers]:
-    """Return what each step waits for, and none before it in its queue has: it begins after that, and after those."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """In which order a program may be carried out.
+
+    Queues are cut in runs, which have numbers like steps: only the first step of a run waits for any but those before
+    it in its queue. A run may begin when as many of these, and of runs, are over as it waits for.
+
+    Attributes:
+        runs: the steps of each run.
+        run_lets_begin: for each run, the one that follows in its queue, if there is one.
+        lets_begin: for each step, the runs that wait for its end.
+        lets_work: for each step, those that may not use what they have got before its end.
+        before_begin: for how many others each run waits.
+        before_work: for how many steps each one waits until it uses what it has got.
+    """
+
+    runs: Sequence[Numbers]
+    run_lets_begin: Sequence[Numbers]
+    lets_begin: Sequence[Numbers]
+    lets_work: Sequence[Numbers]
+    before_begin: Numbers
+    before_work: Numbers
+
+
+def order_of(program: Program, buffers: Buffers | None, works: Sequence[bool]) -> Order:
+    """Return in which order a program may be carried out.
+
+    Args:
+        program: One rank's.
+        buffers: Its memory; None if it does not matter what is in it.
+        works: For each step, whether it uses what has come, or lies elsewhere, once it is there; others change memory
+            from when they begin.
+    """
     first = [0, *accumulate(map(len, program.queues))]
-    return [numbers for index, queue in enumerate(program.queues) for numbers in _waits(queue, first[index], first)]
+    waits: list[Numbers] = []
+    touch: list[Numbers] = []
+    for start, queue in zip(first, program.queues, strict=False):
+        waits += _waits(queue, start, first)
+        touch += [()] * len(queue) if buffers is None else _collisions(queue, start, buffers)
+    begin = [mine if w else mine + others for mine, others, w in zip(waits, touch, works, strict=True)]
+    work = [others if w else () for others, w in zip(touch, works, strict=True)]
+    runs = _cut(begin, first)
+    follows = [*(run[0] not in first for run in runs), False]
+    return Order(
+        runs=runs,
+        run_lets_begin=[(after,) if follows[after] else () for after in range(1, len(follows))],
+        lets_begin=_followers([begin[run[0]] for run in runs], len(works)),
+        lets_work=_followers(work, len(works)),
+        before_begin=tuple(len(begin[run[0]]) + after for run, after in zip(runs, follows, strict=False)),
+        before_work=tuple(map(len, work)),
+    )
+
+
+def _cut(begin: Sequence[Numbers], first: Sequence[int]) -> list[Numbers]:
+    """Cut steps in runs, given which others each one waits for, and which ones come first in their queues."""
+    starts = [number for number, others in enumerate(begin) if others or number in first]
+    return [tuple(range(*ends)) for ends in pairwise([*starts, len(begin)])]
 
 
 def _waits(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[Numbers]:
+    """Tell for which steps of other queues each one waits, and none before it does; and how many are under way."""
     waited = list(first)  # steps of each queue up to this one
     for at, step in enumerate(queue):
         numbers = [start + at - AHEAD] if step.kind is not Kind.SEND and at >= AHEAD else []
@@ -40,18 +95,11 @@ def _waits(queue: Sequence[Step], start: int, first: Sequence[int]) -> Iterator[
         yield tuple(numbers)
 
 
-def collisions(program: Program, buffers: Buffers) -> list[Numbers]:
-    """Return which steps before each one in its queue touch what it writes, or write what it touches.
+def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator[Numbers]:
+    """Tell which steps before each one touch what it writes, or write what it touches.
 
     Only the last ones, with which it may be under way: see `AHEAD`.
     """
-    first = [0, *accumulate(map(len, program.queues))]
-    return [
-        numbers for index, queue in enumerate(program.queues) for numbers in _collisions(queue, first[index], buffers)
-    ]
-
-
-def _collisions(queue: Sequence[Step], start: int, buffers: Buffers) -> Iterator[Numbers]:
     if queue and queue[0].kind is Kind.SEND:  # a queue of nothing else: they only read
         yield from [()] * len(queue)
         return
@@ -75,9 +123,9 @@ def _collide(one: _Touched, other: _Touched) -> bool:
     )
 
 
-def followers(before: Sequence[Numbers]) -> list[Numbers]:
-    """Return which steps come after each one, from which ones come before each."""
-    after: list[list[int]] = [[] for _ in before]
+def _followers(before: Sequence[Numbers], steps: int) -> list[Numbers]:
+    """Return for each step what comes after it, given which steps come before each of that."""
+    after: list[list[int]] = [[] for _ in range(steps)]
     for number, others in enumerate(before):
         for other in others:
             after[other].append(number)

@@ -6,7 +6,7 @@ these turns of the event loop takes as long as sending a small message does. So 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from transports import Call, Delivery, Starter
 from ...collectives.reduce import Array
 from .cc_core import apply, pieces_of
 from .host_bytes import typed
-from .laid_out import LaidOut, LaidStep
+from .laid_out import LaidOut, LaidStep, Run
 from .lingering import linger
 from .program_memory import Buffers
 from .workers import Workers
@@ -72,11 +72,10 @@ class WireDrivenExecution:
     ) -> None:
         self._laid, self._buffers, self._station = laid, buffers, station
         self._tag, self._priority, self._spawn = tag, priority, spawn
-        self._begun = [0] * len(laid.queues)  # steps of each queue that have been begun
         self._unended = len(laid.steps)
-        # Of each step: how many must end before it may begin, and before it may work.
+        # For how many each run waits before it begins, and each step before it works.
         self._before_begin, self._before_work = [*laid.before_begin], [*laid.before_work]
-        self._able = [*range(len(laid.queues))]  # queues that may be able to go on
+        self._able = [*laid.first]  # runs that may begin
         self._running: dict[LaidStep, Call | None] = {}  # None: in the worker threads
         self._waiting: dict[LaidStep, tuple[Array, Delivery | None]] = {}  # what is there to be moved or added
         self._consumed: set[LaidStep] = set()  # receives whose message came in pieces
@@ -151,25 +150,21 @@ class WireDrivenExecution:
     # -- going on ------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Begin all steps that can be, and those that can once they have ended."""
+        """Begin all runs that can be, and those that can once they have ended."""
         self._advancing = True
         try:
-            for queue in self._able:  # which grows meanwhile
-                self._push(queue)
+            for run in self._able:  # which grows meanwhile
+                self._begin_run(run)
         except Exception as error:
             self._fail(error)
         finally:
             self._able.clear()
             self._advancing = False
 
-    def _push(self, queue: int) -> None:
-        """Begin the next steps of a queue, until one has to wait."""
-        steps = self._laid.queues[queue]
-        for at in range(self._begun[queue], len(steps)):
-            step = steps[at]
-            if self._before_begin[step.number] or self._failure is not None:
+    def _begin_run(self, run: Run) -> None:
+        for step in run.steps:
+            if self._failure is not None:
                 return
-            self._begun[queue] = at + 1
             if step.sends:
                 self._send(step)
             elif step.receives:
@@ -178,13 +173,19 @@ class WireDrivenExecution:
                 self._in_turn(step, self._part(step.source), None)
             else:
                 self._step_ended(step)
+        if run.lets_begin:
+            self._let_begin(run.lets_begin)
 
-    def _memory(self, step: LaidStep) -> memoryview:
-        """Return the bytes that a step sends, or receives."""
-        return self._buffers.bytes_of(step.message_buffer)[step.message_part]
+    def _let_begin(self, runs: Iterable[int]) -> None:
+        """Note that something is over that these wait for."""
+        for number in runs:
+            left = self._before_begin[number] = self._before_begin[number] - 1
+            if not left:
+                self._able.append(self._laid.runs[number])
 
     def _send(self, step: LaidStep) -> None:
-        peer, tag, data = step.peer, self._tag + step.channel, self._memory(step)
+        peer, tag = step.peer, self._tag + step.channel
+        data = self._buffers.bytes_of(step.message_buffer, step.message_part)
         starter = self._station.starters[peer]
         call = starter.begin_send(peer, tag, data, priority=self._priority, done=partial(self._moved, step))
         if call is None:
@@ -205,7 +206,7 @@ class WireDrivenExecution:
                 consume=None if self._before_work[step.number] else partial(self._consume, step),
             )
         else:
-            place = self._memory(step)
+            place = self._buffers.bytes_of(step.message_buffer, step.message_part)
             call = starter.begin_recv(peer, tag, place, step.message_bytes, done=partial(self._moved, step))
         if not call.ended:
             self._running[step] = call
@@ -215,15 +216,12 @@ class WireDrivenExecution:
     def _step_ended(self, step: LaidStep) -> None:
         """Note that a step is over, and go on with those that have waited for it."""
         self._unended -= 1
-        steps = self._laid.steps
-        for number in step.lets_begin:
-            left = self._before_begin[number] = self._before_begin[number] - 1
-            if not left:
-                self._able.append(steps[number].queue)
+        if step.lets_begin:
+            self._let_begin(step.lets_begin)
         for number in step.lets_work:
             left = self._before_work[number] = self._before_work[number] - 1
             if not left:
-                self._has_turn(steps[number])
+                self._has_turn(self._laid.steps[number])
         if not self._advancing:
             if self._able:
                 self._advance()
