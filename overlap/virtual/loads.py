@@ -109,7 +109,8 @@ class Loads:
         known = one.load_s_per_byte[: len(wires_s)]  # wires are numbered as they are first used
         wires_s[: len(known)] = _times(part, one) * known
         copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
-        taken_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
+        moved_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
+        taken_s = max(moved_s, float(one.beside_s_per_byte.max(initial=0.0)))
         on_memories, on_wires = self._memories.messages(one), _on_wires(part, one, len(wires_s))
         return _Load(
             busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), wires_s[self._wires]]),
@@ -133,7 +134,7 @@ class _Memories:
         """Return how long a round keeps each of them busy, for each byte of the vector."""
         if self._rate is None:
             return np.zeros(0)
-        touched = _times(part, one) * (one.round.moving + one.round.adding + one.round.local)
+        touched = _times(part, one) * one.round.touched
         rate = self._rate * part.placed.parameters.memory_efficiency
         return np.bincount(self._which, touched, len(self.numbers)) / rate
 

@@ -142,6 +142,9 @@ class Unfolded:
                     self._after(local_ns, lambda: self._is_prepared(rank))
                 return
             phase.begin(rank)
+            if beside_ns := phase.steps[number].beside_ns[rank]:
+                phase.unsent[rank] += 1
+                self._after(beside_ns, lambda: self._has_copied(rank))
             for post in phase.steps[number].posts[rank]:
                 if phase.turn(post.port) == number:
                     self._send(post, number)
@@ -150,6 +153,10 @@ class Unfolded:
 
     def _is_prepared(self, rank: int) -> None:
         self._phase.starting[rank], self._phase.prepared[rank] = 0, True
+        self._go_on(rank)
+
+    def _has_copied(self, rank: int) -> None:
+        self._phase.unsent[rank] -= 1
         self._go_on(rank)
 
     def _send(self, post: Post, step: int) -> None:
@@ -189,7 +196,7 @@ class _Phase:
         awaited: (steps, ranks) Messages that are still to come.
         begun: (ranks,) Steps that each has begun.
         starting: (ranks,) Messages that each has not started yet, of those steps.
-        unsent: (ranks,) Messages that have not left.
+        unsent: (ranks,) Messages that have not left, and copies beside them that are not done.
         prepared: (ranks,) Whether what comes before the messages of the next step is done.
         held: Messages that wait for their first wire, by wire and step.
         ended: Ranks that are done.

@@ -62,11 +62,13 @@ class Step:
         posts: (lanes times ranks,) messages of each rank.
         awaited: (lanes times ranks,) how many come to each.
         local_ns: (lanes times ranks,) what each does before its first message.
+        beside_ns: (lanes times ranks,) what each does beside its messages.
     """
 
     posts: tuple[tuple[Post, ...], ...]
     awaited: tuple[int, ...]
     local_ns: tuple[int, ...]
+    beside_ns: tuple[int, ...]
 
 
 Phase: TypeAlias = tuple[Step, ...]
@@ -118,10 +120,15 @@ def _step(part: Part, one: PlacedRound, slot_bytes: float, ranks: Ints, resource
             needs[core[src]] = 1 / (cores * sends[src])
         late_s = latency_s[i] + (0.0 if overlaps else reducing_s[i])
         posts[src + lane].append(_post(src + lane, dst + lane, first_wires[i], start_s[i], takes_s, late_s, needs))
+    local_ns, beside_ns = (
+        tuple(np.rint(np.tile(each, lanes) * slot_bytes * 1e9).astype(np.int64).tolist())
+        for each in (one.local_s_per_byte, one.beside_s_per_byte)
+    )
     return Step(
         posts=tuple(map(tuple, posts)),
         awaited=tuple(np.bincount(one.round.dst + apart, minlength=size * lanes).tolist()),
-        local_ns=tuple(np.rint(np.tile(one.local_s_per_byte, lanes) * slot_bytes * 1e9).astype(np.int64).tolist()),
+        local_ns=local_ns,
+        beside_ns=beside_ns,
     )
 
 

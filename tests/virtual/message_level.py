@@ -81,6 +81,8 @@ class Running:
         self.steps = [(one, self._ways(placed, one)) for one in placed.each for _ in range(one.round.repeat)]
         self.missing = [np.bincount(one.round.dst, minlength=size) for one, _ in self.steps]
         self.unsent = [np.bincount(one.round.src, minlength=size) for one, _ in self.steps]
+        self.beside = [one.beside_s_per_byte * self.slot for one, _ in self.steps]
+        self.unsent = [sends + (each > 0) for sends, each in zip(self.unsent, self.beside, strict=True)]
         self.leaving = [Counter(way[0] for way in ways) for _, ways in self.steps]  # by first wire
         self.begun, self.starting, self.left = np.zeros(size, int), np.zeros(size, int), set(range(size))
         self.waiting = []
@@ -110,10 +112,16 @@ class Running:
 
     def begin(self, rank, number):
         self.starting[rank] = 0
+        if self.beside[number][rank]:
+            self.messages.after(self.beside[number][rank], self.copied, rank, number)
         for message in np.flatnonzero(self.steps[number][0].round.src == rank).tolist():
             self.starting[rank] += 1
             self.waiting.append((number, message))
         self.let_start()
+        self.look(rank)
+
+    def copied(self, rank, number):
+        self.unsent[number][rank] -= 1
         self.look(rank)
 
     def let_start(self):

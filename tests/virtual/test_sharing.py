@@ -7,7 +7,10 @@ import pytest
 
 import topology
 from overlap.collectives.select import plan
-from overlap.virtual import Fabric
+from overlap.virtual import Conditions, Fabric
+from overlap.virtual.conditions import SlowWires
+from overlap.virtual.demand import Pricing
+from overlap.virtual.resources import Resources
 
 from .message_level import fair, finished_s
 
@@ -157,3 +160,15 @@ def test_alone_the_slow_way_takes_what_was_planned(switch):
     for op, algorithm in (("all_reduce", "ring"), ("all_to_all", "mesh"), ("broadcast", "binomial")):
         found = plan(op, MIB, switch, algorithm=algorithm)
         assert finished_s([(0.0, found.option, MIB)]) == [pytest.approx(found.predicted_s, rel=1e-9)]
+
+
+@pytest.mark.parametrize(("memory_bytes_per_s", "taken_ns"), [("8e9", 1000 + MIB), ("1e9", 2 * MIB)])
+def test_a_root_copies_beside_its_messages(tmp_path, memory_bytes_per_s, taken_ns):
+    """Message by message, too: a broadcast ends with what takes longer, a message or a read and a write."""
+    file = tmp_path / "machine.toml"
+    machine = MACHINE.format(shape="full", devices=4, dims="")
+    file.write_text(machine.replace("1e30", memory_bytes_per_s))
+    cluster = topology.Cluster.load(file, ranks=4)
+    option = plan("broadcast", MIB, cluster, algorithm="mesh").option
+    pricing = Pricing.of_option(option, range(4), Resources(cluster), SlowWires(Conditions()))
+    assert pricing.plan(MIB).taken_ns == pricing.demand(MIB, np.zeros(4, np.int64)).alone_ns == taken_ns

@@ -110,7 +110,14 @@ class _Levels:
             if alike is None:
                 of_some = self.stage.between()
                 found = self._phases(
-                    collective, [algorithm], self.between, self.places, of_some, share=share, root=self.home[0]
+                    collective,
+                    [algorithm],
+                    self.between,
+                    self.places,
+                    of_some,
+                    share=share,
+                    root=self.home[0],
+                    continues=collective == "broadcast",
                 )
                 yield from ((name, part, False) for name, part in found.items())
             else:
@@ -153,7 +160,7 @@ class _Levels:
             found = expanded(request, algorithm)
             if not isinstance(found, Rejected):
                 asked = found.rounds.continued() if continues else found.rounds
-                asked = asked if copies is None else asked.after_copy(copies)
+                asked = asked if copies is None else asked.while_copying(copies)
                 phases[algorithm] = self._part(asked, groups, model, share)
         return phases
 

@@ -137,6 +137,7 @@ class _Step:
         self.copies = np.maximum(resolution.ticks(one.moving_s_per_byte * slot_bytes) - self.wire, 0)
         self.busy = self.start + self.transfer
         self.local = np.tile(resolution.ticks(one.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = np.tile(resolution.ticks(one.beside_s_per_byte * slot_bytes), placed.lanes)
         self.by_dst = _Segments(self.dst)
         self.by_src = _Segments(self.src)
         self.port = one.port
@@ -178,7 +179,7 @@ class _Times:
     Attributes:
         ready: (ranks,) when all that a rank was sent is there.
         free: (ranks,) when it has started its last message.
-        left: (ranks,) when its last message has left.
+        left: (ranks,) when its last message has left, and what it copies beside its messages is copied.
         port: (wires,) when the last message on a wire has left.
     """
 
@@ -236,6 +237,8 @@ class _Clocks:
     def _once(self, step: _Step) -> None:
         if step.local.any():
             self._locally(step.local)
+        if step.beside.any():
+            self._copies(step.beside)
         if not len(step.src):
             return
         now = self._now
@@ -260,6 +263,16 @@ class _Clocks:
             terms[_MEMORY] += local
             self._terms = replace(self._terms, ready=terms)
         self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
+
+    def _copies(self, beside: Ints) -> None:
+        """Let ranks copy what no message waits for: like one that leaves later than others."""
+        now, done = self._now, self._now.ready + beside
+        last = (beside > 0) & (done > now.left)
+        if self._terms is not None:
+            terms = self._terms.ready.copy()
+            terms[_MEMORY] += beside
+            self._terms = replace(self._terms, left=np.where(last, terms, self._terms.left))
+        self._now = replace(now, left=np.where(last, done, now.left))
 
     def _follow(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
         """Carry along what the clocks are made of."""

@@ -28,6 +28,7 @@ class PlacedRound:
         adding_s_per_byte: (messages,) in the same memory, for reductions.
         reducing_s_per_byte: (messages,) in the reducer of the receiver.
         local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
+        beside_s_per_byte: (size,) in each rank's memory, beside its messages.
         load_s_per_byte: (wires,) on every wire, for the whole round once.
         busy_s: of shared processors, for the whole round once.
         busy_s_per_byte: the same, for each byte of a slot.
@@ -46,6 +47,7 @@ class PlacedRound:
     adding_s_per_byte: Floats
     reducing_s_per_byte: Floats
     local_s_per_byte: Floats
+    beside_s_per_byte: Floats
     load_s_per_byte: Floats
     busy_s: float
     busy_s_per_byte: float
@@ -138,7 +140,7 @@ class Placed:
             return 0.0
         total = np.zeros(self.placement.size)
         for one in self.rounds.rounds:
-            total += one.repeat * (one.moving + one.adding + one.local)
+            total += one.repeat * one.touched
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
 
@@ -170,7 +172,7 @@ class Placed:
         reducing, touched = np.zeros(self.placement.size), np.zeros(self.placement.size)
         for one in self.rounds.rounds:
             reducing += one.repeat * (one.added + one.local_added)
-            touched += one.repeat * (one.moving + one.adding + one.local)
+            touched += one.repeat * one.touched
         memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
         rate = self.placement.memory_bytes_per_s
         memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
@@ -227,12 +229,14 @@ def _placed(
     load = np.bincount(way.wire, sent, len(rate)) / rate
     taken = load[way.wire] if contention else sent / rate[way.wire]
     latency_s = _latencies(way, wires, parameters) + _incasts(one, way, wires, parameters)
-    moving, adding, local = (_memory(t, placement, parameters, contention) for t in (one.moving, one.adding, one.local))
+    copied = np.zeros(placement.size) if one.beside is None else one.beside
+    touched = one.moving, one.adding, one.local, copied
+    moving, adding, local, beside = (_memory(each, placement, parameters, contention) for each in touched)
     # Of the two memories a message waits for the one that is busy longer.
     busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
     reducer = parameters.reduction_s_per_byte
     memory = placement.memory_bytes_per_s
-    copied_s = float(one.local.sum()) * (parameters.copied_s_per_byte or (1 / memory if memory else 0.0))
+    copied_s = float((one.local + copied).sum()) * (parameters.copied_s_per_byte or (1 / memory if memory else 0.0))
     message_s, byte_s = parameters.busy(wires.kind[way.wire[start]])
     return PlacedRound(
         round=one,
@@ -243,6 +247,7 @@ def _placed(
         adding_s_per_byte=adding[busier],
         reducing_s_per_byte=one.added[one.dst] * reducer,
         local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
+        beside_s_per_byte=np.where(copied > 0, beside, 0.0),
         load_s_per_byte=load,
         busy_s=float(message_s.sum()) + parameters.wake_s * len(np.unique(one.dst)),
         busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),

@@ -73,7 +73,7 @@ def _parts(
 def _begun(asked: Rounds, collective: str, root: int) -> Rounds:
     """Return what a phase asks for, with what ranks do first: a second phase finds all in place."""
     if collective == "scatter":
-        return asked.after_copy(root)
+        return asked.while_copying(root)
     return asked if collective == "reduce_scatter" else asked.continued()
 
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..hazards import place, unroll
 from ..placement import Floats, Ints
 from ..schedule import Buffer, Op, Schedule
 
@@ -22,6 +23,10 @@ _Amounts: TypeAlias = "NDArray[np.integer] | Floats"
 
 # Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
 _PER_RANK = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+
+# Collectives whose root receives nothing, so that what it copies stands in nobody's way: in others it stands before
+# what a rank receives, in one queue.
+_BESIDE = ("broadcast", "scatter")
 
 # Algorithms that are several of their kind, each on a channel of its own, with a part of the data.
 _APART = ("double_binary_tree",)
@@ -44,6 +49,8 @@ class Round:
         moving: (size,) reads and writes of each rank's memory for copies.
         adding: (size,) reads and writes of each rank's memory for reductions.
         local: (size,) reads and writes of each rank's memory before its first message.
+        beside: (size,) reads and writes of each rank's memory that none of its messages waits for, but its end does;
+            none if None.
         count: (messages,) how many messages each row stands for; one if None.
         far: (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
         passed_on: whether each rank reduces what comes and passes it on in the next step, as around a ring.
@@ -60,10 +67,17 @@ class Round:
     moving: Floats
     adding: Floats
     local: Floats
+    beside: Floats | None = None
     count: Floats | None = None
     far: NDArray[np.bool_] | None = None
     lane: Ints | None = None
     passed_on: bool = False
+
+    @property
+    def touched(self) -> Floats:
+        """(size,) All reads and writes of each rank's memory, once."""
+        before = self.moving + self.adding + self.local
+        return before if self.beside is None else before + self.beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,15 +114,15 @@ class Rounds:
     def continued(self) -> Rounds:
         """Return the same without what a rank does for itself first: what it gave is in place, from a phase before."""
         none = np.zeros(self.size)
-        each = (replace(one, local=none, local_added=none) for one in self.rounds)
+        each = (replace(one, local=none, local_added=none, beside=None) for one in self.rounds)
         return replace(self, rounds=tuple(each))
 
-    def after_copy(self, rank: int) -> Rounds:
-        """Return the same, but that `rank` first copies the whole vector, and nobody else has anything to do first."""
-        local = np.zeros(self.size)
-        local[rank] = 2.0 * self.slots
+    def while_copying(self, rank: int) -> Rounds:
+        """Return the same, but that `rank` copies the whole vector meanwhile, and nobody else anything of its own."""
+        beside = np.zeros(self.size)
+        beside[rank] = 2.0 * self.slots
         rest = self.continued()
-        return replace(rest, rounds=(replace(rest.rounds[0], local=local), *rest.rounds[1:])) if rest.rounds else rest
+        return replace(rest, rounds=(replace(rest.rounds[0], beside=beside), *rest.rounds[1:])) if rest.rounds else rest
 
     def likewise(self, ranks: Sequence[int], like: Sequence[int]) -> Rounds:
         """Return the same, but that some ranks work as much as others do, for messages that are left out."""
@@ -140,6 +154,7 @@ def _likewise(one: Round, ranks: Ints, like: Ints) -> Round:
         moving=spread(one.moving),
         adding=spread(one.adding),
         local=spread(one.local),
+        beside=None if one.beside is None else spread(one.beside),
     )
 
 
@@ -166,6 +181,7 @@ def _copied(one: Round, plays: Ints, size: int) -> Round:
         moving=spread(one.moving),
         adding=spread(one.adding),
         local=spread(one.local),
+        beside=None if one.beside is None else spread(one.beside),
     )
 
 
@@ -174,7 +190,8 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
 
     What counts as a touch of memory: a copy reads and writes once; a reduction reads two operands and writes one
     result. Rows of a fan-out share their read, rows of a fan-in share the read and the write of their target. In
-    collectives that reduce, local copies cost nothing: an executor takes them together with the reduction.
+    collectives that reduce, local copies cost nothing: an executor takes them together with the reduction. What the
+    root of a broadcast or a scatter copies for itself, it copies beside what it sends.
 
     Args:
         schedule: The table.
@@ -183,15 +200,17 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
     Cost: one pass over the table, then work for each different step only.
     """
     amounts: _Amounts = schedule.count if moved is None else moved
+    beside = _beside(schedule)
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
-    first = np.flatnonzero(~_like_the_one_before(schedule, amounts, bounds))
+    first = np.flatnonzero(~_like_the_one_before(schedule, amounts, beside, bounds))
     repeat = np.diff(np.append(first, schedule.steps))
     per_rank = schedule.size if schedule.collective in _PER_RANK else 1
     each = zip(first.tolist(), repeat.tolist(), strict=True)
+    spans = ((slice(bounds[step], bounds[step + 1]), times) for step, times in each)
     return Rounds(
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
-        rounds=tuple(_round(schedule, amounts, slice(bounds[step], bounds[step + 1]), times) for step, times in each),
+        rounds=tuple(_round(schedule, amounts, beside[rows], rows, times) for rows, times in spans),
         copied_besides=_copied_besides(schedule, amounts),
     )
 
@@ -205,13 +224,15 @@ def _copied_besides(schedule: Schedule, amounts: _Amounts) -> float:
     return float(amounts[(s.src == s.dst) & (s.op == Op.MOVE) & ~there].sum())
 
 
-def _like_the_one_before(schedule: Schedule, moved: _Amounts, bounds: NDArray[np.intp]) -> NDArray[np.bool_]:
+def _like_the_one_before(
+    schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], bounds: NDArray[np.intp]
+) -> NDArray[np.bool_]:
     """Return for each step whether it is the same round as the step before."""
     length = np.diff(bounds)
     alike = np.zeros(schedule.steps, np.bool_)
     edges = np.flatnonzero(np.diff(length)) + 1
     grouped = bool((schedule.group >= 0).any())
-    columns: list[_Amounts] = [schedule.src, schedule.dst, moved, schedule.op]
+    columns: list[_Amounts | NDArray[np.bool_]] = [schedule.src, schedule.dst, moved, schedule.op, beside]
     for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), schedule.steps], strict=True):
         if stop - start < 2:
             continue
@@ -233,7 +254,7 @@ def _from_zero(group: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.where(group < 0, -1, group - least)
 
 
-def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Round:
+def _round(schedule: Schedule, moved: _Amounts, beside: NDArray[np.bool_], rows: slice, repeat: int) -> Round:
     s, size = schedule, schedule.size
     src, dst, count = s.src[rows].astype(np.int64), s.dst[rows].astype(np.int64), moved[rows].astype(np.float64)
     remote, adds, group = src != dst, s.op[rows] == Op.ADD, s.group[rows]
@@ -244,7 +265,7 @@ def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Rou
     shared_sum = far_adds & _again(group, s.dslot[rows], far_adds)
     local = 3.0 * _sums(dst, count, near_adds, size)
     if not s.reduces:
-        local += 2.0 * _sums(dst, count, ~remote & ~adds, size)
+        local += 2.0 * _sums(dst, count, ~remote & ~adds & ~beside, size)
     apart = s.algorithm in _APART
     lane = s.channel[rows].astype(np.int64) if apart else np.zeros(len(src), np.int64)
     lanes = s.channels if apart else 1
@@ -262,7 +283,26 @@ def _round(schedule: Schedule, moved: _Amounts, rows: slice, repeat: int) -> Rou
         moving=_sums(src, count, moves & ~shared_read, size) + _sums(dst, count, moves, size),
         adding=_sums(src, count, far_adds, size) + 2.0 * _sums(dst, count, far_adds & ~shared_sum, size),
         local=local,
+        beside=2.0 * _sums(dst, count, beside, size) if beside.any() else None,
     )
+
+
+def _beside(s: Schedule) -> NDArray[np.bool_]:
+    """Return which rows are local copies that no message waits for.
+
+    Messages wait for what they read; what was copied from the input is taken to be there when a later step reads it.
+    """
+    beside = np.zeros(len(s), np.bool_)
+    if s.collective not in _BESIDE:
+        return beside
+    copies = np.flatnonzero((s.src == s.dst) & (s.op == Op.MOVE))
+    sends = np.flatnonzero((s.src != s.dst) & (s.sbuf != Buffer.IN))
+    written, copy = unroll(place(s, s.dst[copies], s.dbuf[copies], s.dslot[copies], shared=False), s.count[copies])
+    sent, send = unroll(place(s, s.src[sends], s.sbuf[sends], s.sslot[sends], shared=False), s.count[sends])
+    then = np.isin(written * s.steps + s.step[copies][copy], sent * s.steps + s.step[sends][send])
+    awaited = np.where(s.sbuf[copies][copy] == Buffer.IN, then, np.isin(written, sent))
+    beside[copies] = np.bincount(copy, awaited, len(copies)) == 0
+    return beside
 
 
 def _again(group: NDArray[np.int32], slot: NDArray[np.int32], rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
