@@ -92,7 +92,7 @@ class _Hasty(Starter):
 
 
 class _Over(Call):
-    error, withdrawn = None, False
+    ended, error, withdrawn = True, None, False
 
     def withdraw(self) -> None:
         return

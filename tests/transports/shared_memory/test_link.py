@@ -18,7 +18,7 @@ def test_what_is_sent_as_another_packet_leaves_does_not_take_its_room() -> None:
 
             def fill(_: Call | None) -> None:
                 nonlocal packets
-                while starter.try_send(1, 5, b"much of it"):
+                while a.try_send(1, 5, b"much of it"):
                     packets += 1
 
             def fill_again(call: Call) -> None:
