@@ -3,7 +3,8 @@
 Linux likes to put whoever is woken onto the core of whoever woke it, so that processes which send to each other share
 one while another idles; and numerical libraries start a thread for every core that a process may use, so that those of
 several processes get in each other's way. With a share of its own each does neither. Measured on two cores: a training
-step of 2 processes over sockets takes 44 ms, not 59; an all-to-all of 1 MiB among 4 takes 1.8 ms, not 2.6.
+step of 2 processes over sockets takes 44 ms, not 59; to send and receive 256 KiB among 4 takes 0.67 ms over TCP, not
+1.0, from the barrier before it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
     """Cut cores into a share for each process.
 
     All are as large: of more cores than processes, those that are left over belong to every share; of fewer, as many
-    processes have each. Where that cannot be, none has a share: one that had less would hold up the others.
+    processes have each, and neighbours, which send to each other most, run at the same time. Where that does not come
+    out even none has a share: one that had less would hold up the others.
 
     Args:
         cores: In the order in which they are given away; at least one.
@@ -58,7 +60,7 @@ def shares(cores: Sequence[int], processes: int) -> list[frozenset[int]]:
         return [frozenset((*cores[index * each : (index + 1) * each], *spare)) for index in range(processes)]
     if processes % len(cores):
         return [frozenset()] * processes
-    return [frozenset((cores[index * len(cores) // processes],)) for index in range(processes)]
+    return [frozenset((cores[index % len(cores)],)) for index in range(processes)]
 
 
 @contextmanager

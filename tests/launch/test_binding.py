@@ -21,7 +21,7 @@ ANY = frozenset[int]()
         ([0, 1], 2, [{0}, {1}]),
         ([4, 0, 5, 1], 2, [{4, 0}, {5, 1}]),
         ([0, 1, 2, 3, 4], 2, [{0, 1, 4}, {2, 3, 4}]),  # what is left over belongs to all
-        ([0, 1], 4, [{0}, {0}, {1}, {1}]),
+        ([0, 1], 4, [{0}, {1}, {0}, {1}]),  # neighbours run at the same time
         ([3], 2, [{3}, {3}]),
         ([0, 1], 3, [ANY] * 3),  # two would have half a core each, and one a whole one
     ],
