@@ -42,6 +42,7 @@ class Way:
         address: Where it is entered.
         flips: By direction, 0 from the dialler and 1 to it.
         down: Nothing gets through any more; `cut` ends what does.
+        mute: So many connections will get through from which nothing is heard at the other end.
         entered: How many connections have got through.
         turned_away: How many have not.
     """
@@ -50,6 +51,7 @@ class Way:
         self.address: tuple[str, int] = listener.socket.getsockname()
         self.flips: dict[int, Flip] = {}
         self.down = False
+        self.mute = 0
         self.entered = self.turned_away = 0
         self._listener, self._beyond = listener, beyond
         self._scopes: set[trio.CancelScope] = set()
@@ -69,7 +71,10 @@ class Way:
                 self.entered += 1
                 self._scopes.add(scope)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._one_way, 0, near, far)
+                    if self.mute:
+                        self.mute -= 1
+                    else:
+                        nursery.start_soon(self._one_way, 0, near, far)
                     nursery.start_soon(self._one_way, 1, far, near)
         self._scopes.discard(scope)
 
@@ -96,12 +101,17 @@ class Way:
 class ProxiedWorld(World):
     """Two processes, of which the first reaches the second through a proxy.
 
+    Args:
+        mute: As of every way.
+        settings: As of a world.
+
     Attributes:
         ways: One for each rail.
     """
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, *, mute: int = 0, **settings: object) -> None:
         super().__init__(unix=False, **settings)
+        self._mute = mute
         self.ways: list[Way] = []
 
     @asynccontextmanager
@@ -118,5 +128,6 @@ class ProxiedWorld(World):
         for beyond in address.tcp:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
             self.ways.append(Way(listener, beyond))
+            self.ways[-1].mute = self._mute
             nursery.start_soon(self.ways[-1].serve)
         return [own, replace(address, tcp=tuple(way.address[:2] for way in self.ways)).pack()]
