@@ -32,7 +32,7 @@ from transports.efa.address import PeerAddress
 from transports.efa.connection import SocketRail
 from transports.efa.departures import LIMITS
 from transports.efa.rail import Rail
-from transports.frame import CHUNK_BYTES, EAGER_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
+from transports.frame import CHUNK_BYTES, EAGER_BYTES, KEPT_BYTES, LOCAL_CHUNK_BYTES, PUSH_BYTES, FrameKind, pack
 from transports.matching.ends import Stage
 from transports.testing import CHECKS
 from transports.tls import Tls
@@ -409,13 +409,14 @@ def test_who_is_about_to_sleep_hears_that_its_message_has_arrived() -> None:
     sent: list[Call] = []
 
     async def main() -> None:
-        world = World(unix=False, watched=True)
+        world = World(unix=False, watched=True, lasting=True)  # messages are confirmed
         async with opened(world.efas):
             gives, takes = (end.starter(other) for end, other in zip(world.ends(), (1, 0), strict=True))
             assert gives is not None
             assert takes is not None
-            length = EAGER_BYTES + 1
+            length = KEPT_BYTES + 1
             gives.begin_send(1, 6, bytes(length), done=sent.append)
+            assert not sent
             takes.begin_recv(0, 6, bytearray(length), length, done=lambda _: None)
             until_s = perf_counter() + TIMEOUT_S
             while not sent and perf_counter() < until_s:
