@@ -92,6 +92,7 @@ def test_a_root_tells_nobody_who_knows_and_at_once_who_asks() -> None:
         got = [float((await rank.broadcast(mine)).sum()) for _ in range(5)]
         for _ in range(2):
             got.append(float((await rank.broadcast(mine if rank.rank == 0 else None)).sum()))
+        await rank.barrier()  # who leaves tells everything
         return got
 
     with pytest.MonkeyPatch.context() as patch:

@@ -38,19 +38,18 @@ if __name__ == "__main__":
 FLIPS = """
 import numpy as np
 import overlap
-from transports.efa.connection import SocketRail
+from transports.efa.reading import Reading
 
 async def main(rank):
     x = np.ones(200_000, np.float32)
     await rank.all_reduce(x)
     if rank.rank == 1:
-        receive = SocketRail.receive
-        def flipped(self, into):
-            count = receive(self, into)
+        came = Reading.came
+        def flipped(self, count):
             if count > 1000:
-                into[count // 2] ^= 4
-            return count
-        SocketRail.receive = flipped
+                self.room()[count // 2] ^= 4
+            return came(self, count)
+        Reading.came = flipped
     await rank.all_reduce(x, name="gradients")
 
 if __name__ == "__main__":
@@ -105,7 +104,7 @@ def test_a_flipped_bit_names_the_operation_the_peer_and_the_place(tmp_path: Path
     )
     assert re.search(rf"^\[node 1\] overlap: {what}$", run.stderr, re.MULTILINE)
     assert re.fullmatch(
-        r"overlap: rank 1 failed at train.py:17: LinkLostError: message from rank 0 to rank 1 of gradients #1 on group "
-        rf"'world' \(train.py:17\): {what}",
+        r"overlap: rank 1 failed at train.py:16: LinkLostError: message from rank 0 to rank 1 of gradients #1 on group "
+        rf"'world' \(train.py:16\): {what}",
         run.stderr.splitlines()[-1],
     )
