@@ -84,6 +84,7 @@ class OverheadsTable(TomlTable):
     slice_bytes: AmountKey | None = None
     shared_loop: Flag | None = None
     cores: AmountKey | None = None
+    crowding: AmountKey | None = None
     wake_s: DurationKey | None = None
     meeting_s: DurationKey | None = None
     phase_s: DurationKey | None = None
@@ -127,6 +128,7 @@ class OverheadsTable(TomlTable):
             slice_bytes=figure_or_none(self.slice_bytes, where) or rest.slice_bytes,
             shared_loop=rest.shared_loop if self.shared_loop is None else self.shared_loop,
             cores=figure_or_none(self.cores, where) or rest.cores,
+            crowding=figure_or_none(self.crowding, where) or rest.crowding,
             wake_s=figure_or_none(self.wake_s, where) or rest.wake_s,
             meeting_s=figure_or_none(self.meeting_s, where) or rest.meeting_s,
             phase_s=figure_or_none(self.phase_s, where) or rest.phase_s,

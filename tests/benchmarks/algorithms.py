@@ -1,10 +1,11 @@
 """Every algorithm of every collective between processes of this machine, and whether the plan names the fastest one.
 
 What is told of each size is the regret: the time of the algorithm that `overlap plan` names, over that of the fastest,
-both the 10th percentile of their samples. Algorithms that are the same table are one.
-Each process runs `python -m tests.benchmarks.algorithms`; a sample begins on all of them at one instant, after a pause,
-for what ranks do on their way out of a barrier depends on the algorithm, too. All algorithms take turns in one world,
-in an order drawn anew each time: whatever drifts, or comes after what, meets them alike.
+both medians. Algorithms that are the same table are one.
+Each process runs `python -m tests.benchmarks.algorithms`. A sample is as in the sweep over sockets: from a barrier on,
+and small messages back to back. All algorithms take turns in one world, in an order drawn anew each time, so that
+whatever drifts meets them alike; each has two samples in a row, of which the first does not count, for it finds caches
+and connections as another one has left them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import exp, fsum, log
 from random import Random
-from time import perf_counter_ns, sleep
+from time import perf_counter_ns
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -36,16 +37,13 @@ from overlap.runtime.future import Future
 from overlap.units import format_bytes, format_ns
 
 from .figures import Figure
-from .sockets import float32_cases
+from .sockets import SIZES_BYTES, float32_cases
 
 __all__ = ["distinct", "figures", "regrets", "summary"]
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))
 PROCESSES = (2, 4)
 REGRET_AIM = 1.1
-
-_PAUSE_NS = 2_000_000
 
 Begin: TypeAlias = "Callable[[Sequence[str]], Sequence[Child]]"
 
@@ -56,7 +54,8 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
         cluster = topology.cluster("local", nodes=processes, ranks=processes)
         options = NodeLayout(nodes=processes, transport="efa").options(processes)
         place = f"{processes} processes, Unix"
-        yield from regrets(f"algorithms/{processes}", place, OPERATIONS, cluster, sampling, partial(_begun, options))
+        begin = partial(_begun, options)
+        yield from regrets(f"algorithms/{processes}", place, OPERATIONS, SIZES_BYTES, cluster, sampling, begin)
 
 
 def _begun(options: Sequence[str], program: Sequence[str]) -> list[Child]:
@@ -64,7 +63,13 @@ def _begun(options: Sequence[str], program: Sequence[str]) -> list[Child]:
 
 
 def regrets(
-    name: str, place: str, operations: Sequence[str], cluster: topology.Cluster, sampling: Sampling, begin: Begin
+    name: str,
+    place: str,
+    operations: Sequence[str],
+    sizes: Sequence[int],
+    cluster: topology.Cluster,
+    sampling: Sampling,
+    begin: Begin,
 ) -> Iterator[Figure | str]:
     """Measure collectives by each algorithm where ranks are placed as on a cluster.
 
@@ -72,17 +77,18 @@ def regrets(
         name: Of the figures.
         place: The same for people.
         operations: The collectives.
+        sizes: In bytes.
         cluster: By which plans choose.
         sampling: How often.
         begin: Starts the module of a process and its arguments on all of them, that of rank 0 first.
     """
-    yield f"{place}: regret  {'  '.join(f'{format_bytes(size):>7}' for size in SIZES_BYTES)}"
+    yield f"{place}: regret  {'  '.join(f'{format_bytes(size):>7}' for size in sizes)}"
     told: list[tuple[float, str, Times]] = []
     for operation in operations:
-        rows = _measured(operation, cluster, sampling, begin)
-        found = [_regret(operation, cluster, size, times) for size, times in zip(SIZES_BYTES, rows, strict=True)]
+        rows = _measured(operation, sizes, cluster, sampling, begin)
+        found = [_regret(operation, cluster, size, times) for size, times in zip(sizes, rows, strict=True)]
         yield f"{operation:<25}  {'  '.join(f'{regret:>6.2f}x' for regret, *_ in found)}"
-        for (regret, text, times), size in zip(found, SIZES_BYTES, strict=True):
+        for (regret, text, times), size in zip(found, sizes, strict=True):
             told.append((regret, f"{operation} {format_bytes(size)}", times))
             if regret > REGRET_AIM:
                 yield f"  {operation} {format_bytes(size)}: {text}"
@@ -103,25 +109,26 @@ def summary(name: str, place: str, told: Sequence[tuple[float, str, Times]]) -> 
 def _regret(name: str, cluster: topology.Cluster, size: int, measured: dict[str, Times]) -> tuple[float, str, Times]:
     """Return the regret, what was chosen and what is fastest, and the times of the former."""
     chosen = distinct(name, size, cluster)[plan(name, size, cluster).algorithm]
-    quick = {algorithm: times.p10_ns for algorithm, times in measured.items()}  # what else goes on here only adds
-    fastest = min(quick, key=lambda algorithm: quick[algorithm])
-    told = f"{chosen} {_spread(measured[chosen])}, {fastest} {_spread(measured[fastest])}"
-    return quick[chosen] / quick[fastest], told, measured[chosen]
+    fastest = min(measured, key=lambda algorithm: measured[algorithm].median_ns)
+    told = f"{chosen} {_told(measured[chosen])}, {fastest} {_told(measured[fastest])}"
+    return measured[chosen].over(measured[fastest]), told, measured[chosen]
 
 
-def _spread(times: Times) -> str:
-    return f"{format_ns(times.p10_ns)} - {format_ns(times.p90_ns)}"
+def _told(times: Times) -> str:
+    return f"{format_ns(times.median_ns)} ({format_ns(times.p10_ns)} - {format_ns(times.p90_ns)})"
 
 
-def _measured(name: str, cluster: topology.Cluster, sampling: Sampling, begin: Begin) -> list[dict[str, Times]]:
+def _measured(
+    name: str, sizes: Sequence[int], cluster: topology.Cluster, sampling: Sampling, begin: Begin
+) -> list[dict[str, Times]]:
     """Return the times of each size by algorithm."""
-    cases = float32_cases(name, cluster.world_size, SIZES_BYTES)
-    each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in SIZES_BYTES]
+    cases = float32_cases(name, cluster.world_size, sizes)
+    each = [list(dict.fromkeys(distinct(name, size, cluster).values())) for size in sizes]
     program = [f"{__package__}.algorithms", Assignment(cases=cases, sampling=sampling).to_json(), json.dumps(each)]
     told = hear(begin(program))
     rows = [
-        {algorithm: slowest(next(told)["told"], batch=1) for algorithm in algorithms}
-        for _, algorithms in zip(cases, each, strict=True)
+        {algorithm: slowest(next(told)["told"], batch=sampling.batch(case.size_bytes)) for algorithm in algorithms}
+        for case, algorithms in zip(cases, each, strict=True)
     ]
     next(told, None)  # which sees them end
     return rows
@@ -157,13 +164,14 @@ async def _sampled(rank: Rank, case: Case, sampling: Sampling, algorithms: Seque
     order = Random(case.size_bytes)  # the same on all ranks
     for _ in range(sampling.warmup + sampling.iters):
         for algorithm in order.sample(algorithms, len(algorithms)):
-            await rank.barrier()
-            instant = await rank.broadcast(np.array([perf_counter_ns() + _PAUSE_NS]) if rank.rank == 0 else None)
-            begun_ns = int(instant[0])  # the clocks of processes of one computer are one
-            sleep(max(0, begun_ns - perf_counter_ns()) / 1e9)  # noqa: ASYNC251 (nothing else is to run)
-            for future in case.issue(cast("Rank", _Insisting(rank, algorithm)), x, out):
-                await future
-            samples[algorithm].append(perf_counter_ns() - begun_ns)
+            insisting = cast("Rank", _Insisting(rank, algorithm))
+            for taken in [], samples[algorithm]:
+                await rank.barrier()
+                begun_ns = perf_counter_ns()
+                for _ in range(sampling.batch(case.size_bytes)):
+                    for future in case.issue(insisting, x, out):
+                        await future
+                taken.append(perf_counter_ns() - begun_ns)
     told = await rank.gather(np.array([each[sampling.warmup :] for each in samples.values()], np.int64))
     if told is None:
         return None

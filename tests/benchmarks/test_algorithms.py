@@ -9,9 +9,9 @@ from overlap.cli.bench.sampling import Times
 from overlap.collectives.select import plan
 from overlap.collectives.slicing import in_slices
 
-from .algorithms import SIZES_BYTES, distinct, summary
+from .algorithms import distinct, summary
 from .figures import line
-from .two_hosts.planned import MACHINE, OPERATIONS
+from .two_hosts.planned import MACHINE, OPERATIONS, SIZES_BYTES
 
 
 def test_the_largest_regret_is_told_and_the_mean() -> None:

@@ -50,7 +50,7 @@ async def main(rank):
                 self.room()[count // 2] ^= 4
             return came(self, count)
         Reading.came = flipped
-    await rank.all_reduce(x, name="gradients")
+    await rank.all_reduce(x, name="gradients", algorithm="ring")
 
 if __name__ == "__main__":
     overlap.run(main, timeout_s=60)

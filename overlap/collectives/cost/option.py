@@ -72,7 +72,6 @@ class Part:
         dma_s_per_byte = model.parameters.dma_s_per_byte * model.rounds.sent_share
         self._least_s_per_byte = max(model.memory_s_per_byte(), dma_s_per_byte)
         self._wire_s_per_byte, self._delay_s = model.busiest_s_per_byte(), model.least_delay_s()
-        self._work: tuple[float, float] | None = None
         self._known: dict[float, float] = {}
         self._busy: Floats | None = None
 
@@ -108,15 +107,10 @@ class Part:
         return self.model.parameters.launch_s + self._delay_s + self._wire_s_per_byte * self.share * nbytes
 
     def _processors_s(self, nbytes: float) -> float:
-        once_s, per_byte_s = self._shared_work_s
-        return self.model.parameters.launch_s + once_s + per_byte_s * self.share * nbytes
-
-    @property
-    def _shared_work_s(self) -> tuple[float, float]:
-        """How long processors that all ranks share are busy: once, and for each byte of the phase."""
-        if self._work is None:
-            self._work = (0.0, 0.0) if self.model.parameters.cores is None else self.placed.shared_work_s()
-        return self._work
+        """Return when processors that ranks share have done all."""
+        parameters = self.model.parameters
+        busy_s = 0.0 if parameters.cores is None else self.placed.processors_s(self.share * nbytes)
+        return parameters.launch_s + busy_s
 
     def breakdown(self, nbytes: float) -> CostBreakdown:
         """Return where that time goes."""
@@ -127,7 +121,7 @@ class Part:
         memory_s = _beyond(self._least_s(nbytes), total_s + wire_s)
         # What shared processors take beyond that is of messages as much as they themselves count, and else of bytes.
         rest_s = _beyond(self._processors_s(nbytes), total_s + wire_s + memory_s)
-        start_s = min(rest_s, self._shared_work_s[0])
+        start_s = min(rest_s, self._processors_s(0.0) - self.model.parameters.launch_s)
         return replace(
             found,
             wire_s=found.wire_s + wire_s,

@@ -49,6 +49,7 @@ class Parameters:
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
         slice_bytes: the least bytes of the vector that such a piece is.
         cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
+        crowding: how many times as much a byte takes of a processor that several processes work on in one step.
         busy_s: what a message takes of them, at both ends together, by kind of its first wire.
         busy_s_per_byte: what a byte of a message takes of them, likewise.
         wake_s: what a rank takes of them in each step that it waits for messages in.
@@ -71,6 +72,7 @@ class Parameters:
     most_slices: int = _SLICES
     slice_bytes: float = 0.0
     cores: float | None = None
+    crowding: float = 1.0
     busy_s: ByKind = ()
     busy_s_per_byte: ByKind = ()
     wake_s: float = 0.0
@@ -158,10 +160,11 @@ def parameters(
         most_slices=int(_value(figures.slices, _SLICES)),
         slice_bytes=_value(figures.slice_bytes, 0.0),
         cores=figures.cores.value if figures.cores else None,
+        crowding=_value(figures.crowding, 1.0),
         busy_s=tuple((wire.kind, wire.busy_s.value) for wire in figures.wires if wire.busy_s),
         busy_s_per_byte=tuple((w.kind, 1 / w.busy_bytes_per_s.value) for w in figures.wires if w.busy_bytes_per_s),
         wake_s=_value(figures.wake_s, 0.0) if crowd > 1 else 0.0,
-        copied_s_per_byte=1 / memory.value if memory and crowd > 1 else 0.0,
+        copied_s_per_byte=1 / memory.value if memory else 0.0,
     )
 
 

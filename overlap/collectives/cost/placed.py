@@ -10,6 +10,7 @@ import numpy as np
 
 from ..placement import Floats, Ints, Placement, Routes, Wires
 from .parameters import IDEAL, Parameters
+from .processors import processors
 from .rounds import Round, Rounds
 
 __all__ = ["Placed", "PlacedRound", "on"]
@@ -30,8 +31,8 @@ class PlacedRound:
         local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
         beside_s_per_byte: (size,) in each rank's memory, beside its messages.
         load_s_per_byte: (wires,) on every wire, for the whole round once.
-        busy_s: of shared processors, for the whole round once.
-        busy_s_per_byte: the same, for each byte of a slot.
+        core_s: (cores,) of each processor that ranks share, for the whole round once; of none if there are no such.
+        core_s_per_byte: (cores,) the same, for each byte of a slot.
         hops: wires crossed by the message with the longest way, by kind.
         port: (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on.
         gap_s: (messages,) until the same sender could start another one.
@@ -49,8 +50,8 @@ class PlacedRound:
     local_s_per_byte: Floats
     beside_s_per_byte: Floats
     load_s_per_byte: Floats
-    busy_s: float
-    busy_s_per_byte: float
+    core_s: Floats
+    core_s_per_byte: Floats
     hops: dict[str, int]
     port: Ints
     gap_s: Floats
@@ -144,15 +145,12 @@ class Placed:
         busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
         return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
 
-    def shared_work_s(self) -> tuple[float, float]:
-        """Return how long shared processors are busy with all messages and reductions: once, and for each byte."""
-        cores = self.parameters.cores
-        if cores is None:
-            return 0.0, 0.0
-        once_s = sum(one.round.repeat * one.busy_s for one in self.each)
-        per_byte_s = sum(one.round.repeat * one.busy_s_per_byte for one in self.each)
-        per_byte_s += 2 * self.rounds.copied_besides * self.parameters.copied_s_per_byte
-        return once_s / cores, per_byte_s / (cores * self.rounds.slots)
+    def processors_s(self, nbytes: float) -> float:
+        """Return how long processors that ranks share are busy with `nbytes`: in each step the one that is longest."""
+        slot_bytes = nbytes / self.rounds.slots
+        each_s = (each.core_s + each.core_s_per_byte * slot_bytes for each in self.each)
+        busiest_s = (core_s.max(initial=0.0) for core_s in each_s)
+        return float(sum(each.round.repeat * s for each, s in zip(self.each, busiest_s, strict=True)))
 
     def busiest_s_per_byte(self) -> float:
         """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
@@ -235,9 +233,7 @@ def _placed(
     # Of the two memories a message waits for the one that is busy longer.
     busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
     reducer = parameters.reduction_s_per_byte
-    memory = placement.memory_bytes_per_s
-    copied_s = float((one.local + copied).sum()) * (parameters.copied_s_per_byte or (1 / memory if memory else 0.0))
-    message_s, byte_s = parameters.busy(wires.kind[way.wire[start]])
+    work = processors(one, wires.kind[way.wire[start]], placement, parameters)
     return PlacedRound(
         round=one,
         latency_s=latency_s,
@@ -249,8 +245,8 @@ def _placed(
         local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
         beside_s_per_byte=np.where(copied > 0, beside, 0.0),
         load_s_per_byte=load,
-        busy_s=float(message_s.sum()) + parameters.wake_s * len(np.unique(one.dst)),
-        busy_s_per_byte=float((byte_s * one.sent).sum() + reducer * (one.added + one.local_added).sum() + copied_s),
+        core_s=work.once_s,
+        core_s_per_byte=work.s_per_byte,
         hops=_longest(latency_s, way, wires),
         port=port,
         gap_s=parameters.gaps_s(wires.kind[way.wire[start]]),

@@ -33,7 +33,7 @@ def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
         later = _round(size - 2, ends, added=none, moving=2 * whole, adding=none, local=none)
         return Rounds(size=size, slots=parts * size, rounds=(own, later) if size > 2 else (own,))
     found = (adding,) if collective == "reduce_scatter" else (adding, moving)
-    return Rounds(size=size, slots=parts * size, rounds=found, copied_besides=float(parts * size * size))
+    return Rounds(size=size, slots=parts * size, rounds=found)
 
 
 def _round(

@@ -89,14 +89,11 @@ class Rounds:
         slots: that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's
             input and output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
         rounds: in the order of time.
-        copied_besides: slots that all ranks together copy within themselves and that no round tells of: in collectives
-            that reduce nobody waits for them, but processors that all ranks share are busy.
     """
 
     size: int
     slots: int
     rounds: tuple[Round, ...]
-    copied_besides: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -138,7 +135,7 @@ class Rounds:
         """
         plays = np.asarray(groups, np.int64)
         each = tuple(_copied(each, plays, size) for each in self.rounds)
-        return Rounds(size=size, slots=self.slots, rounds=each, copied_besides=len(plays) * self.copied_besides)
+        return Rounds(size=size, slots=self.slots, rounds=each)
 
 
 def _likewise(one: Round, ranks: Ints, like: Ints) -> Round:
@@ -211,17 +208,7 @@ def rounds(schedule: Schedule, moved: Floats | None = None) -> Rounds:
         size=schedule.size,
         slots=schedule.slots_per_block * per_rank,
         rounds=tuple(_round(schedule, amounts, beside[rows], rows, times) for rows, times in spans),
-        copied_besides=_copied_besides(schedule, amounts),
     )
-
-
-def _copied_besides(schedule: Schedule, amounts: _Amounts) -> float:
-    """Return how much is copied within ranks that reduce; what is the result already, in its place, is not."""
-    s = schedule
-    if not s.reduces:
-        return 0.0
-    there = (s.sbuf == Buffer.IN) & (s.dbuf == Buffer.OUT)
-    return float(amounts[(s.src == s.dst) & (s.op == Op.MOVE) & ~there].sum())
 
 
 def _like_the_one_before(

@@ -18,6 +18,7 @@ __all__ = ["figures"]
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 MACHINE = Path(__file__).with_name("hosts.toml")
+SIZES_BYTES = tuple(16 << 10 << power for power in range(0, 11, 2))
 BITS_PER_S = 10**9
 
 
@@ -30,6 +31,7 @@ def figures(sampling: Sampling) -> Iterator[Figure | str]:
                 options = ["--nproc-per-node", str(ranks), "--cluster", str(MACHINE)]
                 place = f"2 hosts x {ranks}, 1 Gbit/s"
                 begin = partial(begun, hosts, options)
-                yield from algorithms.regrets(f"two_hosts/planned/{ranks}", place, OPERATIONS, cluster, sampling, begin)
+                name = f"two_hosts/planned/{ranks}"
+                yield from algorithms.regrets(name, place, OPERATIONS, SIZES_BYTES, cluster, sampling, begin)
     except HostsUnavailableError as reason:
         yield str(reason)
