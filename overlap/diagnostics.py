@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 import outcome
 import trio
 
-from .errors import CollectiveMismatchError, PeerError, PeerFailedError, RemoteError
+from .errors import CollectiveMismatchError, DeadlineError, NonFiniteError, PeerError, PeerFailedError, RemoteError
 
 __all__ = [
     "all_notes",
@@ -82,10 +82,16 @@ def origin(rank: int, error: BaseException) -> tuple[int, BaseException]:
 
 
 def where(error: BaseException) -> str:
-    """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's."""
+    """Return " at file:line" of the innermost frame of the program; if it has none, of any but ours and Python's.
+
+    An operation's error that others have heard of before its own rank has been given it is where it was issued.
+    """
     if isinstance(error, BaseExceptionGroup):
         return where(error.exceptions[0]) or _where(error)
-    return error.place if isinstance(error, RemoteError) else _where(error)
+    if isinstance(error, RemoteError):
+        return error.place
+    issued = f" at {os.path.basename(error.call_site)}" if isinstance(error, (NonFiniteError, DeadlineError)) else ""
+    return _where(error) or issued
 
 
 def _where(error: BaseException) -> str:

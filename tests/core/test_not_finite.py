@@ -74,6 +74,20 @@ def test_the_rank_the_operation_the_step_and_the_line_are_named(clock: str) -> N
     assert str(error) in str(seen[0])
 
 
+def test_the_line_is_named_where_others_fail_of_it_first() -> None:
+    async def main(rank: R) -> None:
+        ended = rank.all_reduce(np.full((), np.inf if rank.rank == 1 else 1.0))
+        if rank.rank == 1:
+            await trio.sleep_forever()
+        await ended
+
+    with failing() as seen:
+        overlap.run(main, ranks=3, timeout_s=TIMEOUT_S, check="nan")
+    assert seen[0].rank == 1
+    issued = main.__code__.co_firstlineno + 1
+    assert str(seen[0]).startswith(f"rank 1 failed at {Path(__file__).name}:{issued}: NonFiniteError: ")
+
+
 def test_others_are_told_whose_it_was() -> None:
     """And may go on, if their programs catch it."""
 
