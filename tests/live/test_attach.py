@@ -207,6 +207,7 @@ def test_a_world_that_ends_while_one_looks_says_so(blob):
     with pytest.raises(WorldOverError, match=r"^the world at 127.0.0.1:\d+ is over: its process 0 has hung up$"):
         worlds[0].look()
     assert not worlds[0].lives
+    worlds[0].close()
 
 
 def test_a_world_that_ends_between_question_and_answer_says_so(blob, monkeypatch):
@@ -234,6 +235,7 @@ def test_a_world_that_ends_between_question_and_answer_says_so(blob, monkeypatch
     thread.join()
     assert type(told[0]) is WorldOverError
     assert str(told[0]).endswith(" is over: its process 0 has hung up")
+    worlds[0].close()
 
 
 def test_who_may_not_look_is_told_why(blob):
