@@ -101,8 +101,8 @@ class Overheads:
             meetings count once for each of them.
         cores: processors that all ranks share, where their nodes are processes of one computer: launches, messages and
             reductions of all of them take no less than these can do; no limit if absent.
-        crowding: how many times as much a byte of a message takes of one of them that several nodes work on in one
-            step, which evict each other's memory from its caches; once as much if absent.
+        crowding: how many times as much a byte of a message takes of one of them as long as several nodes work on it
+            in a step, which evict each other's memory from its caches; once as much if absent.
         wake_s: what a rank takes of them in each step that it waits for messages in, where there are more processes
             than cores: it sleeps, is woken, and another one has to leave its place; nothing if absent.
         meeting_s: for a rank to meet the others of its process, where they read each other's memory; between nodes that

@@ -81,6 +81,8 @@ def test_bytes_take_longer_where_several_processes_are_at_work_on_a_processor(de
     assert more_s("chain", slices=1) == 0.0
     assert more_s("chain", slices=4) > 0.0  # while rank 1 passes on the first, rank 0 sends the second
     assert more_s("binomial") == pytest.approx(2 * 1.0)
+    # One message to rank 2, beside one of the root's three, which has the processor to itself then.
+    assert more_s("mesh") == pytest.approx(2 * 1.0)
 
 
 def test_of_processes_that_do_not_come_out_even_none_has_a_processor_of_its_own(desk):

@@ -49,7 +49,7 @@ class Parameters:
         most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
         slice_bytes: the least bytes of the vector that such a piece is.
         cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
-        crowding: how many times as much a byte takes of a processor that several processes work on in one step.
+        crowding: how many times as much a byte takes of a processor as long as several processes work on it in a step.
         busy_s: what a message takes of them, at both ends together, by kind of its first wire.
         busy_s_per_byte: what a byte of a message takes of them, likewise.
         wake_s: what a rank takes of them in each step that it waits for messages in.

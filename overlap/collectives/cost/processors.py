@@ -46,13 +46,23 @@ def processors(one: Round, kind: NDArray[np.str_], placement: Placement, paramet
     src, dst = process[one.src], process[one.dst]
     message_s, byte_s = parameters.busy(kind)
     sent_s = byte_s * one.sent
-    at_work = (np.bincount(src, minlength=size) + np.bincount(dst, minlength=size) > 0) @ share
-    times = np.where(share @ at_work > 1, parameters.crowding, 1.0)
     once_s = (np.bincount(src, message_s, size) + np.bincount(dst, message_s, size)) / 2
     once_s += parameters.wake_s * np.bincount(process[np.unique(one.dst)], minlength=size)
     moved_s = (np.bincount(src, sent_s, size) + np.bincount(dst, sent_s, size)) / 2
     own_s = np.bincount(process, _own_s(one, parameters), size)
-    return Work(once_s @ share, (moved_s * times + own_s) @ share)
+    together_s = _together_s(moved_s[:, None] * share)
+    return Work(once_s @ share, (moved_s + own_s) @ share + (parameters.crowding - 1) * together_s)
+
+
+def _together_s(work_s: Floats) -> Floats:
+    """Return (cores,) for how long processes take turns: from when one alone is left it has the processor to itself.
+
+    Args:
+        work_s: (processes, cores) of each on each.
+    """
+    all_s: Floats = work_s.sum(axis=0)
+    together_s: Floats = np.minimum(all_s, 2 * (all_s - work_s.max(axis=0)))
+    return together_s
 
 
 def _own_s(one: Round, parameters: Parameters) -> Floats:
