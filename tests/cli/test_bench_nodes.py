@@ -7,12 +7,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import overlap
 from overlap import OverlapError, UsageError
 from overlap.cli import bench, children
 from overlap.cli.bench import columns, comparison, measuring, member, operations, session
@@ -22,6 +24,7 @@ from overlap.cli.bench.measuring import Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.options import cases, layouts
 from overlap.cli.bench.sampling import Sampling, Times
+from overlap.cli.bench.turns import Turns
 from overlap.cli.children import Child, environment, hear
 
 ROOT = str(Path(__file__).parents[2])
@@ -143,6 +146,7 @@ def test_what_overlap_run_is_told():
     ]
     for checksums, option in ((True, "--checksums"), (False, "--no-checksums")):
         assert NodeLayout(nodes=2, checksums=checksums).options(2)[-1] == option
+    assert NodeLayout(nodes=2).options(2, rows=3)[4:6] == ["--timeout", "1800"]
     assert NodeLayout(nodes=2).options(2)[6:] == ["--transport", "auto", "--unix", "--peer-direct"]
 
 
@@ -206,6 +210,33 @@ def test_a_process_looks_at_its_results_if_it_is_told_to(monkeypatch, capsys, ch
     rows = [json.loads(line)["told"] for line in capsys.readouterr().out.splitlines()]
     assert [[len(samples) for _, *samples in told] for told in rows] == [[2, 2], [2, 2]]
     assert [[wrong for wrong, *_ in told] for told in rows] == [[each, each] for each in wrong]
+
+
+def told_by(monkeypatch, capsys, **assigned):
+    """Let one process of two ranks measure rows; return how many worlds it has had, and how many rows it tells."""
+    worlds = []
+    monkeypatch.setattr(member, "run", lambda main, *args: worlds.append(overlap.run(main, *args, ranks=2)))
+    member.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), **assigned).to_json())
+    return len(worlds), len(capsys.readouterr().out.splitlines())
+
+
+def test_all_rows_are_of_one_world(monkeypatch, capsys):
+    assert told_by(monkeypatch, capsys) == (1, len(CASES))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_rows_are_measured_in_turn_until_nobody_wants_to_know(monkeypatch, capsys, rows):
+    def let() -> None:
+        with turns:
+            turns.admit("we", 1, lambda: True)
+            for _ in range(rows):
+                turns.let("we")
+
+    turns = Turns()
+    others = threading.Thread(target=let)
+    others.start()
+    assert told_by(monkeypatch, capsys, turns=turns.path, name="we") == (1, rows)
+    others.join()
 
 
 def test_a_line_is_heard_before_the_next_is_said(child):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["NodeLayout"]
 
 _LIMIT_S = 600
-"""Absolute, for each world: a rank that waits for ever ends it, and the bench."""
+"""Absolute, for each row: a rank that waits for ever ends the world, and the bench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,10 @@ class NodeLayout:
     checksums: bool | None = None
     transport: str = "auto"
 
-    def options(self, ranks: int, *, algorithm: str | None = None) -> list[str]:
-        """Return what `overlap run` must be told for a world of so many ranks."""
+    def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
+        """Return what `overlap run` must be told for a world of so many ranks that measures so many rows."""
         options = ["--nnodes", str(self.nodes), "--nproc-per-node", str(ranks // self.nodes)]
-        options += ["--timeout", str(_LIMIT_S), "--transport", self.transport]
+        options += ["--timeout", str(rows * _LIMIT_S), "--transport", self.transport]
         options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
         options += [] if self.rails is None else ["--rails", self.rails]
         options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]

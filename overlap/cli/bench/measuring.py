@@ -55,7 +55,7 @@ class Result:
 def measure_cases(
     cases: Sequence[Case], sampling: Sampling, layout: NodeLayout, *, check: bool = True, algorithm: str | None = None
 ) -> Iterator[Result]:
-    """Run cases that differ in their counts only, each in a world of its own; yield each row when it is known.
+    """Run cases that differ in their counts only, between processes in one world; yield each row when it is known.
 
     Raises:
         OverlapError: If a process of the world fails.
@@ -64,7 +64,7 @@ def measure_cases(
         for case in cases:
             yield measure(case, sampling, check=check, algorithm=algorithm)
         return
-    options = layout.options(cases[0].ranks, algorithm=algorithm)
+    options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
     assignment = Assignment(cases=cases, sampling=sampling, check=check)
     for case, row in zip(cases, hear([start(options, [MEMBER, assignment.to_json()])]), strict=True):
         yield summarised(case, sampling, row["told"], check=check)

@@ -113,7 +113,8 @@ def measure_in_turn(
                 others[contender.name] = stack.enter_context(running(contender, asked))
             except ContenderUnavailableError as reason:
                 say(str(reason))
-        process = start(layout.options(cases[0].ranks, algorithm=algorithm), [MEMBER, ours.to_json()])
+        options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
+        process = start(options, [MEMBER, ours.to_json()])
         told = hear([process])
         turns.admit(_OURS, layout.nodes, lambda: process.poll() is None)
         for name, other in others.items():
