@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap import OverlapError, UsageError
+from overlap import OverlapError, StallError, UsageError
 from overlap.cli import bench, children
 from overlap.cli.bench import columns, comparison, measuring, member, operations, session
 from overlap.cli.bench.cases import Assignment, Case
@@ -237,6 +238,20 @@ def test_rows_are_measured_in_turn_until_nobody_wants_to_know(monkeypatch, capsy
     others.start()
     assert told_by(monkeypatch, capsys, turns=turns.path, name="we") == (1, rows)
     others.join()
+
+
+def test_a_world_that_fails_does_not_wait_for_its_turn_to_end(tmp_path):
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "turns"))
+        door.listen()
+        told = Assignment(cases=CASES, sampling=Sampling(iters=1, warmup=0), turns=door.getsockname(), name="we")
+        with pytest.raises(StallError):
+            overlap.run(member._measure, told, ranks=2, timeout_s=0.1)
+        waiting, _ = door.accept()
+        with waiting:
+            assert waiting.recv(64) == b"we"
+            waiting.shutdown(socket.SHUT_WR)
+            assert waiting.recv(1) == b""  # the thread that was left behind has ended
 
 
 def test_a_line_is_heard_before_the_next_is_said(child):

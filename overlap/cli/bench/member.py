@@ -39,7 +39,7 @@ async def _measure(rank: Rank, assignment: Assignment) -> None:
 
 async def _begins(rank: Rank, turns: Iterator[Case] | None) -> bool:
     """Wait until it is the turn of all processes; one rank of each knows of its own."""
-    has_turn = turns is None or await trio.to_thread.run_sync(next, turns, None) is not None
+    has_turn = turns is None or await trio.to_thread.run_sync(next, turns, None, abandon_on_cancel=True) is not None
     return bool((await rank.all_reduce(np.array([has_turn], np.int8), "min"))[0])
 
 
