@@ -98,10 +98,13 @@ class OverheadsTable(TomlTable):
     wires: WiresByKind | None = None
 
     def __post_init__(self) -> None:
-        for name, told in (("slices", self.slices), ("chunk_pieces", self.chunk_pieces)):
-            pieces = told.value if isinstance(told, Amount) else told
-            if pieces is not None and pieces != int(pieces):
-                raise wrong(name, "a whole number", pieces)
+        for name, told in (("slices", self.slices), ("chunk_pieces", self.chunk_pieces), ("cores", self.cores)):
+            count = told.value if isinstance(told, Amount) else told
+            if count is not None and count != int(count):
+                raise wrong(name, "a whole number", count)
+        times = self.crowding.value if isinstance(self.crowding, Amount) else self.crowding
+        if times is not None and times < 1:
+            raise wrong("crowding", "1 or more", times)
         through = self.cut_through.value if isinstance(self.cut_through, Duration) else self.cut_through
         if through is not None and through > 1:
             raise wrong("cut_through", "a share from 0 to 1", through)
