@@ -22,20 +22,15 @@ from .errors import UsageError
 from .options import Option, text_of
 from .settings import Settings
 
-__all__ = ["ARGUMENT", "RunConfig", "imposed", "variable_of"]
-
 ARGUMENT = "argument"
 """Source of what the program gives to `run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Settings):
-    """What has been said of the settings, and by whom.
+    """What has been said of the settings, and by whom."""
 
-    Attributes:
-        sources: Who has said what: "argument", an option, a variable, or the launcher's name; what is open has none.
-    """
-
+    # Who has said what: "argument", an option, a variable, or the launcher's name; what is open has none.
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     # -- where it comes from -----------------------------------------------------------------------------------------

@@ -11,21 +11,7 @@ from typing import cast
 from transports import Transport
 
 from .errors import UsageError
-from .timeline.spans import KeptSteps
-
-__all__ = [
-    "check_algorithm",
-    "check_cluster",
-    "check_data_check",
-    "check_folder",
-    "check_outage",
-    "check_ranks",
-    "check_seconds",
-    "check_trace",
-    "check_trace_steps",
-    "check_wires",
-]
-
+from .timeline.recording import KeptSteps
 
 _LONGEST_OUTAGE_S = 15  # a process that no rail leads to is lost after these (`transports.efa`)
 

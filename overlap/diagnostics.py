@@ -15,21 +15,6 @@ import trio
 
 from .errors import CollectiveMismatchError, DeadlineError, NonFiniteError, PeerError, PeerFailedError, RemoteError
 
-__all__ = [
-    "all_notes",
-    "calling",
-    "first",
-    "is_interrupt",
-    "is_ours",
-    "only",
-    "origin",
-    "parted",
-    "place_of",
-    "program_point",
-    "task_tree",
-    "where",
-]
-
 _HERE = os.path.dirname(__file__)
 _OURS = tuple(
     os.path.join(os.path.dirname(_HERE), each, "") for each in (os.path.basename(_HERE), "topology", "transports")

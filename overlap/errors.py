@@ -27,29 +27,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-__all__ = [
-    "CollectiveMismatchError",
-    "NonFiniteError",
-    "OverlapError",
-    "PeerError",
-    "PeerFailedError",
-    "PeerLostError",
-    "RankFailedError",
-    "RankLeftError",
-    "RemoteError",
-    "ReplicaError",
-    "ScheduleError",
-    "StallError",
-    "TraceWarning",
-    "UsageError",
-    "in_one_line",
-    "printable",
-    "shown",
-    "text_of",
-    "type_name",
-]
-
-
 _SHOWN = 80  # characters of a value that a message repeats: a line
 
 

@@ -22,7 +22,7 @@ from .setup.keeper import Keeper
 from .setup.one_life import Told, live
 from .setup.world_setup import alone, among, cluster_of
 from .signals import living, obeying
-from .timeline.spans import KeptSteps
+from .timeline.recording import KeptSteps
 
 if TYPE_CHECKING:
     import topology
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from .virtual.simulated_backend import Virtual
 
 T = TypeVar("T")
-
-__all__ = ["run", "run_async"]
 
 _SIGNS = {"OVERLAP_NODE_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}
 

@@ -7,8 +7,6 @@ from contextlib import suppress
 
 from .errors import printable
 
-__all__ = ["notify", "say"]
-
 
 def notify(text: str) -> None:
     """Tell the user something that is not the program's output, in one line or several."""

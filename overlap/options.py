@@ -10,54 +10,26 @@ from typing import Any, Self
 
 from .errors import UsageError
 
-__all__ = [
-    "NodeCount",
-    "Option",
-    "count",
-    "index",
-    "option",
-    "parse_check",
-    "parse_nodes",
-    "parse_rails",
-    "parse_transport",
-    "seconds",
-    "switch",
-    "text_of",
-]
-
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How a field of the configuration is told.
+    """How a field of the configuration is told."""
 
-    Attributes:
-        read: Makes the value of text, or raises `UsageError`; None: it cannot be told by text.
-        metavar: What stands for the value in the help.
-        help: One line.
-        off: Of a switch, the same for `--no-...`.
-        default: What holds where nobody says it, in words; "-" is nothing.
-        flag: The option, if it is not made of the field's name.
-        variable: Whether `OVERLAP_` and its name is an environment variable that says it.
-        nodes: Whether it concerns several processes.
-        wire: Whether it is passed on to the transport that joins them.
-        hidden: Whether the help leaves it out.
-        check: Refuses values that cannot be meant, whoever gave them.
-    """
-
+    # Makes the value of text, or raises `UsageError`; None: it cannot be told by text.
     read: Callable[[str], object] | None = None
-    metavar: str | None = None
-    help: str = ""
-    off: str | None = None
-    default: str = "-"
-    flag: str | None = None
-    variable: bool = True
-    nodes: bool = False
-    wire: bool = False
-    hidden: bool = False
-    check: Callable[[Any], object] | None = None
+    metavar: str | None = None  # What stands for the value in the help
+    help: str = ""  # One line
+    off: str | None = None  # Of a switch, the same for `--no-...`
+    default: str = "-"  # What holds where nobody says it, in words; "-" is nothing
+    flag: str | None = None  # The option, if it is not made of the field's name
+    variable: bool = True  # Whether `OVERLAP_` and its name is an environment variable that says it
+    nodes: bool = False  # Whether it concerns several processes
+    wire: bool = False  # Whether it is passed on to the transport that joins them
+    hidden: bool = False  # Whether the help leaves it out
+    check: Callable[[Any], object] | None = None  # Refuses values that cannot be meant, whoever gave them
 
 
 def option(**details: Any) -> Any:
@@ -76,13 +48,9 @@ def count(text: str) -> int:
 
 
 class NodeCount(int):
-    """How many nodes there are at most, and with how few the run may go on.
+    """How many nodes there are at most, and with how few the run may go on."""
 
-    Attributes:
-        fewest: So few.
-    """
-
-    fewest: int
+    fewest: int  # So few
 
     def __new__(cls, most: int, fewest: int | None = None) -> Self:
         """Make one; by default all nodes are needed."""

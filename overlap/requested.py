@@ -16,8 +16,6 @@ from .errors import UsageError
 from .notice import notify
 from .timeline.spans import Timeline
 
-__all__ = ["overriding", "requested", "unknown_variables", "warn_of_unknown_variables"]
-
 _OF_LAUNCHERS = frozenset(
     f"OVERLAP_{name}"
     for name in (

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from .virtual.simulated_backend import Virtual
 
-__all__ = ["Settings", "Wires"]
-
 Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 """A transport, or a function that puts one around the transport that the world would have."""
 

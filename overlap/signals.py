@@ -29,8 +29,6 @@ from .errors import RankFailedError, RemoteError
 from .flight.folder import open_records
 from .notice import notify
 
-__all__ = ["ASKING", "Life", "Terminated", "living", "obeying"]
-
 ASKING = signal.SIGUSR1
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 # An event loop that runs obeys within milliseconds.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["asked", "forget", "keep", "next_path", "written"]
-
 _ENDINGS = (".trace.json.gz", ".trace.json", ".json.gz", ".json")
 
 _given: dict[str, list[Path]] = {}  # what next_path has handed out, by what it was asked for

@@ -6,8 +6,6 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
 
-__all__ = ["version"]
-
 
 def version() -> str:
     """Return the version, such as "0.1.0"."""

@@ -25,8 +25,8 @@ from .grid import Grid
 from .grouprules import Finding, Rule
 from .groups import Axis
 from .instances import cluster, names
-from .machine import Figure, LinkKind, Machine
-from .overheads import Curve, WireOverheads
+from .machine import LinkKind, Machine
+from .overheads import Curve, Figure, WireOverheads
 from .rankmap import Place
 from .routes import Link, Port
 

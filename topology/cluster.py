@@ -12,7 +12,8 @@ from .errors import MAX_RANKS, TopologyError, unknown
 from .grid import Grid
 from .grouprules import LATEST, LOCAL_KINDS, Finding
 from .groups import Axis
-from .machine import Figure, Machine
+from .machine import Machine
+from .overheads import Figure
 from .rankmap import RankMap
 from .routes import Link
 from .wiring import Wiring

@@ -31,44 +31,27 @@ Local = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One sentence of a platform's documentation, in a form that can be checked.
+    """One sentence of a platform's documentation, in a form that can be checked."""
 
-    Attributes:
-        id: its name in messages.
-        kind: which check applies: "sizes" (local part has one of `sizes` ranks), "multiple" (a multiple of
-            `sizes[0]`), "tiles" (consecutive and starting at a multiple of its own size), "sets" (one of `sets`),
-            "devices" (all cores of consecutive devices), "node" (one node only), "symmetric" (the same local
-            indices on every node), "servers" (spans one of `sizes` neighbouring servers of an UltraServer), "peers"
-            (see `is_peers`).
-        text: the rule in words.
-        source: who says so.
-        confidence: as for figures.
-        severity: what a violation is on a strict cluster.
-        since: first year in which the platform's documents say this.
-        until: last such year.
-        lnc: the logical-core setting to which it applies, None for all.
-        for_sizes: applies only to local parts of these sizes; empty means all.
-        sizes: parameter of "sizes", "multiple", "servers"; for "peers" the sizes of the tilings whose peers are
-            meant.
-        sets: parameter of "sets"; for "peers" further tilings.
-        exempts: for "peers": kinds of rules that do not apply to such a group.
-        complete: for "peers": the group must take a rank from every tile of the node.
-    """
-
-    id: str
+    id: str  # its name in messages
+    # which check applies: "sizes" (local part has one of `sizes` ranks), "multiple" (a multiple of `sizes[0]`), "tiles"
+    # (consecutive and starting at a multiple of its own size), "sets" (one of `sets`), "devices" (all cores of
+    # consecutive devices), "node" (one node only), "symmetric" (the same local indices on every node), "servers" (spans
+    # one of `sizes` neighbouring servers of an UltraServer), "peers" (see `is_peers`).
     kind: Kind
-    text: str
-    source: str
-    confidence: Confidence
-    severity: Severity = "error"
-    since: int = 0
-    until: int = LATEST
-    lnc: int | None = None
-    for_sizes: tuple[int, ...] = ()
+    text: str  # the rule in words
+    source: str  # who says so
+    confidence: Confidence  # as for figures
+    severity: Severity = "error"  # what a violation is on a strict cluster
+    since: int = 0  # first year in which the platform's documents say this
+    until: int = LATEST  # last such year
+    lnc: int | None = None  # the logical-core setting to which it applies, None for all
+    for_sizes: tuple[int, ...] = ()  # applies only to local parts of these sizes; empty means all
+    # parameter of "sizes", "multiple", "servers"; for "peers" the sizes of the tilings whose peers are meant.
     sizes: tuple[int, ...] = ()
-    sets: tuple[Local, ...] = ()
-    exempts: tuple[Kind, ...] = ()
-    complete: bool = False
+    sets: tuple[Local, ...] = ()  # parameter of "sets"; for "peers" further tilings
+    exempts: tuple[Kind, ...] = ()  # for "peers": kinds of rules that do not apply to such a group
+    complete: bool = False  # for "peers": the group must take a rank from every tile of the node
 
     def in_force(self, *, edition: int, lnc: int) -> bool:
         """Tell whether the documents of that year hold this rule for that logical-core setting."""
@@ -94,21 +77,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """What the checks need to know of a group.
+    """What the checks need to know of a group."""
 
-    Attributes:
-        local: local indices on each node that the group touches, ascending.
-        ranks_per_node: indices that a full node has.
-        cores: ranks per device.
-        servers: nodes of one UltraServer; 1 where there is none.
-        linked: whether two local indices share a device or a wire.
-    """
-
-    local: Mapping[int, Local]
-    ranks_per_node: int
-    cores: int
-    servers: int
-    linked: Callable[[int, int], bool]
+    local: Mapping[int, Local]  # local indices on each node that the group touches, ascending
+    ranks_per_node: int  # indices that a full node has
+    cores: int  # ranks per device
+    servers: int  # nodes of one UltraServer; 1 where there is none
+    linked: Callable[[int, int], bool]  # whether two local indices share a device or a wire
 
 
 def violations(rules: tuple[Rule, ...], view: GroupView) -> Iterator[Rule]:

@@ -21,19 +21,12 @@ Devices = dict[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One exchange of recursive halving or doubling.
+    """One exchange of recursive halving or doubling."""
 
-    Attributes:
-        bit: of the index in the group, that partners differ in.
-        level: slowest kind of wire between partners.
-        hops: wires on the longest way between partners.
-        partners: per index of the (ascending) group, the rank at the other end.
-    """
-
-    bit: int
-    level: LinkKind
-    hops: int
-    partners: tuple[int, ...]
+    bit: int  # of the index in the group, that partners differ in
+    level: LinkKind  # slowest kind of wire between partners
+    hops: int  # wires on the longest way between partners
+    partners: tuple[int, ...]  # per index of the (ascending) group, the rank at the other end
 
 
 def by_device(cluster: RankMap, ranks: Iterable[int]) -> Devices:

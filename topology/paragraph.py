@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["paragraph"]
-
 
 def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
     """Return the lines; `first` begins the first of them, `rest` the others."""

@@ -18,15 +18,10 @@ _LISTED_DEVICES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Style:
-    """How closely the picture is drawn.
+    """How closely the picture is drawn."""
 
-    Attributes:
-        gap: Columns between two devices, and left of the first.
-        short: Whether a device says only numbers.
-    """
-
-    gap: int
-    short: bool
+    gap: int  # Columns between two devices, and left of the first
+    short: bool  # Whether a device says only numbers
 
 
 _STYLES = [_Style(gap=gap, short=short) for short in (False, True) for gap in (3, 2, 1)]  # the first that fits is taken

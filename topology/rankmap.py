@@ -25,25 +25,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RankMap:
-    """Nodes of one kind.
+    """Nodes of one kind."""
 
-    Attributes:
-        machine: what a node is.
-        nodes: how many.
-        lnc: physical cores per logical core.
-        world_size: number of ranks, spread evenly over the nodes.
-        strict: whether an illegal group is an error (otherwise a warning).
-        edition: the year whose rules apply.
-        wiring: the graph of one node's devices.
-    """
-
-    machine: Machine
-    nodes: int
-    lnc: int
-    world_size: int
-    strict: bool
-    edition: int
-    wiring: Wiring = field(compare=False)
+    machine: Machine  # what a node is
+    nodes: int  # how many
+    lnc: int  # physical cores per logical core
+    world_size: int  # number of ranks, spread evenly over the nodes
+    strict: bool  # whether an illegal group is an error (otherwise a warning)
+    edition: int  # the year whose rules apply
+    wiring: Wiring = field(compare=False)  # the graph of one node's devices
 
     def __repr__(self) -> str:
         lnc = f" lnc={self.lnc}" if len(self.machine.chip.lnc) > 1 else ""

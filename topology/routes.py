@@ -14,18 +14,13 @@ from .rankmap import RankMap
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An end of a wire.
+    """An end of a wire."""
 
-    Attributes:
-        role: "core", "device", "switch" (of a node), "nic" (the adapters that a device uses, as one) or "fabric"
-            (between nodes).
-        node: 0 for the fabric.
-        index: local index of a core, number of a device or of a bundle of adapters; 0 for switch and fabric.
-    """
-
+    # "core", "device", "switch" (of a node), "nic" (the adapters that a device uses, as one) or "fabric" (between
+    # nodes).
     role: Literal["core", "device", "switch", "nic", "fabric"]
-    node: int
-    index: int
+    node: int  # 0 for the fabric
+    index: int  # local index of a core, number of a device or of a bundle of adapters; 0 for switch and fabric
 
 
 FABRIC = Port("fabric", 0, 0)
@@ -33,22 +28,14 @@ FABRIC = Port("fabric", 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a wire; transfers that share it share its bandwidth.
+    """One direction of a wire; transfers that share it share its bandwidth."""
 
-    Attributes:
-        kind: kind of wire.
-        src: where bytes enter.
-        dst: where they leave.
-        latency_s: time to cross it, without the bytes. A way through a switch or the fabric has it on its first
-            half only.
-        bandwidth_bytes_per_s: what it carries.
-    """
-
-    kind: LinkKind
-    src: Port
-    dst: Port
+    kind: LinkKind  # kind of wire
+    src: Port  # where bytes enter
+    dst: Port  # where they leave
+    # time to cross it, without the bytes. A way through a switch or the fabric has it on its first half only.
     latency_s: float
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: float  # what it carries
 
 
 def route(cluster: RankMap, a: int, b: int) -> tuple[Link, ...]:

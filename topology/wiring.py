@@ -14,20 +14,13 @@ _EXHAUSTIVE_DEVICES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """A graph of `devices` vertices.
+    """A graph of `devices` vertices."""
 
-    Attributes:
-        devices: how many.
-        grid: its coordinates where it is a torus, ring, chain or open grid.
-        complete: every pair has a wire, or a way through one switch.
-        switched: devices reach each other through a switch, so a device's one port limits all its traffic.
-        neighbours: per device, ascending; empty for complete graphs, which may be large.
-    """
-
-    devices: int
-    grid: Grid | None = None
-    complete: bool = False
-    switched: bool = False
+    devices: int  # how many
+    grid: Grid | None = None  # its coordinates where it is a torus, ring, chain or open grid
+    complete: bool = False  # every pair has a wire, or a way through one switch
+    switched: bool = False  # devices reach each other through a switch, so a device's one port limits all its traffic
+    # per device, ascending; empty for complete graphs, which may be large.
     neighbours: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @classmethod

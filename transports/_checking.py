@@ -15,20 +15,15 @@ from transports.failures import ArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How hard to try.
+    """How hard to try."""
 
-    Attributes:
-        sizes: Lengths in bytes of the messages that are sent whole; 0 is always tried.
-        tags: How many tags are outstanding at once.
-        eager_bytes: Messages up to this length may be sent before a receiver is known; only longer ones must tell their
-            sender that the lengths disagree.
-        timeout_s: A check that takes longer on Trio's clock hangs.
-    """
-
+    # Lengths in bytes of the messages that are sent whole; 0 is always tried.
     sizes: tuple[int, ...] = (1, 2, 1000, 65_537, 4 * 2**20 + 1)
-    tags: int = 2000
+    tags: int = 2000  # How many tags are outstanding at once
+    # Messages up to this length may be sent before a receiver is known; only longer ones must tell their sender that
+    # the lengths disagree.
     eager_bytes: int = 0
-    timeout_s: float = 30.0
+    timeout_s: float = 30.0  # A check that takes longer on Trio's clock hangs
 
 
 class Broken(Exception):

@@ -38,12 +38,9 @@ class Endpoint(ABC):
     * **Cancellation.** A call that is cancelled before both ends have met is withdrawn as if it had never been made.
       After that, it is completed first: memory that the other end reads or writes is never given back early.
     * **Lengths.** Zero bytes are a message. Both ends name the same length, or both raise `LengthMismatchError`.
-
-    Attributes:
-        rank: The rank whose end this is.
     """
 
-    rank: int
+    rank: int  # The rank whose end this is
 
     @abstractmethod
     async def send(self, dst: int, tag: int, data: Buffer, *, priority: int = 0) -> None:
@@ -168,26 +165,17 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What waits in a transport at this instant: material for "who waits for whom".
+    """What waits in a transport at this instant: material for "who waits for whom"."""
 
-    Attributes:
-        unmatched_sends: Sends that no receive has met.
-        unmatched_receives: Receives that no send has met.
-    """
-
-    unmatched_sends: tuple[Envelope, ...] = ()
-    unmatched_receives: tuple[Envelope, ...] = ()
+    unmatched_sends: tuple[Envelope, ...] = ()  # Sends that no receive has met
+    unmatched_receives: tuple[Envelope, ...] = ()  # Receives that no send has met
 
 
 class Transport(ABC):
-    """One process's end of a fabric.
+    """One process's end of a fabric."""
 
-    Attributes:
-        ranks: The local ranks, whose endpoints live in this process.
-        peers: All ranks that these can send to and receive from; their own process's only where it joins those too.
-    """
-
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # The local ranks, whose endpoints live in this process
+    # All ranks that these can send to and receive from; their own process's only where it joins those too.
     peers: tuple[int, ...]
 
     def shares_memory(self, ranks: Sequence[int]) -> bool:

@@ -8,8 +8,6 @@ import numpy as np
 
 from transports.buffers import as_bytes
 
-__all__ = ["KEEP_BYTES", "BounceBuffers"]
-
 #: What is kept for later, at most. Fresh memory costs more than receiving into it: the system clears every page of it
 #: at its first use (measured here: 0.25 GB/s into fresh memory, 4 GB/s into used memory).
 KEEP_BYTES = 256 << 20

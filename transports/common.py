@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["OPERATIONS", "PAYLOAD_BYTES", "PHASES", "Board", "Place", "Watcher"]
-
 #: So many operations may be under way at once: a rank that posts one knows that all others have ended what came so many
 #: before.
 OPERATIONS = 64
@@ -48,21 +46,13 @@ class Watcher(Protocol):
 
 
 class Board(ABC):
-    """What the ranks of one group have in common. Positions are those of the group.
+    """What the ranks of one group have in common. Positions are those of the group."""
 
-    Attributes:
-        ready: Whether all ranks have opened it; before, nothing can be posted.
-        usable: Whether there is room for it everywhere; known, and alike everywhere, once it is ready.
-        reads: Whether every rank can read every other's private memory; known likewise.
-        lost: Why nothing more can be expected of one of the ranks; None: of all of them.
-        processes: How many processes of this host have memory in common, this one among them.
-    """
-
-    ready: bool
-    usable: bool
-    reads: bool
-    lost: str | None
-    processes: int
+    ready: bool  # Whether all ranks have opened it; before, nothing can be posted
+    usable: bool  # Whether there is room for it everywhere; known, and alike everywhere, once it is ready
+    reads: bool  # Whether every rank can read every other's private memory; known likewise
+    lost: str | None  # Why nothing more can be expected of one of the ranks; None: of all of them
+    processes: int  # How many processes of this host have memory in common, this one among them
 
     @abstractmethod
     def open(self, position: int, when_ready: Callable[[], None]) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from time import perf_counter
 
-__all__ = ["Crowding", "leave_core", "usable"]
-
 # Who lets others run has the core back after 1 to 3 us where nobody else wants it; what others do there takes longer.
 _SHARED_S = 50e-6
 # Moving takes some 30 us, and is in vain where all cores are busy: it is tried again after this, and after twice as

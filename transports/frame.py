@@ -24,24 +24,6 @@ import xxhash
 
 from transports.matching.protocol import MessageKind, ProtocolError
 
-__all__ = [
-    "CHUNK_BYTES",
-    "EAGER_BYTES",
-    "FIELDS",
-    "HEADER_LIMIT_BYTES",
-    "KEPT_BYTES",
-    "LOCAL_CHUNK_BYTES",
-    "PUSH_BYTES",
-    "UNCHECKED",
-    "Frame",
-    "FrameError",
-    "FrameKind",
-    "checksum",
-    "damaged",
-    "pack",
-    "parse",
-]
-
 #: Messages up to this length travel at once, longer ones when the receiver has named their place. Copying this much
 #: twice takes 20 us, asking first 80 us and more (measured one way: 64 KiB at once 50 us, 128 KiB after asking 200 us).
 EAGER_BYTES = 64 << 10

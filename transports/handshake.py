@@ -30,8 +30,6 @@ import trio
 
 from transports.failures import ArgumentError, TransportError
 
-__all__ = ["HELLO_LIMIT_BYTES", "VERSION", "HandshakeError", "Hello", "Why", "greet", "welcome"]
-
 #: Of everything that processes say to each other on a socket. Processes of different versions refuse each other.
 VERSION = 11
 #: Of a hello, and of the reason of a refusal.
@@ -65,23 +63,14 @@ class HandshakeError(TransportError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What one side says of itself; at most `HELLO_LIMIT_BYTES` when packed.
+    """What one side says of itself; at most `HELLO_LIMIT_BYTES` when packed."""
 
-    Attributes:
-        role: What the connection is for.
-        job: Name of the world.
-        epoch: Which of the job's successive worlds.
-        member: Index of this process.
-        members: How many processes there are.
-        detail: Whatever else the role needs.
-    """
-
-    role: str
-    job: str
-    epoch: int
-    member: int
-    members: int
-    detail: str = ""
+    role: str  # What the connection is for
+    job: str  # Name of the world
+    epoch: int  # Which of the job's successive worlds
+    member: int  # Index of this process
+    members: int  # How many processes there are
+    detail: str = ""  # Whatever else the role needs
 
 
 async def greet(stream: trio.abc.Stream, mine: Hello, secret: bytes, *, deadline_s: float = 2.0) -> Hello:

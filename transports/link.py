@@ -20,8 +20,6 @@ from transports.base import describe_ranks
 from transports.bounce import BounceBuffers
 from transports.matching import Engine, Lane, Limits, Receive, Send
 
-__all__ = ["Link", "take_leave"]
-
 
 class Link(ABC):
     """The way to one other process.

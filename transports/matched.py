@@ -32,8 +32,6 @@ from transports.patience import Patience
 from transports.started import LinkStarter, delivery_of
 from transports.starting import Starter
 
-__all__ = ["MatchedTransport"]
-
 LinkType = TypeVar("LinkType", bound=Link)
 
 

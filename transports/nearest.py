@@ -11,8 +11,6 @@ from transports.factory import Bootstrap
 from transports.router import Router
 from transports.shared_memory import SharedMemory
 
-__all__ = ["factory", "wants_sockets"]
-
 
 def wants_sockets(bootstrap: Bootstrap) -> bool:
     """Whether the user has chosen what only sockets have, or no shared memory: then sockets join all processes."""

@@ -29,16 +29,12 @@ QUANTUM_S = 2.0**-11
 class LinkSpeed:
     """How fast a wire is.
 
-    Attributes:
-        latency_s: From the last byte leaving to the message being there; the next message may leave meanwhile.
-        bandwidth_bytes_per_s: Bytes leaving per second; may be ``inf``.
-
     Raises:
         ArgumentError: A latency below zero or not finite; a bandwidth not above zero.
     """
 
-    latency_s: float
-    bandwidth_bytes_per_s: float
+    latency_s: float  # From the last byte leaving to the message being there; the next message may leave meanwhile
+    bandwidth_bytes_per_s: float  # Bytes leaving per second; may be ``inf``
 
     def __post_init__(self) -> None:
         if not 0 <= self.latency_s < math.inf:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from transports.cores import Crowding
 
-__all__ = ["LONG_TURN_S", "Patience"]
-
 # Waking another process takes 15 us and more, and being woken as long: a process looks for a moment before it sleeps.
 # Measured on 2 processes that share memory, 8 bytes: 5 us with 50 us of that, 33 without (without a framework around
 # it).

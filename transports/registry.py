@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from transports.factory import Factory
 
-__all__ = ["GROUP", "UnknownTransportError", "check", "find", "names"]
-
 #: Name of the group of entry points.
 GROUP = "overlap.transports"
 

@@ -15,8 +15,6 @@ from transports.matching import Lane, Receive, Send
 from transports.patience import Patience
 from transports.starting import Call, Starter
 
-__all__ = ["LinkStarter", "Owner", "delivery_of"]
-
 
 class _StartedSend(Send, Call):
     """One that was started by a plain function."""
@@ -52,17 +50,12 @@ def delivery_of(receive: Receive, memory: BounceBuffers) -> Delivery:
 
 
 class Owner(Protocol):
-    """What a starter needs of its transport.
+    """What a starter needs of its transport."""
 
-    Attributes:
-        state: Why nothing can be sent or received; None while it can.
-        patience: How long to look at links before sleeping; None where none of them would have come sooner.
-        at_once_bytes: Longer messages never leave at once, see `Link.send_now`.
-    """
-
-    state: str | None
+    state: str | None  # Why nothing can be sent or received; None while it can
+    # How long to look at links before sleeping; None where none of them would have come sooner.
     patience: Patience | None
-    at_once_bytes: int
+    at_once_bytes: int  # Longer messages never leave at once, see `Link.send_now`
 
     def refusal(self, lane: Lane, peer: int) -> TransportError:
         """Return why a message may not go to a rank, or come from there."""

@@ -27,8 +27,6 @@ from transports import _check_conduct as conduct
 from transports._checking import Broken, Scale
 from transports.base import Endpoint
 
-__all__ = ["CHECKS", "Check", "ContractViolation", "MakePair", "Scale", "check_transport", "run_check"]
-
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Endpoint, Endpoint]]]
 Check: TypeAlias = Callable[[Endpoint, Endpoint, Scale], Awaitable[None]]
 

@@ -14,8 +14,6 @@ from transports.failures import ArgumentError
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Tls"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
@@ -23,16 +21,11 @@ class Tls:
 
     Host names are not checked: processes move between machines, and an authority that signs for one job vouches for
     membership, not for an address. Give each job an authority of its own, or one that signs for nobody else.
-
-    Attributes:
-        certificate: PEM file with this process's certificate, and those between it and the authority.
-        key: PEM file with its private key, not encrypted.
-        authority: PEM file with the certificate of the authority that signed those of all processes.
     """
 
-    certificate: str | PathLike[str]
-    key: str | PathLike[str]
-    authority: str | PathLike[str]
+    certificate: str | PathLike[str]  # PEM file with this process's certificate, and those between it and the authority
+    key: str | PathLike[str]  # PEM file with its private key, not encrypted
+    authority: str | PathLike[str]  # PEM file with the certificate of the authority that signed those of all processes
 
     def check(self) -> None:
         """Read the files now, so that a wrong one is known before anybody connects.

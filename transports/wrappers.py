@@ -166,23 +166,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """One call of send.
+    """One call of send."""
 
-    Attributes:
-        src: Sending rank.
-        dst: Receiving rank.
-        tag: Tag.
-        nbytes: Length.
-        priority: As passed.
-        payload: A copy of the bytes, if asked for.
-    """
-
-    src: int
-    dst: int
-    tag: int
-    nbytes: int
-    priority: int
-    payload: bytes | None = None
+    src: int  # Sending rank
+    dst: int  # Receiving rank
+    tag: int  # Tag
+    nbytes: int  # Length
+    priority: int  # As passed
+    payload: bytes | None = None  # A copy of the bytes, if asked for
 
 
 class Recording(Wrapper):

@@ -12,8 +12,6 @@ from ..timeline.replay.prediction import Prediction
 from ..timeline.tracefile import read_trace
 from .console import Console
 
-__all__ = ["fill", "main"]
-
 SCHEMA_VERSION = 1
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""
 

@@ -26,8 +26,6 @@ from ..launch.verdict import culprit
 from ..rendezvous.roll_call import Present, RollCall, answer_roll_call, call_roll
 from ..state.parts import Parts
 
-__all__ = ["run_again"]
-
 
 def run_again(what: LaunchSpec, config: RunConfig) -> LaunchOutcome:
     """Launch a world, again where it fails; a run that ends well in the end leaves no flight records."""

@@ -15,8 +15,6 @@ from ..errors import OverlapError
 from ..launch.lifeline import tie
 from ..rendezvous.launcher_environment import without_membership
 
-__all__ = ["Child", "environment", "hear", "start"]
-
 GRACE_S = 5.0
 
 _ROOT = str(Path(__file__).parents[2])

@@ -12,8 +12,6 @@ from ..config import RunConfig, variable_of
 from ..errors import UsageError
 from ..options import Option, parse_transport
 
-__all__ = ["add_options", "as_argument", "count", "flag_of", "given", "index", "seconds", "transport", "variables"]
-
 
 def as_argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
     """Let argparse tell what a reader refuses."""

@@ -6,8 +6,6 @@ from typing import IO
 
 import rich.console
 
-__all__ = ["Console"]
-
 _USUAL_WIDTH = 80
 
 

@@ -25,8 +25,6 @@ from ..launch.output import OutputError
 from ..notice import notify, say
 from .streams import discard
 
-__all__ = ["EXIT_INTERRUPTED", "EXIT_PIPE", "EXIT_USAGE", "report"]
-
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count

@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 
-__all__ = ["HelpFormatter"]
-
 _BESIDE = re.compile(r"(?<=\S) {2,}(?=\S)")
 """Between an example and what is said of it."""
 

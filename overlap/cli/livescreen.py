@@ -17,8 +17,6 @@ from ..live.look import Looks, World
 from ..live.screen import Line, brief, lines, title
 from .console import Console
 
-__all__ = ["Panel", "Paper", "Show", "full_screen", "is_terminal", "panel_frame"]
-
 _PANEL_LINES = 12
 _LOOK_S = 0.2  # how soon the end of the job, a key or a signal is noticed
 

@@ -28,8 +28,6 @@ from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 
-__all__ = ["among_nodes", "boot", "fitted", "run_nodes", "starts_nodes"]
-
 GRACE_S = 10.0  # as torchrun's users know it
 
 _SIGNALS = {

@@ -8,8 +8,6 @@ from pathlib import Path
 from ..errors import UsageError
 from ..notice import notify
 
-__all__ = ["kept", "written"]
-
 
 def written(text: str, path: str, *, option: str) -> bool:
     """Write a file; or say on stderr why it cannot be, and return False."""

@@ -18,8 +18,6 @@ from ..errors import UsageError
 from ..notice import notify
 from ..rendezvous.launcher_environment import find_place
 
-__all__ = ["Program", "add_program", "as_main", "named", "output_path", "told_traces"]
-
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
 

@@ -7,8 +7,6 @@ import numpy as np
 from ..collectives.cost.rounds import rounds
 from ..collectives.schedule import Op, Schedule
 
-__all__ = ["step_grid"]
-
 _WIDTH = 80
 _ROWS = 20
 _CUT = "..."

@@ -6,8 +6,6 @@ import os
 import sys
 from typing import TextIO
 
-__all__ = ["discard", "open_missing"]
-
 _MODES = {0: ("stdin", "r"), 1: ("stdout", "w"), 2: ("stderr", "w")}
 
 

@@ -14,8 +14,6 @@ from ..rendezvous.secret import given_secret, user_secret
 from ..rendezvous.sockets import Endpoint, format_endpoint, parse_endpoint
 from ..rendezvous.watching import WatchedWorld
 
-__all__ = ["add_secret_file", "endpoint_of", "watched"]
-
 
 def add_secret_file(parser: argparse.ArgumentParser) -> None:
     """Add the option with which both commands are told the secret."""

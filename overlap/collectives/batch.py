@@ -14,8 +14,6 @@ from .pattern import Ints
 from .rules import Flags
 from .schedule import Op, Schedule
 
-__all__ = ["Batch", "Run", "pieces", "prepare"]
-
 # Cells of local rows handled at once: their values stay in the second-level cache.
 _PIECE_CELLS = 1 << 15
 
@@ -40,29 +38,17 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of some phases, one entry a cell.
+    """Rows of some phases, one entry a cell."""
 
-    Attributes:
-        row: Number of the row.
-        read: Cell read, relative to the base of its buffer.
-        write: Cell written.
-        sbuf: Buffer read.
-        dbuf: Buffer written.
-        add: Whether the row reduces.
-        lower: Whether its sender is the lower rank.
-        ends: Where phases begin, and the number of entries.
-        breaks: Where runs begin, ascending.
-    """
-
-    row: Ints
-    read: Ints
-    write: Ints
-    sbuf: NDArray[np.uint8]
-    dbuf: NDArray[np.uint8]
-    add: Flags
-    lower: Flags
-    ends: list[int]
-    breaks: Ints
+    row: Ints  # Number of the row
+    read: Ints  # Cell read, relative to the base of its buffer
+    write: Ints  # Cell written
+    sbuf: NDArray[np.uint8]  # Buffer read
+    dbuf: NDArray[np.uint8]  # Buffer written
+    add: Flags  # Whether the row reduces
+    lower: Flags  # Whether its sender is the lower rank
+    ends: list[int]  # Where phases begin, and the number of entries
+    breaks: Ints  # Where runs begin, ascending
 
     def runs(self) -> list[list[Run]]:
         """Return the runs of each phase, or none at all if there are too many."""

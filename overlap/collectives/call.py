@@ -16,8 +16,6 @@ from .counts import Counts, described, result_rows, whole_rows
 from .kinds import Collective, Shape, check_input, result_shape
 from .reduce import Reducer, check_dtype, reducer
 
-__all__ = ["Call", "CallKey", "Pairs", "call", "uneven_call"]
-
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -43,42 +41,25 @@ class CallKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One collective on one group, without its data.
+    """One collective on one group, without its data."""
 
-    Attributes:
-        kind: Which collective.
-        op: Reduction operator, if it reduces.
-        dtype: Of the arrays; None where a rank that only receives has not said.
-        shape: Of a sender's input; None likewise. Of all blocks together, where these differ.
-        size: Ranks in the group.
-        root: Group rank, 0 where there is none.
-        pairs: Of a permute.
-        counts: Rows of every block (see `counts`) where they differ, else ().
-        exact: Whether every element is reduced in the order of ranks.
-        shared: Whether the ranks of one host may have one result together, which nobody changes.
-        algorithm: The only one to use; None leaves the choice to the run.
-        reducer: The operator on the dtype.
-        result_shape: Of a receiver's result, where blocks do not differ; see `result_at`.
-        nbytes: The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
-        work_bytes: Bytes of float32 whose reduction takes as long as that of one rank's array.
-        key: All that ranks must agree on, as plain values: what tells calls apart, in one process and on the wire.
-    """
-
-    kind: Collective
-    op: str | None
-    dtype: np.dtype[np.generic] | None
-    shape: Shape | None
-    size: int
-    root: int
-    pairs: Pairs
-    counts: Counts
-    exact: bool
-    shared: bool
-    algorithm: str | None
-    reducer: Reducer | None
-    result_shape: Shape
+    kind: Collective  # Which collective
+    op: str | None  # Reduction operator, if it reduces
+    dtype: np.dtype[np.generic] | None  # Of the arrays; None where a rank that only receives has not said
+    shape: Shape | None  # Of a sender's input; None likewise. Of all blocks together, where these differ.
+    size: int  # Ranks in the group
+    root: int  # Group rank, 0 where there is none
+    pairs: Pairs  # Of a permute
+    counts: Counts  # Rows of every block (see `counts`) where they differ, else ()
+    exact: bool  # Whether every element is reduced in the order of ranks
+    shared: bool  # Whether the ranks of one host may have one result together, which nobody changes
+    algorithm: str | None  # The only one to use; None leaves the choice to the run
+    reducer: Reducer | None  # The operator on the dtype
+    result_shape: Shape  # Of a receiver's result, where blocks do not differ; see `result_at`
+    # The larger of input and result, as nccl-tests counts sizes; where blocks differ, of the rank with most.
     nbytes: int
-    work_bytes: int
+    work_bytes: int  # Bytes of float32 whose reduction takes as long as that of one rank's array
+    # All that ranks must agree on, as plain values: what tells calls apart, in one process and on the wire.
     key: CallKey
 
     @property

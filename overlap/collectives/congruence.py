@@ -11,8 +11,6 @@ from topology import Cluster
 
 from .placement import Ints, place
 
-__all__ = ["congruence"]
-
 # Ranks of the largest group that is looked at: all its pairs are, and there are few groups of more.
 _MOST = 64
 

@@ -15,8 +15,6 @@ import numpy as np
 from ..errors import UsageError, shown
 from .kinds import Collective, Shape, check_input
 
-__all__ = ["Counts", "blocks_given", "blocks_got", "check_counts", "described", "normal", "result_rows", "whole_rows"]
-
 Counts: TypeAlias = tuple[int, ...]
 
 # Numbers that a message shows; of more, a checksum tells whether two lists differ.

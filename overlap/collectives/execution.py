@@ -13,8 +13,6 @@ from .pattern import Ints
 from .rules import Flags, check_rows
 from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule
 
-__all__ = ["Replay"]
-
 # Cells handled between two looks at the table: their columns stay in the second-level cache.
 _CHUNK_CELLS = 1 << 15
 

@@ -8,8 +8,6 @@ from ..errors import ScheduleError
 from .provenance import Origin, contributors, wanted
 from .schedule import IN_RANK_ORDER, Buffer, Schedule
 
-__all__ = ["explain", "hazard"]
-
 
 def hazard(schedule: Schedule, row: int, what: str) -> ScheduleError:
     """Return the error for a row that writes what another row of its step touches."""

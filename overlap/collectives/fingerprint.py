@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from .pattern import Ints
 from .schedule import Schedule
 
-__all__ = ["Fingerprint", "Words", "combine"]
-
 Words: TypeAlias = NDArray[np.uint64]
 
 # Odd multipliers with well mixed bits: those of the last stage of splitmix64.

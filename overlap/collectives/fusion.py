@@ -15,24 +15,16 @@ from .hazards import place, unroll
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
-__all__ = ["Fused", "fuse"]
-
 Flags = NDArray[np.bool_]
 _NONE = np.iinfo(np.int64).max
 
 
 class Fused(NamedTuple):
-    """Per row of the table.
+    """Per row of the table."""
 
-    Attributes:
-        dropped: Local copies that are not made.
-        base_buffer: Buffer of the other operand of an ADD; -1 if that is its own target.
-        base_slot: First slot of it.
-    """
-
-    dropped: Flags
-    base_buffer: Ints
-    base_slot: Ints
+    dropped: Flags  # Local copies that are not made
+    base_buffer: Ints  # Buffer of the other operand of an ADD; -1 if that is its own target
+    base_slot: Ints  # First slot of it
 
 
 class _Links(NamedTuple):

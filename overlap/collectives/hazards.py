@@ -12,30 +12,19 @@ from numpy.typing import NDArray
 from .pattern import Ints
 from .schedule import Buffer, Schedule
 
-__all__ = ["Access", "place", "unroll", "waits_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What steps read or write: columns, one entry an access.
+    """What steps read or write: columns, one entry an access."""
 
-    Attributes:
-        task: Number of the step.
-        rank: Whose memory.
-        buffer: Which buffer of it.
-        slot: First slot.
-        count: Slots.
-        write: Whether all of these are writes.
-        copied: Of writes, whether each is of a local copy whose source may be its target: then nothing changes, and
-            whoever reads the source need not wait. None: of no copies.
-    """
-
-    task: Ints
-    rank: Ints
-    buffer: NDArray[np.integer]
-    slot: Ints
-    count: Ints
-    write: bool
+    task: Ints  # Number of the step
+    rank: Ints  # Whose memory
+    buffer: NDArray[np.integer]  # Which buffer of it
+    slot: Ints  # First slot
+    count: Ints  # Slots
+    write: bool  # Whether all of these are writes
+    # Of writes, whether each is of a local copy whose source may be its target: then nothing changes, and whoever reads
+    # the source need not wait. None: of no copies.
     copied: NDArray[np.bool_] | None = None
 
 
@@ -98,21 +87,13 @@ def waits_of(
 
 
 class _Timeline(NamedTuple):
-    """All accesses cell by cell, each in table order.
+    """All accesses cell by cell, each in table order."""
 
-    Attributes:
-        cell: Which piece of memory.
-        task: Number of the step.
-        write: Whether it writes.
-        changes: Whether it does so even if all buffers share memory.
-        input: Whether it reads the input.
-    """
-
-    cell: Ints
-    task: Ints
-    write: NDArray[np.bool_]
-    changes: NDArray[np.bool_]
-    input: NDArray[np.bool_]
+    cell: Ints  # Which piece of memory
+    task: Ints  # Number of the step
+    write: NDArray[np.bool_]  # Whether it writes
+    changes: NDArray[np.bool_]  # Whether it does so even if all buffers share memory
+    input: NDArray[np.bool_]  # Whether it reads the input
 
 
 def _timeline(schedule: Schedule, row: Ints, accesses: Sequence[Access]) -> _Timeline:

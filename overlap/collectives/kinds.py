@@ -11,8 +11,6 @@ from enum import Enum
 
 from ..errors import UsageError
 
-__all__ = ["Collective", "Shape", "check_input", "result_shape"]
-
 Shape = tuple[int, ...]
 
 

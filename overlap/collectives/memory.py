@@ -15,8 +15,6 @@ from .pattern import Ints
 from .rules import Flags
 from .schedule import Buffer, Schedule
 
-__all__ = ["Bases", "Layout", "Memory", "Sweep"]
-
 Bases: TypeAlias = tuple[int, int, int]
 
 # Cells handled at once where a whole buffer is walked through.

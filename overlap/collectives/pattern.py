@@ -18,41 +18,27 @@ from numpy.typing import NDArray
 from .schedule import Buffer, Schedule
 from .tablewriter import Column, Table, adjacent_runs
 
-__all__ = ["Ints", "Pattern", "all_gather", "all_reduce", "broadcast", "owners", "reduce", "reduce_scatter", "spread"]
-
 Ints: TypeAlias = NDArray[np.signedinteger]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
-    """Edges along which chunks travel, one entry an edge and chunk.
+    """Edges along which chunks travel, one entry an edge and chunk."""
 
-    Attributes:
-        size: Ranks.
-        owner: (chunks,) the rank that has each chunk at the start. Where a collective gives every rank its own block,
-            chunk `part * size + rank` is part `part` of the block of `rank`.
-        step: (edges,) time, ascending from 0.
-        src: Rank that passes the chunk on.
-        dst: Rank that has not seen it yet.
-        chunk: Which chunk.
-        channel: FIFO lane.
-        group: Edges with one number >= 0 read their source once; -1 elsewhere.
-        steps: Number of steps, at least 1.
-        place: (chunks,) the slot of each chunk in the buffers of an all-reduce; by default its number.
-        mate: What to read backwards instead of this: on a ring the pattern the other way round, whose reversal runs in
-            the direction of this one.
-    """
-
-    size: int
+    size: int  # Ranks
+    # (chunks,) the rank that has each chunk at the start. Where a collective gives every rank its own block, chunk
+    # `part * size + rank` is part `part` of the block of `rank`.
     owner: Ints
-    step: Ints
-    src: Ints
-    dst: Ints
-    chunk: Ints
-    channel: Ints
-    group: Ints
-    steps: int
-    place: Ints | None = None
+    step: Ints  # (edges,) time, ascending from 0
+    src: Ints  # Rank that passes the chunk on
+    dst: Ints  # Rank that has not seen it yet
+    chunk: Ints  # Which chunk
+    channel: Ints  # FIFO lane
+    group: Ints  # Edges with one number >= 0 read their source once; -1 elsewhere
+    steps: int  # Number of steps, at least 1
+    place: Ints | None = None  # (chunks,) the slot of each chunk in the buffers of an all-reduce; by default its number
+    # What to read backwards instead of this: on a ring the pattern the other way round, whose reversal runs in the
+    # direction of this one.
     mate: Pattern | None = None
 
     @property

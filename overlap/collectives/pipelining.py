@@ -13,8 +13,6 @@ from .pattern import Ints
 from .schedule import COLUMNS, Schedule
 from .tablewriter import Table, adjacent_runs
 
-__all__ = ["joined", "pipelined", "rebuilt", "single_slots"]
-
 Columns: TypeAlias = dict[str, NDArray[np.integer]]
 
 

@@ -17,51 +17,33 @@ from numpy.typing import NDArray
 
 from topology import Cluster, Link, Place
 
-__all__ = ["Floats", "Ints", "Placement", "Routes", "Wires", "place", "shifted"]
-
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routes:
-    """The wires that some messages cross, in compressed rows.
+    """The wires that some messages cross, in compressed rows."""
 
-    Attributes:
-        first: (messages + 1,) where each message's wires begin in `wire`.
-        wire: numbers of directed wires, message after message; at least one for each.
-    """
-
-    first: Ints
-    wire: Ints
+    first: Ints  # (messages + 1,) where each message's wires begin in `wire`
+    wire: Ints  # numbers of directed wires, message after message; at least one for each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wires:
-    """Published figures of directed wires, by number.
+    """Published figures of directed wires, by number."""
 
-    Attributes:
-        kind: kind of each wire.
-        latency_s: time to cross it; a way through a switch or the network has it on its first half only.
-        bytes_per_s: what it carries.
-    """
-
-    kind: NDArray[np.str_]
-    latency_s: Floats
-    bytes_per_s: Floats
+    kind: NDArray[np.str_]  # kind of each wire
+    latency_s: Floats  # time to cross it; a way through a switch or the network has it on its first half only
+    bytes_per_s: Floats  # what it carries
 
 
 class Placement(ABC):
-    """Where the ranks of a group sit, and which wires join them.
+    """Where the ranks of a group sit, and which wires join them."""
 
-    Attributes:
-        size: ranks in the group.
-        device: (size,) number of each rank's device: ranks of a device share its memory.
-        memory_bytes_per_s: bandwidth of one device's memory, None where it is not known or not modelled.
-    """
-
-    size: int
-    device: Ints
+    size: int  # ranks in the group
+    device: Ints  # (size,) number of each rank's device: ranks of a device share its memory
+    # bandwidth of one device's memory, None where it is not known or not modelled.
     memory_bytes_per_s: float | None = None
 
     @abstractmethod

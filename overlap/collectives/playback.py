@@ -10,8 +10,6 @@ import numpy as np
 from .reduce import Array, Reducer, reducer
 from .schedule import Buffer, Op, Schedule, slot_bounds
 
-__all__ = ["replay"]
-
 
 def replay(schedule: Schedule, inputs: Sequence[Array], op: str = "sum") -> list[Array | None]:
     """Carry out a schedule, one Python statement a row: slow, and plain enough to be believed.

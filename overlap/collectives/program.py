@@ -24,8 +24,6 @@ from .hazards import Access, place, waits_of
 from .pattern import Ints
 from .schedule import Buffer, Op, Schedule
 
-__all__ = ["Extent", "Kind", "Program", "Step", "project", "project_all"]
-
 
 class Kind(Enum):
     """What a step does with its peer."""
@@ -45,41 +43,28 @@ class Extent:
 
 
 class Step(NamedTuple):
-    """One thing for a rank to do.
+    """One thing for a rank to do."""
 
-    Attributes:
-        kind: SEND, RECV or LOCAL.
-        op: Overwrite or reduce, at the receiving end.
-        peer: Group rank of the other end; the own rank in a local step.
-        channel: FIFO lane.
-        src: What is read, at the sending end (so that a receiver knows its dtype).
-        dst: What is written, at the receiving end.
-        base: Of a RECV or LOCAL with ADD: `dst := op(base, incoming)`, because a local copy of `base` into `dst` was
-            fused away. None: the base is `dst` itself.
-        waits: (queue, n) pairs: the first n steps of that queue of this rank must have finished before this one starts.
-    """
-
-    kind: Kind
-    op: Op
-    peer: int
-    channel: int
-    src: Extent
-    dst: Extent
+    kind: Kind  # SEND, RECV or LOCAL
+    op: Op  # Overwrite or reduce, at the receiving end
+    peer: int  # Group rank of the other end; the own rank in a local step
+    channel: int  # FIFO lane
+    src: Extent  # What is read, at the sending end (so that a receiver knows its dtype)
+    dst: Extent  # What is written, at the receiving end
+    # Of a RECV or LOCAL with ADD: `dst := op(base, incoming)`, because a local copy of `base` into `dst` was fused
+    # away. None: the base is `dst` itself.
     base: Extent | None
+    # (queue, n) pairs: the first n steps of that queue of this rank must have finished before this one starts.
     waits: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All steps of one rank.
+    """All steps of one rank."""
 
-    Attributes:
-        rank: Group rank.
-        queues: Of channel c: sends in `queues[2 * c]`, receives and local steps in `queues[2 * c + 1]`. Each is carried
-            out in order, independently of the others but for `Step.waits`.
-    """
-
-    rank: int
+    rank: int  # Group rank
+    # Of channel c: sends in `queues[2 * c]`, receives and local steps in `queues[2 * c + 1]`. Each is carried out in
+    # order, independently of the others but for `Step.waits`.
     queues: tuple[tuple[Step, ...], ...]
 
 

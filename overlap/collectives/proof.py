@@ -27,8 +27,6 @@ from .memory import Layout, Memory
 from .rules import Routable, check_header, check_routes, phases
 from .schedule import IN_RANK_ORDER, Schedule
 
-__all__ = ["verify"]
-
 _SEEDS = (0x6A09E667, 0xBB67AE85)
 
 

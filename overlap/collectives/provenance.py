@@ -9,8 +9,6 @@ import numpy as np
 
 from .schedule import Buffer, Op, Schedule
 
-__all__ = ["Origin", "contributors", "wanted"]
-
 
 class Origin(NamedTuple):
     """A slot of some rank's buffer before the first step."""

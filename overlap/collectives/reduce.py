@@ -19,8 +19,6 @@ from ..errors import UsageError, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["OPS", "Array", "Reducer", "check_dtype", "reducer"]
-
 Array: TypeAlias = "NDArray[np.generic]"
 DType: TypeAlias = "np.dtype[np.generic]"
 
@@ -43,23 +41,14 @@ _NARROW = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
-    """One operator on one dtype.
+    """One operator on one dtype."""
 
-    Attributes:
-        op: One of `OPS`.
-        dtype: Of inputs and results.
-        accumulator: The dtype partial results are kept in.
-        ufunc: Combines two arrays of the accumulator's dtype.
-        divides: Whether the result is divided by the number of contributions.
-        weight: How many times as long as float32 it takes for each byte.
-    """
-
-    op: str
-    dtype: DType
-    accumulator: DType
-    ufunc: np.ufunc
-    divides: bool
-    weight: int = 1
+    op: str  # One of `OPS`
+    dtype: DType  # Of inputs and results
+    accumulator: DType  # The dtype partial results are kept in
+    ufunc: np.ufunc  # Combines two arrays of the accumulator's dtype
+    divides: bool  # Whether the result is divided by the number of contributions
+    weight: int = 1  # How many times as long as float32 it takes for each byte
 
     @property
     def plain(self) -> bool:

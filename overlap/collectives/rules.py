@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from ..errors import ScheduleError
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
-__all__ = ["Routable", "check_header", "check_routes", "check_rows", "phases"]
-
 Flags: TypeAlias = NDArray[np.bool_]
 Routable: TypeAlias = NDArray[np.bool_] | Callable[[int, int], bool]
 

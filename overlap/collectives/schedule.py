@@ -25,20 +25,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "COLUMNS",
-    "EXACT",
-    "IN_RANK_ORDER",
-    "MOVING",
-    "REDUCING",
-    "ROOTED",
-    "Buffer",
-    "Op",
-    "Schedule",
-    "layout",
-    "slot_bounds",
-]
-
 Int16: TypeAlias = NDArray[np.int16]
 Int32: TypeAlias = NDArray[np.int32]
 UInt8: TypeAlias = NDArray[np.uint8]
@@ -89,47 +75,29 @@ class Schedule:
 
     The columns are numpy arrays of equal length, one entry a transfer, sorted by step with the local rows of a step
     before its remote rows. In every row `sslot % k == dslot % k`, so that both ends agree on the number of elements.
-
-    Attributes:
-        collective: "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather",
-            "scatter" or "permute".
-        algorithm: Name of the generator.
-        size: Ranks in the group.
-        root: Group rank of the root; 0 where the collective has none.
-        pairs: The (src, dst) pairs of a permute.
-        slots_per_block: k.
-        blocks: Blocks of IN, OUT and SCRATCH on every rank.
-        step: int32 (rows,); logical time.
-        op: uint8; an `Op`.
-        src: int32; group rank that reads.
-        dst: int32; group rank that writes; equal to `src` in a local row.
-        sbuf: uint8; the `Buffer` read.
-        sslot: int32; first slot read.
-        dbuf: uint8; the `Buffer` written.
-        dslot: int32; first slot written.
-        count: int32; contiguous slots, at least 1.
-        channel: int16; FIFO lane: rows of one (src, dst, channel) arrive in table order.
-        group: int32; rows sharing a number >= 0 within a step read their source once (fan-out), or are one
-            multi-input reduction (fan-in); -1 elsewhere.
     """
 
+    # "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter" or
+    # "permute".
     collective: str
-    algorithm: str
-    size: int
-    root: int = 0
-    pairs: tuple[tuple[int, int], ...] = ()
-    slots_per_block: int
-    blocks: tuple[int, int, int]
-    step: Int32
-    op: UInt8
-    src: Int32
-    dst: Int32
-    sbuf: UInt8
-    sslot: Int32
-    dbuf: UInt8
-    dslot: Int32
-    count: Int32
-    channel: Int16
+    algorithm: str  # Name of the generator
+    size: int  # Ranks in the group
+    root: int = 0  # Group rank of the root; 0 where the collective has none
+    pairs: tuple[tuple[int, int], ...] = ()  # The (src, dst) pairs of a permute
+    slots_per_block: int  # k
+    blocks: tuple[int, int, int]  # Blocks of IN, OUT and SCRATCH on every rank
+    step: Int32  # int32 (rows,); logical time
+    op: UInt8  # uint8; an `Op`
+    src: Int32  # int32; group rank that reads
+    dst: Int32  # int32; group rank that writes; equal to `src` in a local row
+    sbuf: UInt8  # uint8; the `Buffer` read
+    sslot: Int32  # int32; first slot read
+    dbuf: UInt8  # uint8; the `Buffer` written
+    dslot: Int32  # int32; first slot written
+    count: Int32  # int32; contiguous slots, at least 1
+    channel: Int16  # int16; FIFO lane: rows of one (src, dst, channel) arrive in table order
+    # int32; rows sharing a number >= 0 within a step read their source once (fan-out), or are one multi-input reduction
+    # (fan-in); -1 elsewhere.
     group: Int32
 
     def __len__(self) -> int:

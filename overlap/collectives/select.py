@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from .cost.maxplus import CostBreakdown
     from .cost.option import Option, Price, Rejected
 
-__all__ = [
-    "DIRECT",
-    "Alternative",
-    "BusiestWire",
-    "Plan",
-    "algorithms",
-    "check_algorithm",
-    "check_algorithm_for",
-    "plan",
-    "size_class",
-]
-
 DIRECT = "direct"
 
 # 16 TiB, more than a rank's memory. Times of more bytes on slow wires would not fit in 64 bits of picoseconds.
@@ -76,79 +64,45 @@ def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """An algorithm that was considered.
+    """An algorithm that was considered."""
 
-    Attributes:
-        algorithm: its name.
-        detail: what it is made of; may be empty.
-        predicted_s: its time, None if it does not apply.
-        why_not: why it does not apply, None if it does.
-    """
-
-    algorithm: str
-    detail: str = ""
-    predicted_s: float | None = None
-    why_not: str | None = None
+    algorithm: str  # its name
+    detail: str = ""  # what it is made of; may be empty
+    predicted_s: float | None = None  # its time, None if it does not apply
+    why_not: str | None = None  # why it does not apply, None if it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusiestWire:
-    """The wire that is busy longest.
+    """The wire that is busy longest."""
 
-    Attributes:
-        kind: of the wire.
-        name: its ends.
-        busy_s: how long bytes are on it.
-    """
-
-    kind: str
-    name: str
-    busy_s: float
+    kind: str  # of the wire
+    name: str  # its ends
+    busy_s: float  # how long bytes are on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a collective becomes on a machine, and why.
+    """What a collective becomes on a machine, and why."""
 
-    Attributes:
-        op: the collective.
-        nbytes: of the whole vector: the larger one of a rank's input and output.
-        ranks: world ranks of the group, in group order.
-        cluster: name of the machine.
-        dtype: of the elements.
-        algorithm: the cheapest.
-        detail: what it is made of; may be empty.
-        slices: pieces that the data is cut in.
-        predicted_s: from the last rank's call to the last rank's result.
-        extrapolated: whether no published measurement of this shape went into the model.
-        breakdown: where the time goes.
-        steps: steps in which anything travels, with the data in one piece.
-        bytes_per_rank: sent by the busiest rank.
-        hops: kinds of wires, and how many the longest way of every step crosses.
-        busiest: the wire that is busy longest, None if nothing travels.
-        alternatives: all others, the fastest first, then those that do not apply.
-        reason: why it won.
-        option: the cheapest, as placed and priced.
-    """
-
-    op: str
-    nbytes: int
-    ranks: tuple[int, ...]
-    cluster: str
-    dtype: str
-    algorithm: str
-    detail: str
-    slices: int
-    predicted_s: float
-    extrapolated: bool
-    breakdown: CostBreakdown
-    steps: int
-    bytes_per_rank: int
-    hops: tuple[tuple[str, int], ...]
-    busiest: BusiestWire | None
-    alternatives: tuple[Alternative, ...]
-    reason: str
-    option: Option = field(repr=False, compare=False)
+    op: str  # the collective
+    nbytes: int  # of the whole vector: the larger one of a rank's input and output
+    ranks: tuple[int, ...]  # world ranks of the group, in group order
+    cluster: str  # name of the machine
+    dtype: str  # of the elements
+    algorithm: str  # the cheapest
+    detail: str  # what it is made of; may be empty
+    slices: int  # pieces that the data is cut in
+    predicted_s: float  # from the last rank's call to the last rank's result
+    extrapolated: bool  # whether no published measurement of this shape went into the model
+    breakdown: CostBreakdown  # where the time goes
+    steps: int  # steps in which anything travels, with the data in one piece
+    bytes_per_rank: int  # sent by the busiest rank
+    hops: tuple[tuple[str, int], ...]  # kinds of wires, and how many the longest way of every step crosses
+    busiest: BusiestWire | None  # the wire that is busy longest, None if nothing travels
+    alternatives: tuple[Alternative, ...]  # all others, the fastest first, then those that do not apply
+    reason: str  # why it won
+    option: Option = field(repr=False, compare=False)  # the cheapest, as placed and priced
 
     def schedule(self) -> Schedule:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.

@@ -13,8 +13,6 @@ from .pipelining import Columns, rebuilt, single_slots
 from .proof import verify
 from .schedule import COLUMNS, Schedule
 
-__all__ = ["SLICE_BYTES", "in_slices", "message_bytes", "sliced", "slices_of"]
-
 #: Shorter than this is no slice worth its frames and its task: 2 ms of a link of 1 Gbit/s.
 SLICE_BYTES = 256 << 10
 #: While one slice is added, and asked for, the next is on the wire. Over that link 4 MiB take 38 ms in 4 or 8 slices

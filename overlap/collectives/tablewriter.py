@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from .schedule import COLUMNS, Buffer, Op, Schedule, layout
 
-__all__ = ["Cells", "Column", "Table", "adjacent_runs"]
-
 Column: TypeAlias = NDArray[np.signedinteger] | int
 Cells: TypeAlias = tuple[Buffer | NDArray[np.integer], Column]
 

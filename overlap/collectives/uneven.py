@@ -25,8 +25,6 @@ from .placement import Floats
 from .rules import phases
 from .schedule import COLUMNS, Buffer, Op, Schedule
 
-__all__ = ["UnevenSchedule", "block_starts", "slots_moved", "uneven"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnevenSchedule(Schedule):
@@ -34,12 +32,9 @@ class UnevenSchedule(Schedule):
 
     Blocks of a collective are numbered as `counts` lists them: by the rank that gives it (all-gather), that gets it
     (reduce-scatter), or by both (all-to-all: source * size + destination).
-
-    Attributes:
-        held: By rank: which block each block of SCRATCH holds.
     """
 
-    held: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[int, ...], ...]  # By rank: which block each block of SCRATCH holds
 
     def __repr__(self) -> str:
         return f"<UnevenSchedule {self.collective} {self.algorithm} ranks={self.size} rows={len(self)}>"

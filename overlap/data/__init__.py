@@ -20,15 +20,10 @@ _SPLIT_SEED = 1998
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images of handwritten digits and what they show; n of them.
+    """Images of handwritten digits and what they show; n of them."""
 
-    Attributes:
-        images: float32, shape (n, 64): 8x8 pixels, row by row, from 0 (paper) to 1 (ink). Read-only.
-        labels: int64, shape (n,): the digits, 0 to 9. Read-only.
-    """
-
-    images: NDArray[np.float32]
-    labels: NDArray[np.int64]
+    images: NDArray[np.float32]  # float32, shape (n, 64): 8x8 pixels, row by row, from 0 (paper) to 1 (ink). Read-only.
+    labels: NDArray[np.int64]  # int64, shape (n,): the digits, 0 to 9. Read-only.
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -22,8 +22,6 @@ from ..runtime.world import World
 
 T = TypeVar("T")
 
-__all__ = ["Connection"]
-
 # How long `fail` waits for its thread: the others have been told long before, and a compute may still run.
 _FAIL_S = 10.0
 

@@ -24,8 +24,6 @@ from .meeting import Meeting, Store, at_endpoint, through_store
 if TYPE_CHECKING:
     import topology
 
-__all__ = ["connect"]
-
 
 def connect(
     rank: int,

@@ -21,8 +21,6 @@ from ..rendezvous.other_launchers import is_loopback
 from ..rendezvous.secret import generate, user_secret
 from ..rendezvous.sockets import format_endpoint, parse_endpoint
 
-__all__ = ["Meeting", "Store", "at_endpoint", "through_store"]
-
 _turns: Counter[object] = Counter()
 """How often this process has gone to a place as a rank: connections that follow each other there must not mix."""
 
@@ -42,23 +40,14 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the processes of a connection meet, and how they are spread.
+    """Where the processes of a connection meet, and how they are spread."""
 
-    Attributes:
-        endpoint: Where rank 0 listens.
-        secret: What proves membership.
-        job: Only processes of one job meet.
-        epoch: Which of the connections of that job.
-        nodes: How many machines; each has equally many ranks, in order.
-        listener: On rank 0, a socket that listens there already, if there is one.
-    """
-
-    endpoint: tuple[str, int]
-    secret: bytes = field(repr=False)
-    job: str
-    epoch: int = 0
-    nodes: int = 1
-    listener: socket.socket | None = None
+    endpoint: tuple[str, int]  # Where rank 0 listens
+    secret: bytes = field(repr=False)  # What proves membership
+    job: str  # Only processes of one job meet
+    epoch: int = 0  # Which of the connections of that job
+    nodes: int = 1  # How many machines; each has equally many ranks, in order
+    listener: socket.socket | None = None  # On rank 0, a socket that listens there already, if there is one
 
     def place(self, rank: int, size: int) -> Place:
         """Return where this process stands."""

@@ -13,8 +13,6 @@ from ..timeline.ranklist import listed
 from .reading import Flight, Operation, RankRecord
 from .waiting import absent, odd_ones, oldest
 
-__all__ = ["World", "last_signs", "newest_world", "table", "together", "verdict"]
-
 MOST_ROWS = 64  # of the table, unless all are asked for
 _MOST_SIGNS = 4  # ranks of one process, of which a launcher tells
 # Processes begin their records when all have met, within milliseconds; clocks of machines that nobody sets differ more.
@@ -23,15 +21,10 @@ _TOGETHER_NS = {True: 5 * 10**9, False: 300 * 10**9}
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The flight records of the processes of one world.
+    """The flight records of the processes of one world."""
 
-    Attributes:
-        flights: By process.
-        runs: Tells whether the process of a record still runs.
-    """
-
-    flights: Sequence[Flight]
-    runs: Callable[[Flight], bool]
+    flights: Sequence[Flight]  # By process
+    runs: Callable[[Flight], bool]  # Tells whether the process of a record still runs
 
     @property
     def ranks(self) -> dict[int, RankRecord]:

@@ -20,8 +20,6 @@ from ..notice import notify
 from .layout import file_bytes
 from .recorder import Writer
 
-__all__ = ["ENDING", "FlightFile", "default_folder", "open_flight", "open_records"]
-
 ENDING = ".flight"
 # In the default folder: 40 MB, where each has two ranks; and how many are left when there are so many.
 MOST_FILES, KEPT_FILES = 128, 96

@@ -28,49 +28,31 @@ from .layout import (
     records_at,
 )
 
-__all__ = ["CallWords", "RankGlance", "Watched"]
-
 _NUMBERS = ("unix_ns", "clock_ns", "pid", "process", "processes", "world_size")
 
 
 @dataclass(frozen=True, slots=True)
 class CallWords:
-    """What all operations of one call have in common.
+    """What all operations of one call have in common."""
 
-    Attributes:
-        name: As given by the caller.
-        kind: "compute", or what else it is.
-        key: What names the place where they meet, the same on all members.
-        members: World ranks; () if they are not known.
-        site: Where it was called.
-        nbytes: Of each; 0 if that is not known.
-    """
-
-    name: str
-    kind: str
-    key: str
-    members: tuple[int, ...]
-    site: str
-    nbytes: int
+    name: str  # As given by the caller
+    kind: str  # "compute", or what else it is
+    key: str  # What names the place where they meet, the same on all members
+    members: tuple[int, ...]  # World ranks; () if they are not known
+    site: str  # Where it was called
+    nbytes: int  # Of each; 0 if that is not known
 
 
 @dataclass(frozen=True, slots=True)
 class RankGlance:
-    """What is known of one rank; instants are nanoseconds since 1970.
+    """What is known of one rank; instants are nanoseconds since 1970."""
 
-    Attributes:
-        rank: World rank.
-        step: In which it is or was last, or -1.
-        left: Whether its program has finished.
-        operations: (6, n): issued, number, call, step (-1: none), ended (0: not yet), started (0: not known).
-        cut: Whether some that were issued before these are not known any more.
-    """
-
-    rank: int
-    step: int
-    left: bool
+    rank: int  # World rank
+    step: int  # In which it is or was last, or -1
+    left: bool  # Whether its program has finished
+    # (6, n): issued, number, call, step (-1: none), ended (0: not yet), started (0: not known).
     operations: NDArray[np.int64]
-    cut: bool = False
+    cut: bool = False  # Whether some that were issued before these are not known any more
 
 
 class Watched:

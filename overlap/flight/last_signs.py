@@ -12,8 +12,6 @@ from .autopsy import World, last_signs, together
 from .folder import ENDING, default_folder
 from .reading import Flight, read_flight
 
-__all__ = ["last_signs_of"]
-
 
 def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
     """Return lines on what a process was doing when it ended; none if there is no record of it on this machine.

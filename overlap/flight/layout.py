@@ -22,32 +22,6 @@ from mmap import mmap
 from struct import Struct
 from typing import TypeAlias
 
-__all__ = [
-    "CALLS",
-    "CALL_BYTES",
-    "CALL_HEAD",
-    "ENDING_AT",
-    "HEAD",
-    "ISSUE",
-    "MAGIC",
-    "RANK",
-    "RECORD",
-    "RECORDS",
-    "RECORDS_BYTES",
-    "START_AT",
-    "TEXT_LIMIT_BYTES",
-    "VERSION",
-    "Record",
-    "call_at",
-    "call_of",
-    "file_bytes",
-    "rank_at",
-    "ranks_of",
-    "read_text",
-    "records_at",
-    "write_text",
-]
-
 MAGIC, VERSION = b"OVFLIGHT", 1
 HEAD = Struct("=8sIIII")  # magic, version, ranks, RECORDS, CALLS
 START_AT, ENDING_AT, CALLS_AT = 512, 4096, 8192

@@ -25,63 +25,36 @@ from .layout import (
     records_at,
 )
 
-__all__ = ["Flight", "Operation", "RankRecord", "WorldEnd", "read_flight"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What a rank has issued. Instants are nanoseconds since 1970.
+    """What a rank has issued. Instants are nanoseconds since 1970."""
 
-    Attributes:
-        name: As given by the caller, or that of the operation or function.
-        what: The call in full; "" if its input was not there yet.
-        kind: "compute", or what else it is.
-        group: Name of its group; "" for a compute.
-        towards: The peer of a message, for people to read.
-        members: World ranks that meet in it; () if they are not known.
-        key: What names the place where they meet, the same on all of them.
-        number: Its position there.
-        site: Where it was called.
-        step: The step in which it was issued, or None.
-        issued_ns: When it was issued.
-        started_ns: When it was begun, of a compute; None if not yet, or not known.
-        ended_ns: When it ended; None if it has not.
-        failed: Whether it ended badly.
-    """
-
-    name: str
-    what: str
-    kind: str
-    group: str
-    towards: str
-    members: tuple[int, ...]
-    key: str
-    number: int
-    site: str
-    step: int | None
-    issued_ns: int
-    started_ns: int | None
-    ended_ns: int | None
-    failed: bool
+    name: str  # As given by the caller, or that of the operation or function
+    what: str  # The call in full; "" if its input was not there yet
+    kind: str  # "compute", or what else it is
+    group: str  # Name of its group; "" for a compute
+    towards: str  # The peer of a message, for people to read
+    members: tuple[int, ...]  # World ranks that meet in it; () if they are not known
+    key: str  # What names the place where they meet, the same on all of them
+    number: int  # Its position there
+    site: str  # Where it was called
+    step: int | None  # The step in which it was issued, or None
+    issued_ns: int  # When it was issued
+    started_ns: int | None  # When it was begun, of a compute; None if not yet, or not known
+    ended_ns: int | None  # When it ended; None if it has not
+    failed: bool  # Whether it ended badly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    Attributes:
-        rank: World rank.
-        step: The step that it was in, or None.
-        left: Whether its program had finished.
-        lost: How many operations found no room.
-        operations: The last ones, in the order in which they were issued.
-    """
-
-    rank: int
-    step: int | None
-    left: bool
-    lost: int
-    operations: tuple[Operation, ...]
+    rank: int  # World rank
+    step: int | None  # The step that it was in, or None
+    left: bool  # Whether its program had finished
+    lost: int  # How many operations found no room
+    operations: tuple[Operation, ...]  # The last ones, in the order in which they were issued
 
     @property
     def unfinished(self) -> list[Operation]:
@@ -97,56 +70,32 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldEnd:
-    """How a world ended, as one process saw it.
+    """How a world ended, as one process saw it."""
 
-    Attributes:
-        how: "failed", "stalled" or "interrupted".
-        rank: Who is at fault, as far as is known.
-        line: The error.
-        here: Whether it began in that process.
-        at_ns: When.
-    """
-
-    how: str
-    rank: int | None
-    line: str
-    here: bool
-    at_ns: int
+    how: str  # "failed", "stalled" or "interrupted"
+    rank: int | None  # Who is at fault, as far as is known
+    line: str  # The error
+    here: bool  # Whether it began in that process
+    at_ns: int  # When
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flight:
-    """The flight record of one process.
+    """The flight record of one process."""
 
-    Attributes:
-        path: The file.
-        job: Name of the job.
-        attempt: How often the job had been started again.
-        world: Which of the program's worlds, from 0.
-        process: Index of the process.
-        processes: How many there were.
-        world_size: Ranks in the world.
-        host: Where it ran.
-        pid: The process.
-        born: When the process began, as its system counts; "" if that is not known.
-        started_ns: When the world began.
-        ranks: Those of this process.
-        ending: How the world ended; None: the process did not live to see that, or it still runs.
-    """
-
-    path: str
-    job: str
-    attempt: int
-    world: int
-    process: int
-    processes: int
-    world_size: int
-    host: str
-    pid: int
-    born: str
-    started_ns: int
-    ranks: tuple[RankRecord, ...]
-    ending: WorldEnd | None
+    path: str  # The file
+    job: str  # Name of the job
+    attempt: int  # How often the job had been started again
+    world: int  # Which of the program's worlds, from 0
+    process: int  # Index of the process
+    processes: int  # How many there were
+    world_size: int  # Ranks in the world
+    host: str  # Where it ran
+    pid: int  # The process
+    born: str  # When the process began, as its system counts; "" if that is not known
+    started_ns: int  # When the world began
+    ranks: tuple[RankRecord, ...]  # Those of this process
+    ending: WorldEnd | None  # How the world ended; None: the process did not live to see that, or it still runs
 
 
 def read_flight(path: str | os.PathLike[str]) -> Flight:

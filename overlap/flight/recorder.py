@@ -36,8 +36,6 @@ from .layout import (
     write_text,
 )
 
-__all__ = ["NOT_RECORDED", "Known", "RankFlight", "Recordable", "Writer"]
-
 _Found: TypeAlias = "tuple[tuple[CodeType, int], int]"  # a place, and the number of the call there
 
 
@@ -57,13 +55,9 @@ _LONGEST_BYTES, _LONGEST_MEMBERS_BYTES = 80, 300
 
 
 class Recordable(Protocol):
-    """An operation, as the recorder sees it.
+    """An operation, as the recorder sees it."""
 
-    Attributes:
-        place: Where it was issued, as code and instruction.
-    """
-
-    place: tuple[CodeType, int]
+    place: tuple[CodeType, int]  # Where it was issued, as code and instruction
 
     def told(self) -> Mapping[str, str]:
         """Return what is said of all operations of this call at this place."""
@@ -71,26 +65,21 @@ class Recordable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFlight:
-    """What one rank does to be recorded; the loop's thread only, but for `started` and `ended`.
+    """What one rank does to be recorded; the loop's thread only, but for `started` and `ended`."""
 
-    Attributes:
-        issued: Takes an operation, the calls known to those like it, its own call (None: its input is not there yet),
-            its number and the instant; returns its record, or -1 if there is no free one.
-        ended: Takes the record and the instant, negative if it failed; the thread that runs it.
-        carried: Takes the record and the instants at which a collective began on this rank and ended well.
-        started: Takes the record and the instant at which a thread began to run it; any thread.
-        described: Takes the record, the operation, and what `issued` took before the number: the call is known now.
-        step: Takes the step that begins, and returns the one before it; -1 is none.
-        left: The rank's program has finished.
-    """
-
+    # Takes an operation, the calls known to those like it, its own call (None: its input is not there yet), its number
+    # and the instant; returns its record, or -1 if there is no free one.
     issued: Callable[[Recordable, Known, object, int, int], int]
+    # Takes the record and the instant, negative if it failed; the thread that runs it.
     ended: Callable[[int, int], None]
+    # Takes the record and the instants at which a collective began on this rank and ended well.
     carried: Callable[[int, int, int], None]
+    # Takes the record and the instant at which a thread began to run it; any thread.
     started: Callable[[int, int], None]
+    # Takes the record, the operation, and what `issued` took before the number: the call is known now.
     described: Callable[[int, Recordable, Known, object], None]
-    step: Callable[[int], int]
-    left: Callable[[], None]
+    step: Callable[[int], int]  # Takes the step that begins, and returns the one before it; -1 is none
+    left: Callable[[], None]  # The rank's program has finished
 
 
 NOT_RECORDED = RankFlight(

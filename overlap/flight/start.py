@@ -10,8 +10,6 @@ from itertools import count
 from pathlib import Path
 from time import time_ns
 
-__all__ = ["attempt", "began", "born", "runs"]
-
 _worlds = count()
 """A program may run several worlds, one after the other."""
 

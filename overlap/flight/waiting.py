@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from .reading import Operation, RankRecord
 
-__all__ = ["absent", "odd_ones", "oldest"]
-
 
 def oldest(record: RankRecord) -> Operation | None:
     """Return what a rank has not finished for longest; a compute that runs counts before what waits for its result.

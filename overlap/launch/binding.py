@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["by_place", "kept_to", "shares", "shares_here"]
-
 _LEVELS = ("physical_package_id", "die_id", "core_id")
 
 

@@ -25,8 +25,6 @@ from collections.abc import MutableMapping
 
 from ..errors import UsageError
 
-__all__ = ["hold", "take", "tie"]
-
 
 def hold(descriptor: int) -> None:
     """End this process group, hard, when the other end of the pipe is closed; from now on, or if it is by now.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LineBuffer"]
-
 # Of a line that has not ended; what is longer is let go in pieces, so that a program cannot fill our memory.
 LONGEST_BYTES = 64 * 1024
 # Between two shown states of a line that a program writes over with carriage returns, as progress bars do.

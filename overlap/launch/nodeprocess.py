@@ -20,9 +20,6 @@ from .spec import LaunchSpec
 from .status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_record
 from .verdict import Ending
 
-__all__ = ["NodeProcess"]
-
-
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system
 
 

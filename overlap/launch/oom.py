@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["oom_kills"]
-
 
 def oom_kills(root: Path = Path("/")) -> int:
     """Return the count so far; 0 where none is kept.

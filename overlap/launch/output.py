@@ -15,8 +15,6 @@ import trio
 from ..errors import OverlapError
 from .lines import LineBuffer
 
-__all__ = ["DRAIN_S", "STDERR", "STDOUT", "Log", "OutputError", "Relay", "Screen", "prefix_of"]
-
 STDOUT, STDERR = 1, 2
 
 READ_BYTES = 64 * 1024

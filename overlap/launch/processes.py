@@ -20,8 +20,6 @@ from .output import Log, Screen
 from .spec import LaunchSpec
 from .verdict import Ending
 
-__all__ = ["LaunchOutcome", "launch"]
-
 # After a failure the others learn of it themselves within half a second, and write their traces; then they are told.
 PEACE_S = 2.0
 # The same while only processes have ended that were not at fault: the one that was may still be writing its trace.
@@ -37,15 +35,10 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, ASKING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
-    """How it went.
+    """How it went."""
 
-    Attributes:
-        endings: Of all processes, in the order in which they ended.
-        asked: The first signal that the launcher got, if any.
-    """
-
-    endings: Sequence[Ending]
-    asked: signal.Signals | None
+    endings: Sequence[Ending]  # Of all processes, in the order in which they ended
+    asked: signal.Signals | None  # The first signal that the launcher got, if any
 
 
 async def launch(what: LaunchSpec, *, process: Callable[..., NodeProcess] = NodeProcess) -> LaunchOutcome:

@@ -15,8 +15,6 @@ from .processes import LaunchOutcome
 from .spec import LaunchSpec
 from .verdict import Ending, card, culprit
 
-__all__ = ["LONGEST_PAUSE_S", "Restarts", "launch_again", "numbered"]
-
 FUTILE = 3  # attempts without progress
 BAD_USAGE = 2  # the exit code of what would fail again in the same way
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -26,28 +24,21 @@ _OURS = "overlap: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    """When to start a world again.
+    """When to start a world again."""
 
-    Attributes:
-        most: How often, at least once.
-        latest: Returns the step from which the next attempt goes on; None if there is no state.
-        reached: Returns how far an attempt came, given the pids of its processes; None if nobody knows.
-        place: Where the state is; None: nobody has said.
-        sleep: Waits so many seconds.
-        fewest: With how few nodes the world may go on; after an attempt without progress the next has one less, and
-            after one with progress it has all of them again. None: it needs all.
-        signs: Returns what a process was doing that has ended without a word, given its pid.
-        agree: Returns what to start here in an attempt, once the launchers of all machines agree who takes part; None:
-            all nodes are started here, or all must be there.
-    """
-
-    most: int
-    latest: Callable[[], int | None]
+    most: int  # How often, at least once
+    latest: Callable[[], int | None]  # Returns the step from which the next attempt goes on; None if there is no state
+    # Returns how far an attempt came, given the pids of its processes; None if nobody knows.
     reached: Callable[[Sequence[int]], int | None]
-    place: str | None
-    sleep: Callable[[float], None]
+    place: str | None  # Where the state is; None: nobody has said
+    sleep: Callable[[float], None]  # Waits so many seconds
+    # With how few nodes the world may go on; after an attempt without progress the next has one less, and after one
+    # with progress it has all of them again. None: it needs all.
     fewest: int | None = None
+    # Returns what a process was doing that has ended without a word, given its pid.
     signs: Callable[[int], Sequence[str]] = lambda pid: ()
+    # Returns what to start here in an attempt, once the launchers of all machines agree who takes part; None: all nodes
+    # are started here, or all must be there.
     agree: Callable[[LaunchSpec, int], LaunchSpec] | None = None
 
 

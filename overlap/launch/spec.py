@@ -5,48 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LaunchSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """What to start.
+    """What to start."""
 
-    Attributes:
-        command: The program and its arguments, the same on each node.
-        environ: Environment of all.
-        nodes: How many nodes the world has.
-        here: The nodes to start on this machine.
-        ranks_per_node: Ranks of each node; 0: there is one node, and its program says it.
-        endpoint: Host and port where node 0 listens.
-        listener: Descriptor of the socket that listens there; node 0 inherits it.
-        job: Name of the job.
-        secret: What proves membership.
-        prefix: Whether to put the node before each line.
-        colour: Whether to colour that.
-        log_dir: Folder for what the nodes print; None: the terminal.
-        grace_s: Between being asked to end and being killed.
-        report: Takes lines for the user while the processes run.
-        attempt: How often they have been started before.
-        bind: Whether each of several processes keeps to its share of the cores, if this machine lets them.
-    """
-
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    nodes: int
-    here: Sequence[int]
-    ranks_per_node: int
-    endpoint: tuple[str, int]
-    listener: int | None
-    job: str
-    secret: bytes
-    prefix: bool
-    colour: bool
-    log_dir: str | None
-    grace_s: float
-    report: Callable[[str], None]
-    attempt: int = 0
-    bind: bool = False
+    command: Sequence[str]  # The program and its arguments, the same on each node
+    environ: Mapping[str, str]  # Environment of all
+    nodes: int  # How many nodes the world has
+    here: Sequence[int]  # The nodes to start on this machine
+    ranks_per_node: int  # Ranks of each node; 0: there is one node, and its program says it
+    endpoint: tuple[str, int]  # Host and port where node 0 listens
+    listener: int | None  # Descriptor of the socket that listens there; node 0 inherits it
+    job: str  # Name of the job
+    secret: bytes  # What proves membership
+    prefix: bool  # Whether to put the node before each line
+    colour: bool  # Whether to colour that
+    log_dir: str | None  # Folder for what the nodes print; None: the terminal
+    grace_s: float  # Between being asked to end and being killed
+    report: Callable[[str], None]  # Takes lines for the user while the processes run
+    attempt: int = 0  # How often they have been started before
+    bind: bool = False  # Whether each of several processes keeps to its share of the cores, if this machine lets them
 
     def log_path(self, node: int) -> str:
         """Return where the output of a node goes; each attempt has a file of its own."""

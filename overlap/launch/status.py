@@ -39,8 +39,6 @@ from transports import LinkLostError, TransportError
 
 from ..errors import PeerError, RankFailedError, RemoteError
 
-__all__ = ["LONGEST_BYTES", "Entering", "Leaving", "Losing", "Status", "read_record", "status_of", "tell_launcher"]
-
 # Of a text, in characters: far more than any error tells, and what the launcher can hold of all its processes.
 LONGEST_TEXT = 2 << 20
 LONGEST_LINE = 1000
@@ -49,56 +47,35 @@ LONGEST_BYTES = 6 * LONGEST_TEXT + 16 * 1024  # of a record: JSON makes at most 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Why a process ends.
+    """Why a process ends."""
 
-    Attributes:
-        cause: Whether the error began in this process.
-        rank: World rank at fault, if it is known.
-        line: The error in one line.
-        text: What a reader of the terminal should see; may have many lines, and may be empty.
-        code: The exit code that the process is about to end with.
-    """
-
-    cause: bool
-    rank: int | None = None
-    line: str = ""
-    text: str = ""
-    code: int = 1
+    cause: bool  # Whether the error began in this process
+    rank: int | None = None  # World rank at fault, if it is known
+    line: str = ""  # The error in one line
+    text: str = ""  # What a reader of the terminal should see; may have many lines, and may be empty
+    code: int = 1  # The exit code that the process is about to end with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entering:
-    """Where a process stands that enters a world.
+    """Where a process stands that enters a world."""
 
-    Attributes:
-        world: Which of its worlds, counted from 1.
-        joined: Whether all have come; False: it waits for them.
-    """
-
-    world: int
-    joined: bool
+    world: int  # Which of its worlds, counted from 1
+    joined: bool  # Whether all have come; False: it waits for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """That a process is done with a world, which may have failed.
+    """That a process is done with a world, which may have failed."""
 
-    Attributes:
-        left: Which of its worlds, counted from 1.
-    """
-
-    left: int
+    left: int  # Which of its worlds, counted from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losing:
-    """That another process has gone without a goodbye, or counts as gone.
+    """That another process has gone without a goodbye, or counts as gone."""
 
-    Attributes:
-        lost: Its node.
-    """
-
-    lost: int
+    lost: int  # Its node
 
 
 Record: TypeAlias = Status | Entering | Leaving | Losing

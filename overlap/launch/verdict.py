@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from ..units import format_bytes
 from .status import Status
 
-__all__ = ["Ending", "card", "culprit", "exit_code"]
-
 CARD_LINES = 25  # of a failure on the terminal, at most
 CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line
 
@@ -25,34 +23,20 @@ _OURS = "overlap: "  # what begins the line in which `overlap` itself says who f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the process of one node ended.
+    """How the process of one node ended."""
 
-    Attributes:
-        node: The node.
-        ranks: Its world ranks; none if it is alone, and says itself how many it has.
-        pid: Of the process.
-        returncode: As `subprocess` counts: negative for signals.
-        status: What the process said of it, if it did.
-        stopped: Whether the launcher had told it to end before it had said anything.
-        missed: Whether it ended well and without coming to a world where another process waited for it.
-        vanished: Whether it ended as if all were well, in the middle of a world.
-        peak_bytes: The most memory that it had at once; 0: not known.
-        tail: The last lines that it wrote to stderr; to its log, if there is one.
-        log: Where its output is.
-        accuser: The process that ended because of this one, if this one hung and was stopped without a word.
-    """
-
-    node: int
-    ranks: range
-    pid: int
-    returncode: int
-    status: Status | None = None
-    stopped: bool = False
-    missed: bool = False
-    vanished: bool = False
-    peak_bytes: int = 0
-    tail: Sequence[str] = ()
-    log: str | None = None
+    node: int  # The node
+    ranks: range  # Its world ranks; none if it is alone, and says itself how many it has
+    pid: int  # Of the process
+    returncode: int  # As `subprocess` counts: negative for signals
+    status: Status | None = None  # What the process said of it, if it did
+    stopped: bool = False  # Whether the launcher had told it to end before it had said anything
+    missed: bool = False  # Whether it ended well and without coming to a world where another process waited for it
+    vanished: bool = False  # Whether it ended as if all were well, in the middle of a world
+    peak_bytes: int = 0  # The most memory that it had at once; 0: not known
+    tail: Sequence[str] = ()  # The last lines that it wrote to stderr; to its log, if there is one
+    log: str | None = None  # Where its output is
+    # The process that ended because of this one, if this one hung and was stopped without a word.
     accuser: Ending | None = None
 
     @property

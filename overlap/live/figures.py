@@ -16,8 +16,6 @@ from ..flight.glance import CallWords, RankGlance
 from ..timeline.intervals import Interval, Merged, intersect, length, merge, subtract
 from ..timeline.metrics import Breakdown
 
-__all__ = ["Kind", "Place", "RankFigures", "WorldFigures", "figures"]
-
 Kind: TypeAlias = Literal["in process", "on host", "network"]
 """Over what the bytes of a group travel."""
 
@@ -30,34 +28,22 @@ _UNKNOWN = CallWords("", "", "", (), "", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """What one rank did in a window.
+    """What one rank did in a window."""
 
-    Attributes:
-        times: Where its time went; `step` is that in which it is.
-        step_ns: What a step takes, from issue to issue; None if no two have been seen.
-        in_flight_bytes: Of the operations that have not ended.
-        doing: What it has not finished for longest, or "".
-    """
-
-    times: Breakdown
-    step_ns: int | None
-    in_flight_bytes: int
-    doing: str
+    times: Breakdown  # Where its time went; `step` is that in which it is
+    step_ns: int | None  # What a step takes, from issue to issue; None if no two have been seen
+    in_flight_bytes: int  # Of the operations that have not ended
+    doing: str  # What it has not finished for longest, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldFigures:
-    """What all of them did.
+    """What all of them did."""
 
-    Attributes:
-        ranks: Ascending.
-        bytes_per_s: That ended, by what they travelled over; each operation counts once on each rank.
-        late_ns: How long others waited for a rank, added up over them.
-    """
-
-    ranks: Sequence[RankFigures]
+    ranks: Sequence[RankFigures]  # Ascending
+    # That ended, by what they travelled over; each operation counts once on each rank.
     bytes_per_s: Mapping[Kind, float]
-    late_ns: Mapping[int, int]
+    late_ns: Mapping[int, int]  # How long others waited for a rank, added up over them
 
     @property
     def step(self) -> int | None:

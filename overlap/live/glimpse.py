@@ -18,8 +18,6 @@ from ..errors import UsageError
 from ..flight.glance import CallWords, RankGlance, Watched
 from ..timeline.ranklist import listed, unlisted
 
-__all__ = ["Glimpsed", "Glimpses", "Memory", "read_glimpse"]
-
 _ROW = np.dtype("<i4")
 _ROW_BYTES = 6 * _ROW.itemsize
 _NEVER = -(2**31)  # for what has not happened, or is too long ago
@@ -33,18 +31,13 @@ _MOST_MEMBERS = 1 << 20  # of all groups together: 36 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glimpsed:
-    """What was said.
+    """What was said."""
 
-    Attributes:
-        start: What is known of the world: "job", "script", "host" are texts; "pid", "world_size", "processes" and
-            "age_s" numbers.
-        ranks: Of the process; instants are nanoseconds on the clock of process 0.
-        calls: What is known of calls, by their numbers.
-    """
-
+    # What is known of the world: "job", "script", "host" are texts; "pid", "world_size", "processes" and "age_s"
+    # numbers.
     start: Mapping[str, str | int]
-    ranks: Sequence[RankGlance]
-    calls: Mapping[int, CallWords]
+    ranks: Sequence[RankGlance]  # Of the process; instants are nanoseconds on the clock of process 0
+    calls: Mapping[int, CallWords]  # What is known of calls, by their numbers
 
 
 class Glimpses:

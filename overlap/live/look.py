@@ -10,8 +10,6 @@ from typing import Protocol
 from ..flight.glance import CallWords, RankGlance
 from .figures import Place, WorldFigures, figures
 
-__all__ = ["MOST_SHARE", "Look", "Looks", "World"]
-
 MOST_SHARE = 0.01
 """Of one processor: a look that takes longer is followed by a longer pause."""
 
@@ -20,17 +18,12 @@ _NS = 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One look at a world.
+    """One look at a world."""
 
-    Attributes:
-        now_ns: When.
-        processes: Where each is, its ranks and its calls.
-        pause_s: How long to wait before the next look at least.
-    """
-
-    now_ns: int
+    now_ns: int  # When
+    # Where each is, its ranks and its calls.
     processes: Sequence[tuple[Place, Sequence[RankGlance], Mapping[int, CallWords]]]
-    pause_s: float = 0.0
+    pause_s: float = 0.0  # How long to wait before the next look at least
 
 
 class World(Protocol):

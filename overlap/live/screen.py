@@ -12,8 +12,6 @@ from ..timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from ..units import format_bytes
 from .figures import RankFigures, WorldFigures
 
-__all__ = ["Line", "brief", "lines", "title"]
-
 Line: TypeAlias = list[tuple[str, str]]
 """Pieces of text, each with a style of rich."""
 

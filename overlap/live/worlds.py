@@ -15,18 +15,12 @@ from ..flight.glance import Watched
 from ..flight.start import runs
 from .look import Look
 
-__all__ = ["RunningWorld", "chosen", "of_descendants", "running"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunningWorld:
-    """A world, as far as its processes run on this host.
+    """A world, as far as its processes run on this host."""
 
-    Attributes:
-        processes: Their records, by their number in the world.
-    """
-
-    processes: Sequence[Watched]
+    processes: Sequence[Watched]  # Their records, by their number in the world
 
     @property
     def job(self) -> str:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["DRIFT_PPM", "ClockOffset", "ClockSample", "CoordinatorClock"]
-
 #: How fast two clocks may drift apart. Crystal oscillators of computers keep within 50 parts per million of the truth;
 #: there are two of them.
 DRIFT_PPM = 100
@@ -20,30 +18,19 @@ DRIFT_PPM = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to local time for coordinator time.
+    """What to add to local time for coordinator time."""
 
-    Attributes:
-        offset_ns: Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
-        error_ns: give or take this much.
-    """
-
-    offset_ns: int
-    error_ns: int
+    offset_ns: int  # Local ``perf_counter_ns() + offset_ns`` is member 0's ``perf_counter_ns()``,
+    error_ns: int  # give or take this much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSample:
-    """One question for the time, and its answer.
+    """One question for the time, and its answer."""
 
-    Attributes:
-        sent_ns: Local time when the question left.
-        server_ns: Coordinator time when it was answered.
-        back_ns: Local time when the answer was there.
-    """
-
-    sent_ns: int
-    server_ns: int
-    back_ns: int
+    sent_ns: int  # Local time when the question left
+    server_ns: int  # Coordinator time when it was answered
+    back_ns: int  # Local time when the answer was there
 
     def offset(self, now_ns: int) -> ClockOffset:
         """Return what it says at local time `now_ns`; the older, the less sure.

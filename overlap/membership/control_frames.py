@@ -15,8 +15,6 @@ import msgpack
 
 from .control_messages import Body, Message, MessageError, Told
 
-__all__ = ["FRAME_LIMIT_BYTES", "FrameReader", "check_body", "decode", "encode"]
-
 #: Of one frame without its length. msgpack can grow 73-fold when unpacked (measured: 1 MiB of empty maps), which makes
 #: this 5 MB at the worst.
 FRAME_LIMIT_BYTES = 64 * 1024

@@ -17,8 +17,6 @@ from .control_frames import FrameReader, encode
 from .control_messages import Message, MessageError
 from .process_state import ProcessState, state_of
 
-__all__ = ["OUTAGE_S", "ControlLink", "OutboxFullError", "Patience", "watch"]
-
 #: How long an outage of the network may last, unless a run says otherwise: who cannot be reached is named soon.
 OUTAGE_S = 4.0
 #: Of one `receive_some`, and about that of one `send_all`; a frame fits.
@@ -37,20 +35,13 @@ class OutboxFullError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a member may be silent.
+    """How long a member may be silent."""
 
-    Attributes:
-        beat_s: Every member gives a sign of life this often.
-        suspect_s: A silence this long is reported, once.
-        silence_s: A silence this long is a loss.
-        answering_s: The same of a process on another host that answers; as long as a deadlock may last.
-        outage_s: A host of which nothing arrives for so long, not even that the kernel has heard, is lost.
-    """
-
-    beat_s: float = 0.5
-    suspect_s: float = 5.0
-    silence_s: float = 15.0
-    answering_s: float = 300.0
+    beat_s: float = 0.5  # Every member gives a sign of life this often
+    suspect_s: float = 5.0  # A silence this long is reported, once
+    silence_s: float = 15.0  # A silence this long is a loss
+    answering_s: float = 300.0  # The same of a process on another host that answers; as long as a deadlock may last
+    # A host of which nothing arrives for so long, not even that the kernel has heard, is lost.
     outage_s: float = OUTAGE_S
 
 

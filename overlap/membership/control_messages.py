@@ -7,42 +7,6 @@ from typing import TypeAlias
 
 from ..errors import OverlapError
 
-__all__ = [
-    "BLOB_LIMIT_BYTES",
-    "Body",
-    "Brought",
-    "Bye",
-    "Done",
-    "Fetch",
-    "Gathered",
-    "Give",
-    "Given",
-    "Glance",
-    "Glimpse",
-    "Goodbye",
-    "Join",
-    "Look",
-    "Looked",
-    "MemberLeft",
-    "MemberLost",
-    "Members",
-    "Message",
-    "MessageError",
-    "Offer",
-    "Offered",
-    "Parts",
-    "Piece",
-    "Ping",
-    "Pong",
-    "Pull",
-    "Ready",
-    "Refused",
-    "Seen",
-    "Tell",
-    "Told",
-    "Waiting",
-]
-
 #: Of the bytes that a message carries for its callers, which leaves room in a frame for the rest of it.
 BLOB_LIMIT_BYTES = 48 * 1024
 

@@ -46,8 +46,6 @@ from .control_messages import (
     Waiting,
 )
 
-__all__ = ["Coordinator", "RefusedError"]
-
 #: Exchanges and gathers that have begun and to which not all have come.
 _UNFINISHED_LIMIT = 4096
 #: So few are missing that everybody who waits hears of each that comes: who gives up names those that are missing then.

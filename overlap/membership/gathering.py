@@ -11,8 +11,6 @@ import trio
 from ..errors import OverlapError
 from .control_messages import BLOB_LIMIT_BYTES, Brought, Done, Fetch, Message, Offer, Offered, Piece, Pull
 
-__all__ = ["Gathering", "Take"]
-
 #: What may be under way to member 0 at once, and so wait in its memory.
 _WINDOW_BYTES = 1 << 20
 

@@ -39,8 +39,6 @@ from .control_messages import (
 from .gathering import Gathering, Take
 from .inbox import Inbox, Lost, News
 
-__all__ = ["MemberLostError", "Membership"]
-
 _Key: TypeAlias = tuple[str, str, int]  # what is asked, its name, and how many there were of that name
 
 

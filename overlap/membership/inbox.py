@@ -11,8 +11,6 @@ import trio
 from ..errors import OverlapError
 from .control_messages import Body
 
-__all__ = ["INBOX_LIMIT", "Inbox", "InboxFullError", "Lost", "News"]
-
 #: Messages that may wait. A world that hears a hundred in a second has ten minutes to read them.
 INBOX_LIMIT = 65536
 
@@ -23,15 +21,10 @@ class InboxFullError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A member has gone without a goodbye.
+    """A member has gone without a goodbye."""
 
-    Attributes:
-        member: Which one. If it is member 0, nothing more will be heard of anybody.
-        reason: How it went.
-    """
-
-    member: int
-    reason: str
+    member: int  # Which one. If it is member 0, nothing more will be heard of anybody.
+    reason: str  # How it went
 
 
 #: What a member told and who it was, or that one is lost.

@@ -16,8 +16,6 @@ from .control_link import ControlLink, OutboxFullError
 from .control_messages import BLOB_LIMIT_BYTES, Glance, Glimpse, Look, Looked, Message, MessageError, Refused, Seen
 from .coordinator import Coordinator
 
-__all__ = ["ANSWER_S", "WATCHERS_AT_MOST", "Lookout"]
-
 WATCHERS_AT_MOST = 8
 ANSWER_S = 1.0
 """Members that have not answered by then are silent."""

@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 import trio
 from trio.lowlevel import TrioToken, current_trio_token
 
-__all__ = ["OwnLoop", "call_in", "own_loop"]
-
 T = TypeVar("T")
 
 

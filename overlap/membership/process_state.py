@@ -12,8 +12,6 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 
-__all__ = ["ProcessState", "identity", "state_of"]
-
 _PROC = Path("/proc")
 
 

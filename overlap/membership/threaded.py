@@ -20,8 +20,6 @@ from .handle import Membership
 from .inbox import Inbox, Lost, News
 from .own_loop import OwnLoop, call_in
 
-__all__ = ["AnyMembership", "ThreadedMembership"]
-
 
 class ThreadedMembership:
     """Does what `Membership` does, and raises what that raises.

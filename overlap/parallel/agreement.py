@@ -18,8 +18,6 @@ from .called_from import users_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["agreement", "check_alike", "digests"]
-
 _SLOTS = 64
 """Items are told apart as far as there are slots; 512 bytes travel as fast as 8."""
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 
 from ..runtime.future import Future
 
-__all__ = ["Ahead"]
-
 
 class Ahead:
     """What `model.step()` returns; `await` it to wait until the program is only so many steps ahead.

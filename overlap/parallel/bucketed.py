@@ -32,23 +32,15 @@ from .tree import flatten, rebuild
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["Bucket", "Bucketed"]
-
 _ORDER = "the order in which gradients are handed over must be the same on all ranks, or rebuild_buckets=False: they"
 
 
 class Bucket(Protocol):
-    """What a model needs of its buckets.
+    """What a model needs of its buckets."""
 
-    Attributes:
-        handed: Gradients of this step that have not been sent, by name.
-        place: Where one was handed over last.
-        hooked: What the hook has around it, if there is one.
-    """
-
-    hooked: Hooked | None
-    handed: dict[str, object]
-    place: Place | None
+    hooked: Hooked | None  # What the hook has around it, if there is one
+    handed: dict[str, object]  # Gradients of this step that have not been sent, by name
+    place: Place | None  # Where one was handed over last
 
     @property
     def plan(self) -> BucketPlan:

@@ -16,17 +16,6 @@ from ..runtime.rank import Rank
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = [
-    "BUCKET_BYTES",
-    "FIRST_BUCKET_BYTES",
-    "BucketPlan",
-    "GradientBucket",
-    "Hook",
-    "Slot",
-    "plan_buckets",
-    "plan_by_size",
-]
-
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 """As in PyTorch DDP (torch/nn/parallel/distributed.py): a small first bucket starts early, and 25 MiB after it."""
@@ -44,17 +33,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
-    """One bucket: gradients of one dtype, side by side in one flat buffer.
+    """One bucket: gradients of one dtype, side by side in one flat buffer."""
 
-    Attributes:
-        index: In the order in which buckets travel.
-        dtype: Of the gradients.
-        slots: In the order in which they are expected.
-    """
-
-    index: int
-    dtype: np.dtype[np.generic]
-    slots: tuple[Slot, ...]
+    index: int  # In the order in which buckets travel
+    dtype: np.dtype[np.generic]  # Of the gradients
+    slots: tuple[Slot, ...]  # In the order in which they are expected
 
     @property
     def size(self) -> int:
@@ -139,35 +122,24 @@ def _plan(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientBucket:
-    """What a hook is given: one bucket of one step, on one rank.
+    """What a hook is given: one bucket of one step, on one rank."""
 
-    Attributes:
-        rank: That it runs on.
-        group: Whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets
-            may wait and go on in any order.
-        index: Of the bucket; the same on all ranks.
-        step: Of the model, from 1.
-        names: Of the parameters in it.
-        shapes: Theirs, in that order.
-        buffer: This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
-        counts: How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook
-            may return those of its rank alone. None if each needs all.
-        priority: For its operations; lower is more urgent.
-        state: The hook's own, kept from step to step as long as the bucket lives.
-        rng: Numbers that differ between ranks, buckets and steps, and are the same from run to run.
-    """
-
-    rank: Rank
+    rank: Rank  # That it runs on
+    # Whose mean it returns. Operations on it take a stream of the bucket's own, so hooks of several buckets may wait
+    # and go on in any order.
     group: Group
-    index: int
-    step: int
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    buffer: Array
+    index: int  # Of the bucket; the same on all ranks
+    step: int  # Of the model, from 1
+    names: tuple[str, ...]  # Of the parameters in it
+    shapes: tuple[tuple[int, ...], ...]  # Theirs, in that order
+    buffer: Array  # This rank's gradient: flat, 1-D. The hook may overwrite it; the next step writes it again.
+    # How many elements of the mean each rank needs, one rank's behind another's, where none needs all: a hook may
+    # return those of its rank alone. None if each needs all.
     counts: tuple[int, ...] | None = None
-    priority: int = 0
+    priority: int = 0  # For its operations; lower is more urgent
+    # The hook's own, kept from step to step as long as the bucket lives.
     state: dict[str, Any] = field(default_factory=dict)
-    rng: np.random.Generator
+    rng: np.random.Generator  # Numbers that differ between ranks, buckets and steps, and are the same from run to run
 
 
 Hook: TypeAlias = "Callable[[GradientBucket], Awaitable[Array | Future[Array]]]"

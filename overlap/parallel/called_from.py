@@ -9,8 +9,6 @@ from types import FrameType
 import outcome
 import trio
 
-__all__ = ["users_frame"]
-
 _HERE = os.path.dirname(__file__) + os.sep
 _TASKS = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (trio, outcome))
 

@@ -33,18 +33,6 @@ from .pieces import Piece, Tensors
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = [
-    "DamagedError",
-    "Reader",
-    "check_types",
-    "commit",
-    "complete_steps",
-    "folder_of",
-    "merge",
-    "read_manifest",
-    "write_part",
-]
-
 _NAME = re.compile(r"checkpoint-(\d{12,18})")
 _MANIFEST = "manifest.json"
 _WHOLE = "model.safetensors"

@@ -19,7 +19,7 @@ from ..notice import notify
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from ..timeline.spans import call_site
+from ..timeline.recording import call_site
 from .called_from import users_frame
 from .checkpoint_files import (
     DamagedError,
@@ -41,8 +41,6 @@ from .settings import group_of
 if TYPE_CHECKING:
     from .hooks.beside import Values
 
-__all__ = ["Checkpointed", "Checkpoints", "Restored"]
-
 _STREAM = "overlap.checkpoints"
 _OWN = "own:"  # begins the names of what one rank has for itself, with its number
 
@@ -53,13 +51,9 @@ _WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKey
 
 
 class Checkpointed(Protocol):
-    """What a model must have to be saved; all strategies here do.
+    """What a model must have to be saved; all strategies here do."""
 
-    Attributes:
-        steps: How many it has made.
-    """
-
-    steps: int
+    steps: int  # How many it has made
 
     def tensors(self) -> Tensors:
         """Return dtype and shape of all that all ranks have together, by name."""
@@ -94,21 +88,13 @@ class Checkpointed(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What a model goes on from.
+    """What a model goes on from."""
 
-    Attributes:
-        step: How many steps it had made.
-        ranks: That saved it.
-        exact: Whether training goes on with the bits that it would have had without the break.
-        why: What makes the difference, if not.
-        extra: What was saved with it.
-    """
-
-    step: int
-    ranks: int
-    exact: bool
-    why: str = ""
-    extra: Mapping[str, object] = field(default_factory=dict)
+    step: int  # How many steps it had made
+    ranks: int  # That saved it
+    exact: bool  # Whether training goes on with the bits that it would have had without the break
+    why: str = ""  # What makes the difference, if not
+    extra: Mapping[str, object] = field(default_factory=dict)  # What was saved with it
 
 
 class Checkpoints:

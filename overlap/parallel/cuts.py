@@ -19,24 +19,15 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Cut"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where one weight of a rank lies in the whole model.
+    """Where one weight of a rank lies in the whole model."""
 
-    Attributes:
-        name: Of the weight there: the same on all ranks that have a block of it, however many they are.
-        axis: Along which it is cut.
-        index: Which of the blocks this is.
-        of: How many blocks there are, all of one size; 1 is the whole weight.
-    """
-
-    name: str
-    axis: int = 0
-    index: int = 0
-    of: int = 1
+    name: str  # Of the weight there: the same on all ranks that have a block of it, however many they are
+    axis: int = 0  # Along which it is cut
+    index: int = 0  # Which of the blocks this is
+    of: int = 1  # How many blocks there are, all of one size; 1 is the whole weight
 
     def __post_init__(self) -> None:
         """Refuse what is no block.

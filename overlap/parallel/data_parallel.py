@@ -33,8 +33,6 @@ from .tuning import CANDIDATES, RECORDED, Choice, Tuner
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["DataParallel"]
-
 
 class DataParallel(Bucketed[Reduction]):
     """A model whose gradients are averaged over a group of ranks.

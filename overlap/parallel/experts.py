@@ -22,27 +22,16 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-__all__ = ["Experts"]
-
 
 class LeftForBackward(TypedDict):
-    """What forward leaves for backward.
+    """What forward leaves for backward."""
 
-    Attributes:
-        routed: Future of where the tokens of this rank went.
-        table: Rows from every rank to every expert, (n, E).
-        load: Rows to every expert, (E,), or a future of them: what is to be balanced.
-        outputs: Future of what the experts returned for this rank's tokens, in sorted rows.
-        saved: Future of what each expert of this rank has kept.
-        shared: What the shared expert has kept.
-    """
-
-    routed: Future[object]
-    table: Array
-    load: object
-    outputs: object
-    saved: object
-    shared: object
+    routed: Future[object]  # Future of where the tokens of this rank went
+    table: Array  # Rows from every rank to every expert, (n, E)
+    load: object  # Rows to every expert, (E,), or a future of them: what is to be balanced
+    outputs: object  # Future of what the experts returned for this rank's tokens, in sorted rows
+    saved: object  # Future of what each expert of this rank has kept
+    shared: object  # What the shared expert has kept
 
 
 class Experts:

@@ -12,12 +12,10 @@ from ..errors import NonFiniteError, UsageError
 from ..runtime.checking import first_not_finite
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from ..timeline.spans import call_site
+from ..timeline.recording import call_site
 
 if TYPE_CHECKING:
     from .tree import Array
-
-__all__ = ["Blame", "Place", "check_packed", "is_finite"]
 
 Place: TypeAlias = tuple[CodeType, int]
 """A line of a program."""

@@ -13,8 +13,6 @@ from .shared_bucket import SharedBucket
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Gathering", "Kept", "Prefetched"]
-
 
 class Gathering(Protocol):
     """Where the parameters of a bucket come from."""

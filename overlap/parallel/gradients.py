@@ -9,8 +9,6 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["check_gradient"]
-
 
 def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: np.dtype[np.generic], step: int) -> None:
     """Refuse what cannot be the gradient of a parameter.

@@ -17,8 +17,6 @@ from .own_state import Own, packed, unpacked, unsavable
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Hooked"]
-
 
 class Hooked:
     """A hook at work on one bucket, with a stream of the bucket's own.

@@ -18,8 +18,6 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.rank import Rank
 
-__all__ = ["Cost", "Half", "Layer", "Local", "first_half", "forward_of", "second_half", "splits"]
-
 Cost: TypeAlias = Mapping[str, float]
 """What a compute costs on the virtual clock: `seconds`, or `flops` and `bytes_moved`, as `rank.compute` takes them."""
 

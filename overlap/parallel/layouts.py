@@ -12,8 +12,6 @@ from ..errors import UsageError
 from .cuts import Cut
 from .pieces import Piece, Tensors, of_weight, renamed
 
-__all__ = ["Layout", "difference"]
-
 
 class Layout:
     """How the names of one rank's model become those of a checkpoint: in a part by itself, or as cuts of the whole.

@@ -30,8 +30,6 @@ from .tree import flatten, rebuild
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["DiLoCo", "LocalSGD", "LocalSteps"]
-
 _NO_LIMIT = 1 << 62  # bytes of a bucket
 
 

@@ -12,8 +12,6 @@ from .called_from import users_frame
 
 T = TypeVar("T")
 
-__all__ = ["MemoryWork"]
-
 
 class MemoryWork:
     """Issues computes whose cost on the virtual clock is the memory that they move.

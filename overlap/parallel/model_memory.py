@@ -6,22 +6,14 @@ from dataclasses import dataclass, fields
 
 from .shards import Stage
 
-__all__ = ["ModelMemory", "expected_memory"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """Bytes that a model keeps on one rank from step to step.
+    """Bytes that a model keeps on one rank from step to step."""
 
-    Attributes:
-        parameters: Weights.
-        gradients: Where they are kept for the optimizer.
-        optimizer: What it keeps.
-    """
-
-    parameters: float
-    gradients: float
-    optimizer: float
+    parameters: float  # Weights
+    gradients: float  # Where they are kept for the optimizer
+    optimizer: float  # What it keeps
 
     @property
     def total(self) -> float:

@@ -10,8 +10,6 @@ from .pending import leaves
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["Models"]
-
 
 class Keeper(Protocol):
     """What each of them has: `DataParallel` and `Sharded` do."""

@@ -8,8 +8,6 @@ from typing import cast
 from ..errors import UsageError
 from ..runtime.future import Future
 
-__all__ = ["Names"]
-
 
 class Names:
     """The form of a tree of parameters, without the arrays.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .tree import Array
 
-__all__ = ["Part", "clip_factor", "square_sum", "square_sums"]
-
 _BLOCK = 1 << 14  # elements squared at once: 128 KiB of float64, which a core's second-level cache holds
 
 Part: TypeAlias = tuple[slice, int]

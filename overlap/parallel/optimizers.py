@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Numbers: TypeAlias = NDArray[np.float64]  # to the type checker; any floating type
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "Rate", "check_optimizer"]
-
 Rate: TypeAlias = float | Callable[[int], float]
 """A learning rate, or a function that returns that of a step; steps count from 1."""
 
@@ -93,14 +91,10 @@ class SGD:
     """Stochastic gradient descent: v = momentum * v + g; p = p - lr * v.
 
     State: one array with momentum, none without.
-
-    Attributes:
-        lr: Learning rate.
-        momentum: Share of the last velocity that stays; at least 0, less than 1.
     """
 
-    lr: Rate
-    momentum: float = 0.0
+    lr: Rate  # Learning rate
+    momentum: float = 0.0  # Share of the last velocity that stays; at least 0, less than 1
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
@@ -126,16 +120,11 @@ class Adam:
     """Adam: running means of the gradient and of its square, without their bias towards zero.
 
     Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980, algorithm 1. State: two arrays.
-
-    Attributes:
-        lr: Learning rate.
-        betas: Shares of the two means that stay at each step.
-        eps: Added to the root of the second one.
     """
 
-    lr: Rate
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    lr: Rate  # Learning rate
+    betas: tuple[float, float] = (0.9, 0.999)  # Shares of the two means that stay at each step
+    eps: float = 1e-8  # Added to the root of the second one
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
@@ -166,12 +155,9 @@ class AdamW(Adam):
 
     Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101. State: two arrays. It decays all that
     it is given; for biases and gains, use a model of its own with `Adam`.
-
-    Attributes:
-        weight_decay: Share of a weight that is taken off at each step, times `lr`.
     """
 
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # Share of a weight that is taken off at each step, times `lr`
 
     def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Make one step, in place. Cost: a dozen passes within a core's cache."""

@@ -21,22 +21,16 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-__all__ = ["Fragment", "Nesterov"]
-
 
 @dataclass(frozen=True, slots=True)
 class Nesterov:
     """Descent with Nesterov's momentum: v = momentum * v + g; p = p - lr * (g + momentum * v).
 
     The outer optimizer of DiLoCo, with its rate and momentum: Douillard et al., arXiv:2311.08105. State: one array.
-
-    Attributes:
-        lr: Learning rate.
-        momentum: Share of the last velocity that stays; at least 0, less than 1.
     """
 
-    lr: float = 0.7
-    momentum: float = 0.9
+    lr: float = 0.7  # Learning rate
+    momentum: float = 0.9  # Share of the last velocity that stays; at least 0, less than 1
 
     def __post_init__(self) -> None:
         if not self.lr >= 0:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-__all__ = ["OwnExperts"]
-
 
 class OwnExperts:
     """One function for all experts of a rank, each with its own weights and rows.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Own", "packed", "unpacked", "unsavable"]
-
 Own: TypeAlias = "Mapping[str, Array]"
 """Arrays of one rank, by name."""
 

@@ -16,8 +16,6 @@ from .pieces import Piece, state_name
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Parameters", "Run", "blocks"]
-
 _BLOCK = 1 << 16
 """Elements looked at and updated at once: 256 KiB of float32, which a core's second-level cache holds."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[Any]
     Path: TypeAlias = tuple[str | int, ...]
 
-__all__ = ["RunningSum", "add_up", "filled", "has_no_data", "last_future", "leaves", "pick", "total"]
-
 
 def leaves(tree: object) -> dict[str, Path]:
     """Return where the leaves of a tree are, by name; names are those of `flatten`, and futures are leaves."""

@@ -15,31 +15,20 @@ if TYPE_CHECKING:
 
     from .tree import Array
 
-__all__ = ["Piece", "Tensors", "copied", "divided", "of_weight", "renamed", "state_name"]
-
 Tensors: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]]"
 """Name of dtype, and shape, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Elements `start` to `stop` of a tensor, flat.
+    """Elements `start` to `stop` of a tensor, flat."""
 
-    Attributes:
-        tensor: Its name: that of a weight, or "optimizer:KEY:WEIGHT".
-        shape: Of the whole tensor.
-        start: First element.
-        stop: Behind the last one.
-        data: (stop - start,) The model's own memory, or a copy of it.
-        cut: Which block of a larger tensor of that name the `shape` is; None if it is all of it.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    data: Array
-    cut: Cut | None = None
+    tensor: str  # Its name: that of a weight, or "optimizer:KEY:WEIGHT"
+    shape: tuple[int, ...]  # Of the whole tensor
+    start: int  # First element
+    stop: int  # Behind the last one
+    data: Array  # (stop - start,) The model's own memory, or a copy of it
+    cut: Cut | None = None  # Which block of a larger tensor of that name the `shape` is; None if it is all of it
 
     @property
     def key(self) -> str:

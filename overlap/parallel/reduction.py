@@ -24,34 +24,21 @@ from .parameters import Parameters
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Reduction", "Wiring"]
-
 _PARTS = 4  # so a quarter of its update is not hidden; more parts would cost latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
-    """What all buckets of a model share.
+    """What all buckets of a model share."""
 
-    Attributes:
-        rank: This rank.
-        group: Whose gradients are averaged.
-        stream: That their operations take.
-        hook: What takes the place of all_reduce.
-        exact: Whether every gradient is added up in the order of ranks.
-        parameters: The weights.
-        work: What issues computes that move memory.
-        blame: Who finds out whose gradient was not finite.
-    """
-
-    rank: Rank
-    group: Group
-    stream: Stream
-    hook: Hook | None
-    exact: bool
-    parameters: Parameters
-    work: MemoryWork
-    blame: Blame
+    rank: Rank  # This rank
+    group: Group  # Whose gradients are averaged
+    stream: Stream  # That their operations take
+    hook: Hook | None  # What takes the place of all_reduce
+    exact: bool  # Whether every gradient is added up in the order of ranks
+    parameters: Parameters  # The weights
+    work: MemoryWork  # What issues computes that move memory
+    blame: Blame  # Who finds out whose gradient was not finite
 
 
 class Reduction:

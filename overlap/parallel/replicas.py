@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .tree import Array
 
-__all__ = ["compare_replicas", "odd_ones"]
-
 
 def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
     """Issue the comparison, behind all computes that have been issued; nothing waits for it.

@@ -19,30 +19,18 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[Any]
 
-__all__ = ["Routing", "by_token", "merge", "places_by_expert", "route", "route_backward", "split_gradient"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Where the tokens of a rank go.
+    """Where the tokens of a rank go."""
 
-    Attributes:
-        x: The tokens, (T, h).
-        shape: That they came in.
-        probabilities: Of the router, (T, E).
-        chosen: The experts of every token, (T, k), the most probable first.
-        gates: What their outputs are multiplied by, (T, k).
-        order: Of the T*k copies, token by token, those that are sorted rows.
-        normalised: Whether the gates of a token add up to 1.
-    """
-
-    x: Array
-    shape: tuple[int, ...]
-    probabilities: Array
-    chosen: Array
-    gates: Array
-    order: Array
-    normalised: bool
+    x: Array  # The tokens, (T, h)
+    shape: tuple[int, ...]  # That they came in
+    probabilities: Array  # Of the router, (T, E)
+    chosen: Array  # The experts of every token, (T, k), the most probable first
+    gates: Array  # What their outputs are multiplied by, (T, k)
+    order: Array  # Of the T*k copies, token by token, those that are sorted rows
+    normalised: bool  # Whether the gates of a token add up to 1
 
 
 def route(router: Array, x: Array, k: int, normalised: bool) -> tuple[Routing, Array, Array]:

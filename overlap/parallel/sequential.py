@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Replicated", "Sequential"]
-
 T = TypeVar("T")
 
 

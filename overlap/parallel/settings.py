@@ -12,8 +12,6 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .buckets import Hook
 
-__all__ = ["IN_FLIGHT", "Order", "Settings", "Unused", "check_count", "group_of"]
-
 Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]
 

@@ -28,8 +28,6 @@ from .tree import flatten, rebuild
 if TYPE_CHECKING:
     from .tree import Array, Tree
 
-__all__ = ["Sharded"]
-
 
 class Sharded(Bucketed[SharedBucket]):
     """A model that a group of ranks shares out; it is used as `DataParallel` is.

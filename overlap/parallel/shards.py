@@ -20,8 +20,6 @@ from .pieces import Piece, state_name
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["Gauge", "Shard", "Stage", "shares"]
-
 Stage: TypeAlias = Literal[1, 2, 3]
 """What is shared out: the optimizer's state; gradients as well; parameters as well."""
 

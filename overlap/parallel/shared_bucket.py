@@ -19,8 +19,6 @@ from .shards import Shard
 if TYPE_CHECKING:
     from .tree import Array
 
-__all__ = ["SharedBucket"]
-
 IN_FLIGHT = 8
 """Operations of a stream at once: the library's own default."""
 

@@ -20,29 +20,22 @@ from .settings import group_of
 from .stages_pass import IssuedLoss, Model, Pass
 
 if TYPE_CHECKING:
-    from ..runtime.calls import Like
+    from ..runtime.request import Like
     from .schedules import PipelineSchedule
-
-__all__ = ["Model", "Passed", "Pipeline"]
 
 Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A batch whose schedule has been issued; the last of it may not have run yet.
+    """A batch whose schedule has been issued; the last of it may not have run yet."""
 
-    Attributes:
-        losses: On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
-        gradients: Of every stage of this rank, the mean over the batch: a tree like its weights, or a future of one.
-        group: The ranks of the pipeline.
-        last: The rank of the group that has the last stage.
-    """
-
+    # On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
     losses: Sequence[Future[object]]
+    # Of every stage of this rank, the mean over the batch: a tree like its weights, or a future of one.
     gradients: Mapping[int, object]
-    group: Group
-    last: int
+    group: Group  # The ranks of the pipeline
+    last: int  # The rank of the group that has the last stage
 
     async def loss(self) -> float:
         """Return the mean loss of the batch, on every rank of the pipeline: all of them must ask for it."""

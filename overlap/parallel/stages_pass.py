@@ -19,12 +19,10 @@ from .schedules import Action, Kind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runtime.calls import Like
+    from ..runtime.request import Like
     from ..runtime.stream import Stream
     from .pending import Path
     from .schedules import PipelineSchedule
-
-__all__ = ["IssuedLoss", "Model", "Pass"]
 
 
 class Model(Protocol):

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Weights = Mapping[str, Array]
 
-__all__ = ["ColumnLinear", "RowLinear"]
-
 
 class _Linear(ABC):
     """What both have: weights {"weight": (inputs, outputs), "bias": (outputs,)}, of which the bias may be left out.

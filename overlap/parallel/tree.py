@@ -12,8 +12,6 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Array", "Tree", "flatten", "rebuild"]
-
 Array: TypeAlias = "NDArray[np.generic]"
 Tree: TypeAlias = "Mapping[str, Tree] | Mapping[str, Array] | list[Tree] | list[Array] | tuple[Tree, ...] | Array"
 

@@ -17,15 +17,13 @@ from ..front import run
 from ..runtime.future import Future
 from ..runtime.rank import Rank
 from ..timeline.intervals import Merged, intersect, length, merge
-from ..timeline.spans import Span
+from ..timeline.span import Span
 from ..units import format_bytes
 from ..virtual.simulated_backend import Virtual
 from .buckets import GradientBucket
 
 if TYPE_CHECKING:
     from .tree import Array
-
-__all__ = ["CANDIDATES", "RECORDED", "Choice", "Recording", "Tuner", "best_of", "read", "replay"]
 
 Size: TypeAlias = int | None
 """Of a full bucket, in bytes; None for the default rule."""
@@ -46,11 +44,14 @@ class Model(Protocol):
 
     def __getitem__(self, name: str) -> object: ...
 
-    def reduce(self, name: str, grad: object) -> None: ...
+    def reduce(self, name: str, grad: object) -> None:
+        """Hand a gradient over."""
 
-    def step(self) -> object: ...
+    def step(self) -> object:
+        """Issue the update."""
 
-    async def finish(self) -> object: ...
+    async def finish(self) -> object:
+        """Wait for all that is issued."""
 
 
 MakeModel: TypeAlias = Callable[..., Model]
@@ -58,37 +59,23 @@ MakeModel: TypeAlias = Callable[..., Model]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a step takes, whatever buckets there are.
+    """What a step takes, whatever buckets there are."""
 
-    Attributes:
-        sizes: Elements and dtype of each parameter, by name, in the order of forward.
-        forward_s: Of all layers together, and of the loss.
-        backward_s: In the order in which there are gradients: of which parameter, and how long that takes after the
-            one before it.
-        latency_s: Of a small message.
-        seconds_per_byte: Of the wire, while it is busy.
-    """
-
-    sizes: Mapping[str, tuple[int, str]]
-    forward_s: float
+    sizes: Mapping[str, tuple[int, str]]  # Elements and dtype of each parameter, by name, in the order of forward
+    forward_s: float  # Of all layers together, and of the loss
+    # In the order in which there are gradients: of which parameter, and how long that takes after the one before it.
     backward_s: tuple[tuple[str, float], ...]
-    latency_s: float
-    seconds_per_byte: float
+    latency_s: float  # Of a small message
+    seconds_per_byte: float  # Of the wire, while it is busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best of what was tried, and what the defaults take.
+    """The best of what was tried, and what the defaults take."""
 
-    Attributes:
-        candidate: Its index in `CANDIDATES`.
-        step_s: Of a step, in the replay.
-        default_s: Of a step with the defaults, in the replay.
-    """
-
-    candidate: int
-    step_s: float
-    default_s: float
+    candidate: int  # Its index in `CANDIDATES`
+    step_s: float  # Of a step, in the replay
+    default_s: float  # Of a step with the defaults, in the replay
 
     def __str__(self) -> str:
         size, order = CANDIDATES[self.candidate]

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["VocabularyLoss"]
-
 _FLOAT_BYTES = 4  # of a score, for the virtual clock
 
 

@@ -11,8 +11,6 @@ from ..collectives.call import Call, Pairs, call, uneven_call
 from ..collectives.kinds import Collective
 from ..errors import OverlapError
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(asked: Call) -> list[object]:
     """Return the list that `unpack` makes an equal call of."""

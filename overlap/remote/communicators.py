@@ -16,10 +16,8 @@ from ..runtime.communicators import Communicators
 from ..runtime.dispute import Voice, mismatch
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
-from ..timeline.spans import call_site
+from ..timeline.recording import call_site
 from .spanning import Called, SpanningCommunicator, Telling
-
-__all__ = ["SpanningCommunicators", "SpanningMessages"]
 
 # Of how many tags at rest the number of messages is remembered, so that who waits for a rank that has finished can be
 # told at once; of tags that are older, a stall report tells.

@@ -36,8 +36,6 @@ from .saying import LINE_BYTES, MOST_ALIKE, ControlConnection, Saying
 from .spanning import ANNOUNCED
 from .standing_codec import cut
 
-__all__ = ["ControlConnection", "ControlPlane"]
-
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
 _WATCH_S = 0.025

@@ -14,8 +14,6 @@ from ..runtime.standing import Standing
 from . import call_codec, standing_codec
 from .standing_codec import cut
 
-__all__ = ["LINE_BYTES", "MOST_ALIKE", "ControlConnection", "Saying"]
-
 # What is told at most, in UTF-8: together less than half of what fits in a message.
 LINE_BYTES, _LINES = 500, 24
 MOST_ALIKE = 4096  # operations that one message speaks of

@@ -24,12 +24,10 @@ from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
 from ..runtime.match import Key, Match
 from ..runtime.operation import Operation
-from ..timeline.spans import call_site
+from ..timeline.recording import call_site
 
 CodePlace: TypeAlias = tuple[CodeType, int]
 Called: TypeAlias = tuple[int, Call, CodePlace]
-
-__all__ = ["ANNOUNCED", "Called", "SpanningCommunicator", "Telling"]
 
 # How many finished operations a communicator remembers, for a process that comes to them late and with another call. A
 # sender of small messages may be ahead by as many as its transport takes without a receiver.

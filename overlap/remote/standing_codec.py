@@ -7,8 +7,6 @@ from collections.abc import Container, Sequence
 from ..errors import OverlapError
 from ..runtime.standing import Standing
 
-__all__ = ["cut", "pack", "unpack"]
-
 # Together well below what fits in a message, whatever is said: of texts in UTF-8, and of ranks that are waited for.
 _TEXT_BYTES, _LONGEST_BYTES = 24_000, 400
 _RANKS, _LINES, _AWAITED = 128, 2, 16

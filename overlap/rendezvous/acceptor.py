@@ -19,8 +19,6 @@ from ..membership.lookout import Lookout
 from .configuration import FRESH, LAUNCHER, WATCHER, name_epoch
 from .sockets import format_endpoint, tune
 
-__all__ = ["Acceptor"]
-
 #: Of what the coordinator may owe to one member.
 _OUTBOX_LIMIT_BYTES = 64 * 2**20
 #: How long a refusal may take to leave, and how long to wait when the system has no descriptor left for a connection.

@@ -10,8 +10,6 @@ from ..membership.threaded import ThreadedMembership
 from .configuration import RendezvousConfig
 from .joining import join
 
-__all__ = ["join_apart"]
-
 
 @asynccontextmanager
 async def join_apart(config: RendezvousConfig, *, report: Callable[[str], None]) -> AsyncIterator[ThreadedMembership]:

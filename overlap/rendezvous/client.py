@@ -17,8 +17,6 @@ from ..membership.handle import Membership
 from .configuration import JoinError, RendezvousConfig, name_absent, name_epoch
 from .sockets import dial, format_endpoint
 
-__all__ = ["join_as_client"]
-
 #: Questions for the time before joining: enough that one of them did not wait in any queue.
 _CLOCK_SAMPLES = 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5

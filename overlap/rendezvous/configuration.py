@@ -13,18 +13,6 @@ from ..errors import OverlapError, UsageError
 from ..membership.control_link import Patience
 from .sockets import Endpoint
 
-__all__ = [
-    "FRESH",
-    "LAUNCHER",
-    "WATCHER",
-    "WORLDS",
-    "JoinError",
-    "RendezvousConfig",
-    "name_absent",
-    "name_epoch",
-    "name_processes",
-]
-
 #: What the hello of a process says that has been in no world yet.
 FRESH = "fresh"
 #: What the hello of a launcher calls its role.
@@ -53,44 +41,28 @@ class JoinError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousConfig:
-    """Where and how to join a world.
+    """Where and how to join a world."""
 
-    Attributes:
-        job: Name of the world, at most 128 bytes.
-        epoch: Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
-        fresh: Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process
-            of an earlier attempt that has been in one is refused.
-        member: Index of this process; 0 is the host.
-        members: How many processes there are.
-        endpoint: Where the host listens.
-        secret: What only members know.
-        detail: Must be the same on all members: versions, cluster, whatever makes programs fit together.
-        listener: On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes
-            non-blocking.
-        tls: Certificates, if the connections are to be encrypted; all members or none.
-        timeout_s: How long to wait for all to join.
-        progress_s: How often to report who is missing.
-        patience: How long a member may be silent.
-        process: Names this process to others of this host, as `membership.process_state.identity` does; empty: they
-            cannot ask the kernel whether it runs while it is silent.
-        ranks_each: How many ranks each process has, for messages; 0: it is not known.
-    """
-
-    job: str
-    member: int
-    members: int
-    endpoint: Endpoint
-    secret: bytes = field(repr=False)
-    epoch: int = 0
+    job: str  # Name of the world, at most 128 bytes
+    member: int  # Index of this process; 0 is the host
+    members: int  # How many processes there are
+    endpoint: Endpoint  # Where the host listens
+    secret: bytes = field(repr=False)  # What only members know
+    epoch: int = 0  # Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
+    # Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process of an
+    # earlier attempt that has been in one is refused.
     fresh: bool = False
-    detail: str = ""
+    detail: str = ""  # Must be the same on all members: versions, cluster, whatever makes programs fit together
+    # On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes non-blocking.
     listener: socket.socket | None = None
-    tls: Tls | None = None
-    timeout_s: float = 60.0
-    progress_s: float = 5.0
-    patience: Patience = field(default_factory=Patience)
+    tls: Tls | None = None  # Certificates, if the connections are to be encrypted; all members or none
+    timeout_s: float = 60.0  # How long to wait for all to join
+    progress_s: float = 5.0  # How often to report who is missing
+    patience: Patience = field(default_factory=Patience)  # How long a member may be silent
+    # Names this process to others of this host, as `membership.process_state.identity` does; empty: they cannot ask the
+    # kernel whether it runs while it is silent.
     process: str = ""
-    ranks_each: int = 0
+    ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < self.members:

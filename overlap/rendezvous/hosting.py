@@ -15,8 +15,6 @@ from .acceptor import Acceptor
 from .configuration import JoinError, RendezvousConfig, name_absent
 from .sockets import listen
 
-__all__ = ["join_as_host"]
-
 #: How long those who came may take to hear that the others did not.
 _LAST_WORDS_S = 1.0
 #: Reasons for which processes were not let in that the error repeats: one of them may be the missing one.

@@ -6,8 +6,6 @@ import re
 
 from ..errors import UsageError
 
-__all__ = ["first_host"]
-
 _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\],\s]+(?:,[^\[\],\s]+)*\])+")
 _BRACKETS = re.compile(r"\[([^\[\],-]+)[^\[\]]*\]")
 

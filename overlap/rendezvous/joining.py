@@ -12,8 +12,6 @@ from .client import join_as_client
 from .configuration import RendezvousConfig
 from .hosting import join_as_host
 
-__all__ = ["RendezvousConfig", "join"]
-
 #: How long the end of a block may wait for what its member has told to arrive.
 _LAST_WORDS_S = 1.0
 

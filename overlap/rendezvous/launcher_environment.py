@@ -59,8 +59,6 @@ from .other_launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
-__all__ = ["Place", "find_place", "member_variables", "without_membership"]
-
 DEFAULT_JOB = "overlap"
 LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
 
@@ -74,34 +72,22 @@ _OF_MEMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process stands in a world of several processes.
+    """Where a process stands in a world of several processes."""
 
-    Attributes:
-        source: Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm".
-        process: Its index.
-        processes: How many there are, at least 2.
-        ranks_per_process: Ranks that each of them hosts.
-        node: The machine it runs on; a node has `processes // nodes` processes, in order.
-        nodes: How many machines.
-        endpoint: Host and port where process 0 listens; None: only an MPI library can introduce them.
-        job: Name of the job; only processes of one job meet.
-        secret: What proves membership. None with an endpoint: all processes are on this machine, and
-            `secret.user_secret` is theirs.
-        listener: Descriptor of the socket on which process 0 listens already.
-        lifeline: Descriptor that ends this process when its launcher is gone.
-    """
-
-    source: str
-    process: int
-    processes: int
-    ranks_per_process: int
-    node: int
-    nodes: int
+    source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
+    process: int  # Its index
+    processes: int  # How many there are, at least 2
+    ranks_per_process: int  # Ranks that each of them hosts
+    node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
+    nodes: int  # How many machines
+    # Host and port where process 0 listens; None: only an MPI library can introduce them.
     endpoint: tuple[str, int] | None
-    job: str
+    job: str  # Name of the job; only processes of one job meet
+    # What proves membership. None with an endpoint: all processes are on this machine, and `secret.user_secret` is
+    # theirs.
     secret: bytes | None = field(default=None, repr=False)
-    listener: int | None = None
-    lifeline: int | None = None
+    listener: int | None = None  # Descriptor of the socket on which process 0 listens already
+    lifeline: int | None = None  # Descriptor that ends this process when its launcher is gone
 
     @property
     def ranks(self) -> range:

@@ -11,8 +11,6 @@ import msgpack
 from ..errors import UsageError
 from .launcher_environment import Place
 
-__all__ = ["Introduction", "introduced"]
-
 Introduction = tuple[tuple[str, int], bytes, socket.socket | None]
 """Where to meet, the secret, and the listening socket of process 0."""
 

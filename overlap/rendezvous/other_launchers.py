@@ -12,8 +12,6 @@ from ..errors import UsageError
 from .hostlist import first_host
 from .sockets import parse_endpoint
 
-__all__ = ["ROWS", "Row", "endpoint_of", "is_loopback", "number"]
-
 # Slurm gives no port. These are above the well-known ones and below those that systems hand out by themselves
 # (from 32768 on Linux), and jobs that follow each other get different ones.
 SLURM_FIRST_PORT, SLURM_PORTS = 15_000, 15_000
@@ -23,29 +21,17 @@ _OUT_OF_ORDER = ("cyclic", "plane", "arbitrary")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one launcher says; None is what it leaves open.
+    """What one launcher says; None is what it leaves open."""
 
-    Attributes:
-        source: The launcher.
-        process: Index of this process.
-        processes: How many.
-        node: Index of its machine.
-        nodes: How many machines.
-        ranks_per_process: Ranks of each process.
-        host: Where process 0 runs.
-        port: Where it can listen there.
-        job: What tells this start from others.
-    """
-
-    source: str
-    process: int
-    processes: int
-    node: int | None = None
-    nodes: int | None = None
-    ranks_per_process: int | None = None
-    host: str | None = None
-    port: int | None = None
-    job: str | None = None
+    source: str  # The launcher
+    process: int  # Index of this process
+    processes: int  # How many
+    node: int | None = None  # Index of its machine
+    nodes: int | None = None  # How many machines
+    ranks_per_process: int | None = None  # Ranks of each process
+    host: str | None = None  # Where process 0 runs
+    port: int | None = None  # Where it can listen there
+    job: str | None = None  # What tells this start from others
 
 
 def _torchrun(environ: Mapping[str, str]) -> Row | None:

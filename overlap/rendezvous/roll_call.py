@@ -22,8 +22,6 @@ from transports.tls import Tls
 from .configuration import LAUNCHER, JoinError, name_processes
 from .sockets import Endpoint, dial, format_endpoint, tune
 
-__all__ = ["Present", "RollCall", "answer_roll_call", "call_roll"]
-
 #: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.
 #: Half of 60 s are the last call of torchrun.
 _LAST_CALL = 0.5
@@ -37,29 +35,17 @@ _ANSWER_LIMIT_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollCall:
-    """What a launcher must know of the others.
+    """What a launcher must know of the others."""
 
-    Attributes:
-        job: Name of the job.
-        node: Which one starts here.
-        fewest: With how few the job may go on.
-        most: How many there may be.
-        ranks_per_node: The same on all.
-        endpoint: Where node 0 listens.
-        secret: What only launchers and members know.
-        timeout_s: In which all must have come; half of it if the fewest are enough.
-        tls: Certificates, if connections are encrypted.
-    """
-
-    job: str
-    node: int
-    fewest: int
-    most: int
-    ranks_per_node: int
-    endpoint: Endpoint
-    secret: bytes
-    timeout_s: float
-    tls: Tls | None = None
+    job: str  # Name of the job
+    node: int  # Which one starts here
+    fewest: int  # With how few the job may go on
+    most: int  # How many there may be
+    ranks_per_node: int  # The same on all
+    endpoint: Endpoint  # Where node 0 listens
+    secret: bytes  # What only launchers and members know
+    timeout_s: float  # In which all must have come; half of it if the fewest are enough
+    tls: Tls | None = None  # Certificates, if connections are encrypted
 
     @property
     def hello(self) -> Hello:
@@ -70,17 +56,11 @@ class RollCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
-    """What has been agreed.
+    """What has been agreed."""
 
-    Attributes:
-        index: This node's number among those that take part.
-        nodes: How many these are.
-        attempt: Which attempt it is.
-    """
-
-    index: int
-    nodes: int
-    attempt: int
+    index: int  # This node's number among those that take part
+    nodes: int  # How many these are
+    attempt: int  # Which attempt it is
 
 
 async def call_roll(

@@ -22,8 +22,6 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-__all__ = ["ADVICE", "VARIABLE", "generate", "given_secret", "hand_over", "strong_secret", "user_secret"]
-
 LENGTH_BYTES = 32  # of generated ones; more than HMAC-SHA-256 can use
 SHORTEST_BYTES = 8  # a handshake that was listened to lets one try out short ones at leisure
 LONGEST_BYTES = 4096  # of a file: a secret, and not a mistaken path

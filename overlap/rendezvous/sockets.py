@@ -15,8 +15,6 @@ import trio
 from ..errors import OverlapError, UsageError
 from ..membership.control_link import OUTAGE_S
 
-__all__ = ["Endpoint", "ListenError", "dial", "format_endpoint", "listen", "parse_endpoint", "port_holder"]
-
 Endpoint = tuple[str, int]
 
 #: What an idle connection is asked: after the first second, a question each second.

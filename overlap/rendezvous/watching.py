@@ -24,8 +24,6 @@ from ..membership.control_messages import Looked, Message, MessageError, Refused
 from .configuration import WATCHER, name_processes
 from .sockets import Endpoint, dial, format_endpoint
 
-__all__ = ["WatchedWorld", "WorldOverError"]
-
 _DIAL_LIMIT_S = 5.0
 _ANSWER_LIMIT_S = 10.0  # after the pause that was asked for
 _OUTBOX_LIMIT_BYTES = 64 * 1024

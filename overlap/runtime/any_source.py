@@ -21,8 +21,6 @@ from .operation import Operation
 from .outstanding import Issued
 from .request import Members
 
-__all__ = ["AnyReceive"]
-
 
 class AnyReceive(Issued[Array]):
     """The handle of a receive from any source; `await` it for the array.

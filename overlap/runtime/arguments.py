@@ -15,8 +15,6 @@ from .context import Arrays
 from .memory.buffer_locks import BufferLocks
 from .memory.foreign import as_output
 
-__all__ = ["check_overlap", "check_result", "check_unwritten", "receive_like"]
-
 
 def check_result(out: Array | None, pattern: Call, rank: int) -> None:
     """Compare `out` with the result that `pattern` makes on a group rank, if it says what that is.

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-    from ..timeline.spans import Clock as ClockName
-
-__all__ = ["Backend", "RealBackend"]
+    from ..timeline.span import Clock as ClockName
 
 
 class Backend(ABC):

@@ -15,15 +15,13 @@ from .objects import Objects
 from .operation import CollectiveFuture
 from .outstanding import CallSite
 from .point_to_point import PointToPoint
-from .request import Input, Like
+from .request import Input
 from .rooted import Rooted
 from .stream import Stream
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["Calls", "Input", "Like"]
 
 Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"

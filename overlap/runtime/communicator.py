@@ -22,9 +22,6 @@ from .match import Key, Match, Unfit
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
-__all__ = ["BaseEngine", "Communicator", "Shared", "ShortWay"]
-
-
 # How long two that differ wait for a third to tell which of them is the odd one out.
 _DISPUTE_S = 0.05
 
@@ -73,15 +70,10 @@ class ShortWay(ABC):
 
 
 class Shared(Protocol):
-    """What the communicators of a world share, as each of them sees it: see `Communicators`.
+    """What the communicators of a world share, as each of them sees it: see `Communicators`."""
 
-    Attributes:
-        engine: Runs what has matched.
-        left: World ranks that have finished their program.
-    """
-
-    engine: BaseEngine
-    left: set[int]
+    engine: BaseEngine  # Runs what has matched
+    left: set[int]  # World ranks that have finished their program
 
     def announce(self, key: Key) -> None:
         """Let who receives from any source look at a message that nobody has begun to receive."""

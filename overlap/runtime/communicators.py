@@ -12,8 +12,6 @@ from .communicator import BaseEngine, Communicator
 from .context import RankContext
 from .match import Key
 
-__all__ = ["Communicators"]
-
 
 class Communicators:
     """The communicators of a world, and what they share.

@@ -14,7 +14,7 @@ import trio
 
 from ..collectives.reduce import Array
 from ..errors import UsageError
-from ..timeline.spans import RawCompute
+from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
 from .forks import leave
@@ -24,8 +24,6 @@ from .memory.lent_arguments import arrays_in, explain
 from .outstanding import CallSite, Issued, place_told, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
-
-__all__ = ["DEFAULT_LANE", "ComputeFuture", "ComputeStream", "ThreadedCompute"]
 
 DEFAULT_LANE = "compute"
 

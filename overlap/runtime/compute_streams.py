@@ -7,8 +7,6 @@ from collections.abc import Callable
 from ..errors import UsageError, shown
 from .compute import DEFAULT_LANE, ComputeFuture, ComputeStream
 
-__all__ = ["ComputeStreams", "check_stream"]
-
 
 class ComputeStreams:
     """The compute streams of one rank, made when they are first used.

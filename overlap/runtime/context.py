@@ -13,24 +13,18 @@ from trio.lowlevel import checkpoint
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..flight.recorder import NOT_RECORDED, RankFlight
-from ..timeline.spans import RawSpan
+from ..timeline.recording import RawSpan
 from .deadlines import Deadlines, Expiring
 from .ending import Ending
 from .handover import Handover
 from .memory.buffer_locks import BufferLocks
 from .outstanding import Outstanding
 
-__all__ = ["Arrays", "RankContext"]
-
 
 class Arrays(Protocol):
-    """Where arrays come from.
+    """Where arrays come from."""
 
-    Attributes:
-        shapes_only: Whether they have a shape and no data.
-    """
-
-    shapes_only: bool
+    shapes_only: bool  # Whether they have a shape and no data
 
     def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
         """Return a new array; what is in it is not defined."""
@@ -41,46 +35,27 @@ class Arrays(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RankContext:
-    """One rank, as what works for it sees it.
+    """One rank, as what works for it sees it."""
 
-    Attributes:
-        rank: World rank.
-        now_ns: Returns the present instant.
-        soon: Calls back at once, or after the callback that is running: chains of operations must not recurse.
-        record: Takes a span of this rank's timeline.
-        flight: Takes what the flight record keeps.
-        arrays: Where results come from.
-        locks: Which arrays are in flight.
-        outstanding: What is unfinished.
-        ending: How the world ends, once it does.
-        handover: To the event loop, for other threads.
-        thread: Ident of the event loop's thread.
-        nursery: For tasks of this rank; open as long as it lives.
-        step: Index of the step that it is in, if any.
-        kept_step: Of the newest state or checkpoint that all ranks have on the disk, if there is one.
-        closed: Whether it has ended: nothing may be issued any more.
-        deadlines: Of its operations.
-        pause: What a task does that awaits what has ended.
-        elsewhere: Returns "file:line" of its program, where that runs in another thread than the event loop.
-    """
-
-    rank: int
-    now_ns: Callable[[], int]
+    rank: int  # World rank
+    now_ns: Callable[[], int]  # Returns the present instant
+    # Calls back at once, or after the callback that is running: chains of operations must not recurse.
     soon: Callable[[Callable[[], None]], None]
-    record: Callable[[RawSpan], None]
-    arrays: Arrays
-    locks: BufferLocks
-    outstanding: Outstanding
-    ending: Ending
-    handover: Handover
-    thread: int
-    flight: RankFlight = NOT_RECORDED
-    nursery: trio.Nursery | None = None
-    step: int | None = None
-    kept_step: int | None = None
-    closed: bool = False
-    deadlines: Deadlines = field(default_factory=Deadlines)
-    pause: Callable[[], Coroutine[object, object, None]] = checkpoint
+    record: Callable[[RawSpan], None]  # Takes a span of this rank's timeline
+    arrays: Arrays  # Where results come from
+    locks: BufferLocks  # Which arrays are in flight
+    outstanding: Outstanding  # What is unfinished
+    ending: Ending  # How the world ends, once it does
+    handover: Handover  # To the event loop, for other threads
+    thread: int  # Ident of the event loop's thread
+    flight: RankFlight = NOT_RECORDED  # Takes what the flight record keeps
+    nursery: trio.Nursery | None = None  # For tasks of this rank; open as long as it lives
+    step: int | None = None  # Index of the step that it is in, if any
+    kept_step: int | None = None  # Of the newest state or checkpoint that all ranks have on the disk, if there is one
+    closed: bool = False  # Whether it has ended: nothing may be issued any more
+    deadlines: Deadlines = field(default_factory=Deadlines)  # Of its operations
+    pause: Callable[[], Coroutine[object, object, None]] = checkpoint  # What a task does that awaits what has ended
+    # Returns "file:line" of its program, where that runs in another thread than the event loop.
     elsewhere: Callable[[], str] | None = None
 
     def keep_step(self, step: int) -> None:

@@ -10,8 +10,6 @@ import trio
 
 from ..errors import DeadlineError, UsageError, shown
 
-__all__ = ["Deadlines", "Expiring", "check_timeout"]
-
 
 class Expiring(Protocol):
     """What may take too long."""

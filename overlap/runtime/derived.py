@@ -9,8 +9,6 @@ from .future import Failure, Future, call_when_done, outcome, settle, tell
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["Derived"]
-
 
 class Derived(Future[T_co]):
     """The future of `make(results)` of some operations that have not been issued yet.

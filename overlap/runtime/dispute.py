@@ -9,21 +9,13 @@ from typing import NamedTuple
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError
 
-__all__ = ["Voice", "few_and_many", "mismatch"]
-
 
 class Voice(NamedTuple):
-    """What one rank has called.
+    """What one rank has called."""
 
-    Attributes:
-        rank: World rank.
-        call: What it asked for.
-        call_site: Where.
-    """
-
-    rank: int
-    call: Call
-    call_site: str
+    rank: int  # World rank
+    call: Call  # What it asked for
+    call_site: str  # Where
 
 
 def few_and_many(voices: Sequence[Voice]) -> tuple[list[Voice], list[Voice]]:

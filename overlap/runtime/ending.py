@@ -5,8 +5,6 @@ from __future__ import annotations
 from ..diagnostics import where
 from ..errors import PeerFailedError, RankFailedError, in_one_line
 
-__all__ = ["Ending"]
-
 _FORKED = (
     "this process is a fork of the one that has this rank, and is no rank itself: use none in it, or let it join a "
     "world of its own by overlap.connect"

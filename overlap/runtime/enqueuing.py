@@ -22,8 +22,6 @@ from .operation import CollectiveFuture, Lane, Port
 from .request import Members
 from .stream import Stream, Streams
 
-__all__ = ["Asked", "Enqueuer", "Places"]
-
 Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
 Asked: TypeAlias = "tuple[bool, int, int, Stream | str | None]"  # the same; peer, tag and stream, as a call names them
 

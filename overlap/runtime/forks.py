@@ -23,8 +23,6 @@ from trio.lowlevel import Task
 from ..diagnostics import is_ours
 from .ending import Ending
 
-__all__ = ["Forkable", "ending_forks", "keep", "kept", "leave", "stop_loop"]
-
 # A program that catches what it gets where it waits, and waits again, is ended after so many times.
 _CHANCES = 100
 

@@ -23,17 +23,6 @@ from .unawaited import Unawaited
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = [
-    "Failure",
-    "Future",
-    "call_when_done",
-    "is_elsewhere",
-    "outcome",
-    "settle",
-    "tell",
-    "wait_in_thread",
-]
-
 # Guards what several threads may do to one future: settle it, begin to wait for it, add callbacks to it. Whoever holds
 # it does nothing else, so one lock for all futures is no bottleneck, and a future need not carry its own.
 _LOCK = threading.Lock()
@@ -60,6 +49,7 @@ class Flag(int):
     __slots__ = ()
 
     def __call__(self) -> bool:
+        """Return the flag as a plain bool."""
         return bool(self)
 
     def __repr__(self) -> str:

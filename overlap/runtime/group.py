@@ -18,8 +18,6 @@ from .operation import CollectiveFuture
 from .outstanding import name_told
 from .stream import Stream, Streams
 
-__all__ = ["Group"]
-
 _MOST = 1 << 63  # what travels as int64
 
 

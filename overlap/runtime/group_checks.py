@@ -12,8 +12,6 @@ from ..errors import UsageError, shown
 from .operation import CollectiveFuture
 from .request import Members
 
-__all__ = ["check_one_a_rank", "check_pairs", "check_peer", "check_rank", "check_root"]
-
 _TAGS = 1 << 24
 _INTEGERS = int, np.integer
 

@@ -9,8 +9,6 @@ from ..diagnostics import calling
 if TYPE_CHECKING:
     import topology
 
-__all__ = ["GroupRules"]
-
 
 class GroupRules:
     """Checks the groups of a world against its cluster, each once.

@@ -10,8 +10,6 @@ from typing import Protocol
 
 import trio
 
-__all__ = ["Cancels", "Handover", "Looks"]
-
 # A turn of the loop in which little is to do takes 50 to 100 us, and to wake a loop that sleeps 100 to 300.
 _ABOUT_TO_SLEEP_S = 100e-6
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["InTurn"]
-
 
 class InTurn:
     """Calls what it is given at once, or after what it is calling: chains of operations must not recurse."""

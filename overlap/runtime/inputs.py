@@ -6,8 +6,6 @@ from typing import Any
 
 from .future import Failure, Future, outcome
 
-__all__ = ["resolve"]
-
 
 def resolve(value: object) -> tuple[object, Failure | None]:
     """Return the outcome of `value`, looking into futures (settled) and into tuples, lists and dicts that hold some."""

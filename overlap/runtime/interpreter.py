@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-__all__ = ["BlasLimit", "tuned"]
-
 # CPython hands the GIL over every 5 ms; a compute thread in Python code then delays every tenth wake-up of the event
 # loop by as much. At 0.5 ms the same test shows 13 us (measured).
 SWITCH_INTERVAL_S = 0.0005

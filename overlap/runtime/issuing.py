@@ -20,19 +20,13 @@ from .operation import CollectiveFuture, Port
 from .stream import Stream
 from .trees import is_tree, packs, unpacked
 
-__all__ = ["Issuer", "Surroundings"]
-
 _FORMS = (list, tuple, dict)
 
 
 class Surroundings(Places, Protocol):
-    """What the groups of a rank find around them: its world, as they see it.
+    """What the groups of a rank find around them: its world, as they see it."""
 
-    Attributes:
-        issuer: What issues their operations.
-    """
-
-    issuer: type[Issuer]
+    issuer: type[Issuer]  # What issues their operations
 
     def check_group(self, ranks: tuple[int, ...]) -> None:
         """Raise `topology.TopologyError` unless the cluster allows such a group."""

@@ -19,8 +19,6 @@ from trio.lowlevel import Task
 
 from .program_places import place_of, tasks_of
 
-__all__ = ["BUSY_S", "Busy", "LoopWatch"]
-
 #: So long may a program keep the loop before that is told, and shown in the timeline. People notice a second.
 BUSY_S = 1.0
 #: At one place it is told again when it takes this much longer than what has been told.
@@ -31,17 +29,11 @@ _PERIOD_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """A rank that keeps the loop.
+    """A rank that keeps the loop."""
 
-    Attributes:
-        rank: Which one.
-        place: Where, as "file:line".
-        since_ns: When the loop was last free; the true beginning is at most a period later.
-    """
-
-    rank: int
-    place: str
-    since_ns: int
+    rank: int  # Which one
+    place: str  # Where, as "file:line"
+    since_ns: int  # When the loop was last free; the true beginning is at most a period later
 
 
 class LoopWatch:

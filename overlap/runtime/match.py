@@ -9,27 +9,16 @@ from typing import NamedTuple
 from ..collectives.call import Call
 from .operation import Operation
 
-__all__ = ["Key", "Match", "Unfit"]
-
 
 class Key(NamedTuple):
-    """What names a communicator on every rank alike.
+    """What names a communicator on every rank alike."""
 
-    Attributes:
-        ranks: World ranks of the group, in its order.
-        occurrence: Which of the groups with these ranks.
-        stream: Name of the stream; "" for messages.
-        src: Group rank that sends, of messages.
-        dst: Group rank that receives, of messages.
-        tag: Of messages.
-    """
-
-    ranks: tuple[int, ...]
-    occurrence: int
-    stream: str
-    src: int = -1
-    dst: int = -1
-    tag: int = -1
+    ranks: tuple[int, ...]  # World ranks of the group, in its order
+    occurrence: int  # Which of the groups with these ranks
+    stream: str  # Name of the stream; "" for messages
+    src: int = -1  # Group rank that sends, of messages
+    dst: int = -1  # Group rank that receives, of messages
+    tag: int = -1  # Of messages
 
     @property
     def messages(self) -> bool:

@@ -8,8 +8,6 @@ from math import prod
 from ..errors import UsageError
 from .group import Group
 
-__all__ = ["Mesh"]
-
 
 class Mesh:
     """One rank's place in a grid of all ranks, row-major: the last axis runs fastest.

@@ -19,8 +19,6 @@ from .operation import CollectiveFuture, Port
 from .outstanding import Issued
 from .stream import MessageLane, Stream
 
-__all__ = ["MessageIssuer"]
-
 # Sources and destinations of messages, with their tags, of which something is remembered; a tag for each message is no
 # reason to remember more.
 _PEERS = 256

@@ -11,8 +11,6 @@ import numpy as np
 from ..errors import UsageError
 from .memory.foreign import as_input
 
-__all__ = ["pack", "unpack"]
-
 _TUPLE, _COMPLEX, _ARRAY, _SCALAR = range(4)
 
 

@@ -19,8 +19,6 @@ from .operation import CollectiveFuture
 from .outstanding import CallSite
 from .stream import Stream
 
-__all__ = ["Objects"]
-
 _HEADER = np.dtype(np.int64).itemsize  # of each object: how many bytes follow
 
 

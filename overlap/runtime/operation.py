@@ -18,7 +18,7 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
-from ..timeline.spans import RawGroup, RawMatch
+from ..timeline.recording import RawGroup, RawMatch
 from .future import Failure, Future, call_when_done
 from .handover import Cancels, Looks
 from .inputs import resolve
@@ -28,23 +28,11 @@ from .request import Request
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = [
-    "CollectiveFuture",
-    "Lane",
-    "Matching",
-    "Operation",
-    "Port",
-]
-
 
 class Matching(Protocol):
-    """Where an operation finds those of the other ranks: a communicator, as operations see it.
+    """Where an operation finds those of the other ranks: a communicator, as operations see it."""
 
-    Attributes:
-        members: World ranks that meet.
-    """
-
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # World ranks that meet
 
     @property
     def closed(self) -> bool:
@@ -74,17 +62,11 @@ class Matching(Protocol):
 
 
 class Lane(Protocol):
-    """The stream of an operation, as operations see it.
+    """The stream of an operation, as operations see it."""
 
-    Attributes:
-        name: Also in the timeline.
-        priority: Added to that of each operation.
-        window: How many operations it works on at once.
-    """
-
-    name: str
-    priority: int
-    window: int
+    name: str  # Also in the timeline
+    priority: int  # Added to that of each operation
+    window: int  # How many operations it works on at once
 
     @property
     def idle(self) -> bool:
@@ -134,9 +116,6 @@ class CollectiveFuture(Request[T_co]):
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
     `out`; the result belongs to the caller.
-
-    Attributes:
-        seq: Its position among the group's operations on its stream.
     """
 
     __slots__ = (
@@ -145,7 +124,7 @@ class CollectiveFuture(Request[T_co]):
     )  # fmt: skip
 
     port: Port
-    seq: int
+    seq: int  # Its position among the group's operations on its stream
     issued_ns: int
     started_ns: int
     step: int | None  # in which it was issued

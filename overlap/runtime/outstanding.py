@@ -14,7 +14,7 @@ from transports import TransportError
 
 from ..errors import UsageError, shown
 from ..timeline.ranklist import listed
-from ..timeline.spans import call_site
+from ..timeline.recording import call_site
 from .future import Failure, Future, settle
 
 T_co = TypeVar("T_co", covariant=True)
@@ -22,23 +22,16 @@ T_co = TypeVar("T_co", covariant=True)
 CallSite: TypeAlias = FrameType | str | tuple[CodeType, int]
 """Where something is issued: a frame, "file.py:41", or the `place` of another handle."""
 
-__all__ = ["CallSite", "Issued", "Outstanding", "name_told", "place_told", "seconds_since"]
-
 _LISTED = 4  # how many unfinished operations of a rank a report names
 
 
 class Issued(Future[T_co]):
-    """The handle of something a rank has issued: a collective, a message, or a compute.
-
-    Attributes:
-        name: As given by the caller, or that of the operation or function.
-        place: Where it was issued, as code and instruction: finding the line takes longer.
-    """
+    """The handle of something a rank has issued: a collective, a message, or a compute."""
 
     __slots__ = ("name", "place")
 
-    name: str
-    place: tuple[CodeType, int]
+    name: str  # As given by the caller, or that of the operation or function
+    place: tuple[CodeType, int]  # Where it was issued, as code and instruction: finding the line takes longer
 
     @property
     def call_site(self) -> str:

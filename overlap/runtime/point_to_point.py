@@ -13,8 +13,6 @@ from .outstanding import CallSite, Issued
 from .request import Input, Like
 from .stream import Stream
 
-__all__ = ["PointToPoint"]
-
 
 class PointToPoint:
     """The messages of `Calls`."""

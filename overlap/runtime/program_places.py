@@ -13,9 +13,7 @@ import trio
 from trio.lowlevel import Task
 
 from ..diagnostics import is_ours, program_point
-from ..timeline.spans import call_site
-
-__all__ = ["Points", "place_in", "place_of", "program_places", "tasks_of"]
+from ..timeline.recording import call_site
 
 Points: TypeAlias = list[tuple[CodeType, int]]
 """Code and instruction of some frames, outermost first."""

@@ -17,8 +17,8 @@ from ..collectives.reduce import Array
 from ..errors import UsageError, shown
 from ..flight.recorder import Known
 from ..state.store import RankState
-from ..timeline.spans import Clock as ClockName
-from ..timeline.spans import Recorder
+from ..timeline.recording import Recorder
+from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
 from .compute import ComputeFuture
@@ -37,18 +37,12 @@ from .task import TaskFuture
 
 T = TypeVar("T")
 
-__all__ = ["Rank", "RankStatistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """What `rank.statistics()` tells.
+    """What `rank.statistics()` tells."""
 
-    Attributes:
-        buffer_pool: Where the memory of results comes from; one pool serves all ranks of a process.
-    """
-
-    buffer_pool: BufferPoolStatistics
+    buffer_pool: BufferPoolStatistics  # Where the memory of results comes from; one pool serves all ranks of a process
 
 
 class Rank(Calls):

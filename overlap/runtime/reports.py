@@ -11,8 +11,6 @@ from .backend import Backend
 from .standing import Standing, find_stall, report_lines
 from .world_member import Member
 
-__all__ = ["OtherReports", "Reports"]
-
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
 
 

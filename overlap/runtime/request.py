@@ -23,26 +23,17 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["Input", "Like", "Members", "Request"]
-
 Input: TypeAlias = "ArrayLike | Future[Array] | Future[object] | Mapping[str, object] | Sequence[object]"
 Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
 
 
 class Members(Protocol):
-    """The group of an operation, as operations see it.
+    """The group of an operation, as operations see it."""
 
-    Attributes:
-        name: For messages.
-        label: For the timeline.
-        rank: The index of this rank in it.
-        size: How many ranks it has.
-    """
-
-    name: str
-    label: tuple[str, tuple[int, ...]]
-    rank: int
-    size: int
+    name: str  # For messages
+    label: tuple[str, tuple[int, ...]]  # For the timeline
+    rank: int  # The index of this rank in it
+    size: int  # How many ranks it has
 
 
 class Request(Issued[T_co]):

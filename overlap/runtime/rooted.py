@@ -13,8 +13,6 @@ from .outstanding import CallSite
 from .request import Input
 from .stream import Stream
 
-__all__ = ["Rooted"]
-
 
 class Rooted:
     """The rooted ones of `Calls`."""

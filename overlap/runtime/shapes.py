@@ -10,8 +10,6 @@ import numpy.typing as npt
 from ..collectives.reduce import Array
 from ..errors import UsageError
 
-__all__ = ["shape_only"]
-
 
 def shape_only(shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
     """Return an array that has a shape and a dtype, and one element for all its places: a read-only zero.

@@ -18,8 +18,6 @@ from typing import Protocol
 from ..notice import notify
 from .standing import Stall, Standing, find_stall
 
-__all__ = ["HOPELESS_S", "STALL_S", "OtherStandings", "StallLimits", "StallWatch", "Watched"]
-
 #: A step rarely takes longer, and nobody looks at a silent terminal for much longer without asking.
 STALL_S = 10.0
 #: Half of the ten minutes after which PyTorch gives up whatever it waits for, healthy or not; long enough to read the
@@ -31,15 +29,10 @@ _MOST_PATIENT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallLimits:
-    """How long a world may make no progress.
+    """How long a world may make no progress."""
 
-    Attributes:
-        tell_s: Then it is told who waits for whom.
-        give_up_s: Then the world is ended; None: after `HOPELESS_S`, and only if it can never go on.
-    """
-
-    tell_s: float = STALL_S
-    give_up_s: float | None = None
+    tell_s: float = STALL_S  # Then it is told who waits for whom
+    give_up_s: float | None = None  # Then the world is ended; None: after `HOPELESS_S`, and only if it can never go on
 
 
 class Watched(Protocol):
@@ -53,13 +46,9 @@ class Watched(Protocol):
 
 
 class OtherStandings(Protocol):
-    """What other processes say of their ranks.
+    """What other processes say of their ranks."""
 
-    Attributes:
-        speaks: Whether this process is the one that tells the user.
-    """
-
-    speaks: bool
+    speaks: bool  # Whether this process is the one that tells the user
 
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress: all of them, each time that changes."""

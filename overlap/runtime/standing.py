@@ -11,41 +11,26 @@ from dataclasses import dataclass
 
 from ..timeline.ranklist import listed
 
-__all__ = ["Stall", "Standing", "find_stall", "report_lines"]
-
 _SHOWN = 16  # lines of a table on a terminal; the odd one out stands above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where one rank stands.
+    """Where one rank stands."""
 
-    Attributes:
-        rank: World rank.
-        lines: What it has not finished, or where its program is, for people to read.
-        awaits: World ranks that it waits for.
-        busy: What keeps it, as the end of "rank 2, ..."; empty if nothing but other ranks does.
-    """
-
-    rank: int
-    lines: tuple[str, ...]
-    awaits: tuple[int, ...] = ()
-    busy: str = ""
+    rank: int  # World rank
+    lines: tuple[str, ...]  # What it has not finished, or where its program is, for people to read
+    awaits: tuple[int, ...] = ()  # World ranks that it waits for
+    busy: str = ""  # What keeps it, as the end of "rank 2, ..."; empty if nothing but other ranks does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Ranks that wait for ranks of which nothing comes.
+    """Ranks that wait for ranks of which nothing comes."""
 
-    Attributes:
-        waiting: Those that wait, ascending.
-        reached: For whom each of them waits, directly or not, itself included.
-        standings: Of all of these.
-    """
-
-    waiting: Sequence[int]
-    reached: Mapping[int, set[int]]
-    standings: Mapping[int, Standing]
+    waiting: Sequence[int]  # Those that wait, ascending
+    reached: Mapping[int, set[int]]  # For whom each of them waits, directly or not, itself included
+    standings: Mapping[int, Standing]  # Of all of these
 
     @property
     def hopeless(self) -> bool:

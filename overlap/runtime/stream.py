@@ -17,8 +17,6 @@ from .context import RankContext
 from .future import Failure, Future
 from .operation import Operation
 
-__all__ = ["DEFAULT_WINDOW", "MessageLane", "Stream", "Streams"]
-
 DEFAULT_WINDOW = 8
 
 

@@ -14,8 +14,6 @@ from .outstanding import Issued
 
 T_co = TypeVar("T_co", covariant=True)
 
-__all__ = ["TaskFuture"]
-
 
 class TaskFuture(Issued[T_co]):
     """The handle of an async function; `await` it for what the function returns. The rank waits for it at its end."""

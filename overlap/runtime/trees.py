@@ -16,8 +16,6 @@ from .context import Arrays
 from .future import Future
 from .memory.foreign import as_input
 
-__all__ = ["Pack", "is_tree", "packs", "unpacked"]
-
 _FORMS = (list, tuple, dict)
 
 
@@ -37,21 +35,13 @@ def _holds(item: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pack:
-    """Arrays of one tree that travel together.
+    """Arrays of one tree that travel together."""
 
-    Attributes:
-        places: Which leaves of the tree they are.
-        shapes: Of each, as it comes back.
-        dtypes: Of each.
-        rows: Blocks that the packed array has as it comes back, each of which holds a block of every array.
-        packed: What travels.
-    """
-
-    places: Sequence[int]
-    shapes: Sequence[Shape]
-    dtypes: Sequence[np.dtype[np.generic]]
-    rows: int
-    packed: Array
+    places: Sequence[int]  # Which leaves of the tree they are
+    shapes: Sequence[Shape]  # Of each, as it comes back
+    dtypes: Sequence[np.dtype[np.generic]]  # Of each
+    rows: int  # Blocks that the packed array has as it comes back, each of which holds a block of every array
+    packed: Array  # What travels
 
     def results(self, packed: Array | None, arrays: Arrays) -> Iterator[tuple[int, Array | None]]:
         """Yield the place and the value of each array in a packed result; None where this rank gets none."""

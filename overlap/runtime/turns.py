@@ -7,8 +7,6 @@ from time import perf_counter
 
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-__all__ = ["Turns"]
-
 # A turn of the loop takes 15 to 35 us. A message of 64 KiB each way between two processes takes 250, and two such turns
 # if each await that finds its operation ended takes one. Others wait for so long as for two of those messages.
 _EVERY_S = 0.5e-3

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-__all__ = ["Unawaited"]
-
 _FIRST = "await it first, or pass it to rank.compute or a collective"
 
 

@@ -16,7 +16,8 @@ from transports import LinkLostError, Transport, TransportError
 from ..diagnostics import is_interrupt, only, origin, parted, where
 from ..errors import PeerError, RemoteError, StallError, in_one_line
 from ..flight.recorder import NOT_RECORDED, Writer
-from ..timeline.spans import KeptSteps, Recorder, Timeline
+from ..timeline.recording import KeptSteps, Recorder
+from ..timeline.spans import Timeline
 from .backend import Backend, RealBackend
 from .checking import CheckingIssuer
 from .communicator import BaseEngine, Communicator
@@ -50,8 +51,6 @@ T = TypeVar("T")
 _TOLD = 16  # lines on who waits for whom, when the user has had enough
 # What ends a program from outside; whatever else it raises is its own failure.
 _STOPS = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
-
-__all__ = ["OtherProcesses", "World"]
 
 
 class OtherProcesses(OtherLoops, OtherReports, Protocol):

@@ -19,8 +19,6 @@ from .program_places import program_places
 from .rank import Rank
 from .standing import Standing
 
-__all__ = ["Member", "begun"]
-
 T = TypeVar("T")
 
 _SOON_S = 1.0  # people who have asked for an end wonder after a second
@@ -28,19 +26,12 @@ _SOON_S = 1.0  # people who have asked for an end wonder after a second
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """A rank, and what works for it.
+    """A rank, and what works for it."""
 
-    Attributes:
-        rank: As its program sees it.
-        context: As its operations see it.
-        compute: Runs its functions.
-        left: World ranks that have finished their program.
-    """
-
-    rank: Rank
-    context: RankContext
-    compute: ComputeStreams
-    left: Container[int]
+    rank: Rank  # As its program sees it
+    context: RankContext  # As its operations see it
+    compute: ComputeStreams  # Runs its functions
+    left: Container[int]  # World ranks that have finished their program
 
     @property
     def task(self) -> trio.lowlevel.Task | None:

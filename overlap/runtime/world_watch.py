@@ -14,8 +14,6 @@ from .loop_watch import Busy, LoopWatch
 from .stall_watch import OtherStandings, StallLimits, StallWatch
 from .world_member import Member
 
-__all__ = ["OtherLoops", "world_watch"]
-
 
 class OtherLoops(OtherStandings, Protocol):
     """The other processes of a world, as its watch sees them."""

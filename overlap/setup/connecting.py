@@ -29,13 +29,10 @@ from ..membership.threaded import ThreadedMembership
 from ..notice import notify
 from ..remote.control_plane import ControlPlane
 from ..rendezvous.apart import join_apart
-from ..rendezvous.configuration import WORLDS
-from ..rendezvous.joining import RendezvousConfig
+from ..rendezvous.configuration import WORLDS, RendezvousConfig
 from ..rendezvous.launcher_environment import Place
 from ..rendezvous.mpi_introduction import introduced
 from ..rendezvous.secret import user_secret
-
-__all__ = ["JOIN_TIMEOUT_S", "Joined", "joined", "met"]
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0
@@ -50,21 +47,13 @@ _attempts: list[int] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What joining gives.
+    """What joining gives."""
 
-    Attributes:
-        transport: Reaches every rank of the world.
-        control_plane: Speaks for the ranks of this process, and listens.
-        membership: The control connection itself.
-        notices: What the transport has to say.
-        restart: How often the world has been started before.
-    """
-
-    transport: Transport
-    control_plane: ControlPlane
-    membership: ThreadedMembership
-    notices: Notices
-    restart: int
+    transport: Transport  # Reaches every rank of the world
+    control_plane: ControlPlane  # Speaks for the ranks of this process, and listens
+    membership: ThreadedMembership  # The control connection itself
+    notices: Notices  # What the transport has to say
+    restart: int  # How often the world has been started before
 
     async def leave(self) -> None:
         """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
@@ -263,6 +252,7 @@ class Notices:
         self._ceased = False
 
     def __call__(self, line: str) -> None:
+        """Show the user a line, unless `cease` was called before."""
         if not self._ceased:
             notify(line)
 

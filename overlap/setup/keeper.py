@@ -18,8 +18,6 @@ from ..timeline.spans import Timeline
 if TYPE_CHECKING:
     from ..membership.threaded import AnyMembership
 
-__all__ = ["Keeper"]
-
 
 class Keeper:
     """Keeps the timeline of one run. What it cannot write costs neither the results nor the error that is due."""

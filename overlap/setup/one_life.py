@@ -16,7 +16,7 @@ from ..flight.folder import FlightFile, open_flight
 from ..flight.start import attempt, began
 from ..runtime.stall_watch import STALL_S, StallLimits
 from ..runtime.world import World
-from ..timeline.spans import KeptSteps
+from ..timeline.recording import KeptSteps
 from .keeper import Keeper
 from .world_setup import WorldSetup
 
@@ -26,20 +26,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Told", "live"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a world and those who have started it tell each other.
+    """What a world and those who have started it tell each other."""
 
-    Attributes:
-        begun: Is given the world before it lives.
-        to_end: Whether this process was told to end by a signal.
-    """
-
-    begun: Callable[[World], None]
-    to_end: Callable[[], bool] = lambda: False
+    begun: Callable[[World], None]  # Is given the world before it lives
+    to_end: Callable[[], bool] = lambda: False  # Whether this process was told to end by a signal
 
 
 async def live(

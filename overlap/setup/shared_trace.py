@@ -22,8 +22,6 @@ from ..timeline.parts import Part, pack_part
 from ..timeline.spans import Timeline
 from ..timeline.tracefile import write_merged, write_trace
 
-__all__ = ["part_path", "write_together"]
-
 # How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
 # compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.
 COMING_S = 10.0

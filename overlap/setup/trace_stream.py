@@ -13,8 +13,6 @@ from ..timeline.recording import RawSpan, Recorder, columns_of
 from ..timeline.spans import Timeline
 from ..timeline.stream import begun, block
 
-__all__ = ["EVERY_S", "TraceStream", "streamed"]
-
 EVERY_S = 1.0
 MOST_SHARE = 0.01
 """Of a processor: who records thousands of spans a second has them written less often."""

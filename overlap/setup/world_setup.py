@@ -20,26 +20,17 @@ if TYPE_CHECKING:
     from ..settings import Wires
     from .connecting import Joined
 
-__all__ = ["WorldSetup", "alone", "among", "cluster_of"]
-
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldSetup:
-    """What a world stands on.
+    """What a world stands on."""
 
-    Attributes:
-        size: Ranks in the world.
-        cluster: Where they are placed.
-        transport: Reaches them all; open.
-        joined: The other processes, if there are any.
-    """
-
-    size: int
-    cluster: topology.Cluster
-    transport: Transport
-    joined: Joined | None = None
+    size: int  # Ranks in the world
+    cluster: topology.Cluster  # Where they are placed
+    transport: Transport  # Reaches them all; open
+    joined: Joined | None = None  # The other processes, if there are any
 
 
 @asynccontextmanager

@@ -18,8 +18,6 @@ from ..collectives.reduce import Array
 from ..errors import UsageError
 from ..runtime.memory.foreign import as_input
 
-__all__ = ["DamagedError", "Tree", "decode", "encode"]
-
 Tree: TypeAlias = Any
 """What can be kept; see above."""
 

@@ -20,8 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Parts", "Save"]
-
 _FOLDER = re.compile(r"step-(\d{12,18})-([0-9a-f]{16})")
 _FILE = re.compile(r"part-(\d+)-of-(\d+)\.state")
 

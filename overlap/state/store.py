@@ -22,8 +22,6 @@ from ..runtime.stream import Stream
 from .encoding import DamagedError, Tree, decode, encode
 from .parts import Parts, Save
 
-__all__ = ["RankState", "SavedState"]
-
 # Saves that a rank offers to the others, the newest first. Two are kept; the rest are unfinished ones of earlier
 # attempts, at most one of each.
 _OFFERED = 16

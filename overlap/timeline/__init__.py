@@ -15,7 +15,9 @@ All of it is pure. Importing this loads the recording only: every program pays f
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .spans import CollectiveInfo, Recorder, Span, Timeline
+from .recording import Recorder
+from .span import CollectiveInfo, Span
+from .spans import Timeline
 
 if TYPE_CHECKING:
     from .draw import TimelineView, render_text

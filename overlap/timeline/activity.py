@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from .columnar import SpanColumns, Wholes
 from .intervals import Interval, Merged, inside, outside, subtract, union
 from .meetings import Last, last_rows
-from .spans import Span, Timeline
-
-__all__ = ["COMPUTE", "NO_PIECES", "PROGRAM", "WAITING", "WIRE", "Activity", "Piece", "Pieces"]
+from .span import Span
+from .spans import Timeline
 
 Doing: TypeAlias = Literal["compute", "program", "wire", "waiting"]
 Rows: TypeAlias = NDArray[np.intp]

@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from .events import Json
 
-__all__ = ["ALL_BACKWARDS", "forwards", "left_out"]
-
 ALL_BACKWARDS = "all of its events end before they start"
 
 E = TypeVar("E", bound="Mapping[str, Json]")

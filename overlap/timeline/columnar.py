@@ -17,8 +17,6 @@ from .span import CollectiveInfo, Kind, Span
 if TYPE_CHECKING:
     from .intervals import Interval
 
-__all__ = ["INDEXES", "KINDS", "NONE", "WHOLES", "Group", "SpanColumns", "SpanList", "Table", "Wholes"]
-
 Wholes: TypeAlias = NDArray[np.int64]
 Indexes: TypeAlias = NDArray[np.int32]
 Group: TypeAlias = tuple[str, tuple[int, ...]]
@@ -52,21 +50,13 @@ _NO_INFO = CollectiveInfo(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanColumns:
-    """The columns of n spans.
+    """The columns of n spans."""
 
-    Attributes:
-        texts: What the columns of names number.
-        groups: What the column of groups numbers.
-        rank: n ranks.
-        whole: A row for each of `WHOLES`; `NONE` where there is none or nobody knows.
-        index: A row for each of `INDEXES`; `op` is -1 where a span has no `CollectiveInfo`.
-    """
-
-    texts: tuple[str, ...]
-    groups: tuple[Group, ...]
-    rank: Wholes
-    whole: Wholes
-    index: Indexes
+    texts: tuple[str, ...]  # What the columns of names number
+    groups: tuple[Group, ...]  # What the column of groups numbers
+    rank: Wholes  # n ranks
+    whole: Wholes  # A row for each of `WHOLES`; `NONE` where there is none or nobody knows
+    index: Indexes  # A row for each of `INDEXES`; `op` is -1 where a span has no `CollectiveInfo`
 
     def __len__(self) -> int:
         return len(self.rank)

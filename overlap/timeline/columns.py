@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["columns"]
-
 _LEAST = 14
 """Characters that stay of a text that gives way; what is cut off is its beginning."""
 

@@ -6,8 +6,6 @@ from .axis import figure, figure_unit
 from .columns import columns
 from .verdict import Verdict
 
-__all__ = ["compared", "comparison_table"]
-
 _ROWS = (
     ("compute", "compute_ns"),
     ("exposed", "exposed_ns"),

@@ -14,26 +14,17 @@ from .meetings import Last
 from .metrics import coverage
 from .spans import Timeline
 
-__all__ = ["Link", "critical_path", "critical_path_table"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A part of the path: what a rank did from one instant to another, which nothing else could have shortened.
+    """A part of the path: what a rank did from one instant to another, which nothing else could have shortened."""
 
-    Attributes:
-        rank: Which.
-        start_ns: From when.
-        end_ns: To when.
-        doing: It computed, moved bytes, waited for somebody who is not known, or ran its program.
-        name: Of the compute or operation, or ""; `call_site` is where that was called.
-    """
-
-    rank: int
-    start_ns: int
-    end_ns: int
+    rank: int  # Which
+    start_ns: int  # From when
+    end_ns: int  # To when
+    # It computed, moved bytes, waited for somebody who is not known, or ran its program.
     doing: Literal["compute", "wire", "waiting", "program"]
-    name: str
+    name: str  # Of the compute or operation, or ""; `call_site` is where that was called
     call_site: str
 
     @property

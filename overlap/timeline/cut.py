@@ -9,8 +9,6 @@ from typing import cast
 
 from .events import Json
 
-__all__ = ["complete_part"]
-
 _BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 

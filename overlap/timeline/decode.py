@@ -9,9 +9,8 @@ from ..errors import UsageError
 from .events import Event, Json
 from .oddities import LEFT_OUT
 from .ranklist import unlisted
-from .spans import Clock, CollectiveInfo, Kind, Span, Timeline, span_order
-
-__all__ = ["VERSION", "Known", "decoded", "known"]
+from .span import Clock, CollectiveInfo, Kind, Span, span_order
+from .spans import Timeline
 
 VERSION = 1
 """Version of our fields; a file with a higher one is refused."""

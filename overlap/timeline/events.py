@@ -17,7 +17,7 @@ from itertools import count
 from typing import TypeAlias
 
 from .ranklist import group_listed
-from .spans import CollectiveInfo, Span, span_order
+from .span import CollectiveInfo, Span, span_order
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Event: TypeAlias = dict[str, Json]

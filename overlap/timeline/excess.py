@@ -9,8 +9,6 @@ import numpy as np
 from .columnar import SpanColumns
 from .intervals import Interval
 
-__all__ = ["Excess"]
-
 
 class Excess:
     """The compute of all ranks inside a window, by name and place.

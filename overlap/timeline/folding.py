@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from .metrics import Breakdown
 
-__all__ = ["Fold", "fold"]
-
 _ALIKE = 0.02
 """Ranks are alike whose times differ by at most that part of the step; more where there is no room for so many rows."""
 _BLAMED = 0.25
@@ -19,21 +17,13 @@ _WORTH = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Ranks that one row stands for.
+    """Ranks that one row stands for."""
 
-    Attributes:
-        ranks: Ascending.
-        drawn: The one that is shown: its exposed communication is the median.
-        spread: By how much their times differ at most, as part of the longest wall time.
-        blamed_ns: How long others waited for them.
-        culprit: Whether it has a row of its own because of that.
-    """
-
-    ranks: tuple[int, ...]
-    drawn: int
-    spread: float
-    blamed_ns: int
-    culprit: bool
+    ranks: tuple[int, ...]  # Ascending
+    drawn: int  # The one that is shown: its exposed communication is the median
+    spread: float  # By how much their times differ at most, as part of the longest wall time
+    blamed_ns: int  # How long others waited for them
+    culprit: bool  # Whether it has a row of its own because of that
 
     @property
     def label(self) -> str:

@@ -13,7 +13,8 @@ from .events import Event, Json
 from .kineto import from_kineto, is_kineto
 from .neuron import from_neuron, is_neuron
 from .oddities import LEFT_OUT
-from .spans import Kind, Span, Timeline, span_order
+from .span import Kind, Span, span_order
+from .spans import Timeline
 
 _COMM_NAME = re.compile(r"(nccl|rccl|hccl|c10d::|gloo:)", re.IGNORECASE)
 _COMM_CATEGORIES = frozenset({"comm", "communication", "collective", "nccl"})

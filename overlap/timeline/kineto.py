@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .events import Event, Json
-from .spans import CollectiveInfo, Kind, Span, Timeline, span_order
-
-__all__ = ["from_kineto", "is_kineto"]
+from .span import CollectiveInfo, Kind, Span, span_order
+from .spans import Timeline
 
 _COMM_KERNEL = re.compile(r"nccl|rccl|hccl|.*(ncclKernel|ncclDevKernel)", re.IGNORECASE)
 _GLOO = re.compile(r"gloo:(\w+)")

@@ -9,7 +9,8 @@ from itertools import groupby
 from .intervals import Interval
 from .meetings import PAIRED
 from .metrics import windows_of
-from .spans import Span, Timeline
+from .span import Span
+from .spans import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

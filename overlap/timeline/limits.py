@@ -10,8 +10,6 @@ from ..errors import UsageError
 from ..units import format_ns
 from .verdict import Verdict
 
-__all__ = ["Limit", "parse_limit"]
-
 _MEAN: Mapping[str, Callable[[Verdict], int]] = {
     "compute": lambda verdict: verdict.compute_ns,
     "exposed": lambda verdict: verdict.exposed_ns,
@@ -26,20 +24,14 @@ _NAMES = ("step", "hidden", *_MEAN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One condition.
+    """One condition."""
 
-    Attributes:
-        name: "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "idle" (means of the ranks), or
-            "hidden" (of the time in which bytes moved).
-        above: Whether it holds above the bound, or else below.
-        bound: In percent of the ranks' time, or in nanoseconds.
-        unit: "%", "ns", "us", "ms" or "s".
-    """
-
+    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "idle" (means of the ranks), or
+    # "hidden" (of the time in which bytes moved).
     name: str
-    above: bool
-    bound: float
-    unit: str
+    above: bool  # Whether it holds above the bound, or else below
+    bound: float  # In percent of the ranks' time, or in nanoseconds
+    unit: str  # "%", "ns", "us", "ms" or "s"
 
     def holds(self, verdict: Verdict) -> bool:
         """Whether a run has come to it; of what there is not, nothing holds."""

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columnar import SpanColumns
-from .spans import Span
-
-__all__ = ["PAIRED", "Key", "Last", "key_of", "last_ranks", "last_rows", "number_of"]
+from .span import Span
 
 Key: TypeAlias = tuple[object, ...]
 

@@ -14,8 +14,6 @@ from .columnar import Group, SpanColumns, SpanList, Table
 from .parts import Header, Part
 from .spans import Timeline
 
-__all__ = ["CUT", "merged", "merged_columns", "merged_header", "on_clock"]
-
 CUT = "cut"
 """In `meta` of what was read from a file that was cut off; what is there is complete."""
 

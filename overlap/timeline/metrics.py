@@ -25,29 +25,17 @@ from .spans import Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the wall time of one rank went, in one step (or the whole run when `step` is None).
+    """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
 
-    Attributes:
-        rank: Which.
-        step: Which, or None.
-        wall_ns: The length of its window.
-        compute_ns: In which it computed.
-        comm_ns: In which an operation was active: it waited for its last rank, or its bytes moved.
-        overlapped_ns: In which both was so.
-        waiting_ns: Of the exposed time, that in which no bytes moved: every active operation waited for a rank.
-        transfer_ns: In which bytes moved, exposed or not.
-        queued_ns: Of the idle time, that in which an operation had been called that could not begin.
-    """
-
-    rank: int
-    step: int | None
-    wall_ns: int
-    compute_ns: int
-    comm_ns: int
-    overlapped_ns: int
-    waiting_ns: int
-    transfer_ns: int
-    queued_ns: int
+    rank: int  # Which
+    step: int | None  # Which, or None
+    wall_ns: int  # The length of its window
+    compute_ns: int  # In which it computed
+    comm_ns: int  # In which an operation was active: it waited for its last rank, or its bytes moved
+    overlapped_ns: int  # In which both was so
+    waiting_ns: int  # Of the exposed time, that in which no bytes moved: every active operation waited for a rank
+    transfer_ns: int  # In which bytes moved, exposed or not
+    queued_ns: int  # Of the idle time, that in which an operation had been called that could not begin
 
     @property
     def compute_only_ns(self) -> int:

@@ -11,9 +11,8 @@ from math import isfinite
 from .backwards import ALL_BACKWARDS, forwards, left_out
 from .events import Json
 from .oddities import LEFT_OUT
-from .spans import Kind, Span, Timeline, span_order
-
-__all__ = ["from_neuron", "is_neuron"]
+from .span import Kind, Span, span_order
+from .spans import Timeline
 
 _KINDS: dict[str, Kind] = {"nc_exec_running": "compute", "cc_running": "comm", "cc_exec_barrier": "comm"}
 

@@ -7,8 +7,6 @@ import numpy as np
 from .columnar import NONE, SpanColumns
 from .spans import Timeline
 
-__all__ = ["LEFT_OUT", "oddities"]
-
 LEFT_OUT = "left_out"
 """In `meta`: which spans of a file were not taken."""
 

@@ -11,40 +11,26 @@ from .axis import figure, figure_unit
 from .columns import columns
 from .intervals import intersect, length, merge
 from .metrics import Coverage, coverage
-from .spans import CollectiveInfo, Span, Timeline
-
-__all__ = ["Operations", "operations", "operations_table"]
+from .span import CollectiveInfo, Span
+from .spans import Timeline
 
 _COLLECTIVES = {each.value: each for each in Collective} | {each.text: each for each in Collective}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """All operations of one kind from one line of the program, with one algorithm: sums over ranks.
+    """All operations of one kind from one line of the program, with one algorithm: sums over ranks."""
 
-    Attributes:
-        op: Name of the operation.
-        call_site: "file:line", or "".
-        algorithm: What it became.
-        ranks: Size of the largest group.
-        count: How many spans.
-        nbytes: Of all spans.
-        queued_ns: From the call to the start.
-        waiting_ns: For the last rank.
-        transfer_ns: In which bytes moved.
-        exposed_ns: Of the two, what no compute of the rank covers; operations at the same time count each.
-    """
-
-    op: str
-    call_site: str
-    algorithm: str
-    ranks: int
-    count: int
-    nbytes: int
-    queued_ns: int
-    waiting_ns: int
-    transfer_ns: int
-    exposed_ns: int
+    op: str  # Name of the operation
+    call_site: str  # "file:line", or ""
+    algorithm: str  # What it became
+    ranks: int  # Size of the largest group
+    count: int  # How many spans
+    nbytes: int  # Of all spans
+    queued_ns: int  # From the call to the start
+    waiting_ns: int  # For the last rank
+    transfer_ns: int  # In which bytes moved
+    exposed_ns: int  # Of the two, what no compute of the rank covers; operations at the same time count each
 
     @property
     def algbw_bytes_per_s(self) -> float:

@@ -10,10 +10,9 @@ from importlib.resources import files
 from .events import Json, colour
 from .intervals import Interval, Merged, clip, merge
 from .metrics import windows_of
-from .spans import Span, Timeline
+from .span import Span
+from .spans import Timeline
 from .theme import COMPUTE, EXPOSED, HIDDEN, WAITING
-
-__all__ = ["page", "page_data"]
 
 SPANS_AT_MOST = 200_000
 """More make a browser slow; those that are longest are kept, and the page says so."""

@@ -18,9 +18,8 @@ import numpy as np
 
 from ..errors import UsageError
 from .columnar import INDEXES, KINDS, WHOLES, Group, SpanColumns
-from .spans import Clock, Span, Timeline
-
-__all__ = ["Header", "Part", "header_block", "pack_columns", "pack_part", "read_header", "unpack_columns"]
+from .span import Clock, Span
+from .spans import Timeline
 
 VERSION = 2
 BLOCK_BYTES = 256 << 20
@@ -31,23 +30,14 @@ _SPAN_BYTES = 8 * len(WHOLES) + 4 * len(INDEXES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a part says of the run.
+    """What a part says of the run."""
 
-    Attributes:
-        world_size: Ranks in the whole run.
-        clock: "real" or "virtual".
-        ranks: Those with spans in it, ascending.
-        dropped: Spans that no longer fitted.
-        meta: Free text about the run.
-        offset_ns: What the common clock showed when that of the process showed 0; `Part.spans` adds it.
-    """
-
-    world_size: int
-    clock: Clock
-    ranks: Sequence[int]
-    dropped: int = 0
-    meta: dict[str, str] = field(default_factory=dict)
-    offset_ns: int = 0
+    world_size: int  # Ranks in the whole run
+    clock: Clock  # "real" or "virtual"
+    ranks: Sequence[int]  # Those with spans in it, ascending
+    dropped: int = 0  # Spans that no longer fitted
+    meta: dict[str, str] = field(default_factory=dict)  # Free text about the run
+    offset_ns: int = 0  # What the common clock showed when that of the process showed 0; `Part.spans` adds it
 
 
 def pack_part(timeline: Timeline, *, offset_ns: int = 0) -> bytes:

@@ -25,8 +25,6 @@ from .intervals import counted
 from .metrics import Coverage, coverage
 from .spans import Timeline
 
-__all__ = ["Cause", "Doing", "Reason", "Reasons", "causes", "causes_of", "reasons"]
-
 Doing: TypeAlias = Literal["compute", "program", "wire", "unknown"]
 
 _DOING: tuple[Doing, ...] = ("compute", "program", "wire", "unknown")
@@ -38,24 +36,16 @@ FOLLOWED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why communication was exposed on one rank, and for how long altogether.
+    """Why communication was exposed on one rank, and for how long altogether."""
 
-    Attributes:
-        victim: The rank on which it was exposed.
-        rank: Whom it waited for, in the end; None where bytes moved, or where nobody knows.
-        doing: What that rank did: it computed, it ran its program, or its own bytes moved. "wire" without a rank are
-            the victim's own bytes.
-        name: Of the compute or the operation; of a program, the operation that it had not come to.
-        call_site: Where that was called, or "".
-        duration_ns: How long.
-    """
-
-    victim: int
-    rank: int | None
+    victim: int  # The rank on which it was exposed
+    rank: int | None  # Whom it waited for, in the end; None where bytes moved, or where nobody knows
+    # What that rank did: it computed, it ran its program, or its own bytes moved. "wire" without a rank are the
+    # victim's own bytes.
     doing: Doing
-    name: str
-    call_site: str
-    duration_ns: int
+    name: str  # Of the compute or the operation; of a program, the operation that it had not come to
+    call_site: str  # Where that was called, or ""
+    duration_ns: int  # How long
 
     def __str__(self) -> str:
         """Say what was done, as in "compute 'tokenise' at train.py:31"."""

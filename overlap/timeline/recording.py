@@ -15,19 +15,6 @@ import numpy as np
 from .columnar import INDEXES, KINDS, NONE, WHOLES, Group, SpanColumns, Table
 from .span import Kind, Span
 
-__all__ = [
-    "DEFAULT_CAPACITY",
-    "KeptSteps",
-    "RawCollective",
-    "RawCompute",
-    "RawGroup",
-    "RawMatch",
-    "RawSpan",
-    "Recorder",
-    "call_site",
-    "columns_of",
-]
-
 RawGroup: TypeAlias = str | tuple[str, tuple[int, ...]]
 """Name, and if possible the ranks: groups of one name (the axes of a mesh) are told apart by them."""
 
@@ -58,15 +45,10 @@ STEPS_CAPACITY = 50 * DEFAULT_CAPACITY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSteps:
-    """Which steps of a long run are recorded; what belongs to no step always is.
+    """Which steps of a long run are recorded; what belongs to no step always is."""
 
-    Attributes:
-        last: So many of the last; None: what fits into `DEFAULT_CAPACITY` spans.
-        every: Those whose index divides by it.
-    """
-
-    last: int | None = None
-    every: int = 1
+    last: int | None = None  # So many of the last; None: what fits into `DEFAULT_CAPACITY` spans
+    every: int = 1  # Those whose index divides by it
 
     @classmethod
     def given(cls, text: str | None) -> KeptSteps | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-__all__ = ["Clock", "CollectiveInfo", "Kind", "Span", "span_order"]
-
 Kind: TypeAlias = Literal["compute", "comm", "step", "program", "wires"]
 Clock: TypeAlias = Literal["real", "virtual"]
 

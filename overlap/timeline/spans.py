@@ -11,54 +11,20 @@ from numpy.typing import NDArray
 from .columnar import NONE, SpanColumns, SpanList
 from .intervals import Interval
 from .recording import (
-    DEFAULT_CAPACITY,
-    KeptSteps,
-    RawCollective,
-    RawCompute,
-    RawGroup,
-    RawMatch,
-    RawSpan,
     Recorder,
-    call_site,
 )
-from .span import Clock, CollectiveInfo, Kind, Span, span_order
-
-__all__ = [
-    "DEFAULT_CAPACITY",
-    "Clock",
-    "CollectiveInfo",
-    "KeptSteps",
-    "Kind",
-    "RawCollective",
-    "RawCompute",
-    "RawGroup",
-    "RawMatch",
-    "RawSpan",
-    "Recorder",
-    "Span",
-    "Timeline",
-    "call_site",
-    "span_order",
-]
+from .span import Clock, Span
 
 
 @dataclass(kw_only=True)
 class Timeline:
-    """The spans of a run, or of the part of it that one process saw.
+    """The spans of a run, or of the part of it that one process saw."""
 
-    Attributes:
-        spans: sorted by `span_order`; `collect` does that, and `columns` has them as numbers.
-        world_size: ranks in the whole run, seen here or not.
-        clock: "real", or "virtual" for simulated time.
-        dropped: spans that no longer fitted the rings.
-        meta: free text about the run, such as the script's name.
-    """
-
-    spans: Sequence[Span]
-    world_size: int
-    clock: Clock = "real"
-    dropped: int = 0
-    meta: dict[str, str] = field(default_factory=dict)
+    spans: Sequence[Span]  # sorted by `span_order`; `collect` does that, and `columns` has them as numbers
+    world_size: int  # ranks in the whole run, seen here or not
+    clock: Clock = "real"  # "real", or "virtual" for simulated time
+    dropped: int = 0  # spans that no longer fitted the rings
+    meta: dict[str, str] = field(default_factory=dict)  # free text about the run, such as the script's name
     _columns: SpanColumns | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod

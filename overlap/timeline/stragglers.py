@@ -13,28 +13,17 @@ from .metrics import windows_of
 from .spans import Timeline
 from .verdict import Verdict
 
-__all__ = ["Straggler", "stragglers", "stragglers_table"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """One rank.
+    """One rank."""
 
-    Attributes:
-        rank: Which.
-        collectives: That it took part in.
-        last: To how many of them it came last.
-        exposed_ns: What others waited for it with nothing to compute, added up.
-        slow_ns: How much longer its bytes moved than those of the fastest rank in the same operation, added up.
-        doing: What it mostly did when it was waited for, or "".
-    """
-
-    rank: int
-    collectives: int
-    last: int
-    exposed_ns: int
-    slow_ns: int
-    doing: str
+    rank: int  # Which
+    collectives: int  # That it took part in
+    last: int  # To how many of them it came last
+    exposed_ns: int  # What others waited for it with nothing to compute, added up
+    slow_ns: int  # How much longer its bytes moved than those of the fastest rank in the same operation, added up
+    doing: str  # What it mostly did when it was waited for, or ""
 
 
 def stragglers(timeline: Timeline, verdict: Verdict, *, step: int | None = None) -> list[Straggler]:

@@ -14,8 +14,6 @@ from .columnar import SpanColumns
 from .parts import header_block, pack_columns, read_header, unpack_columns
 from .spans import Timeline
 
-__all__ = ["MAGIC", "begun", "block", "grown"]
-
 MAGIC = b"OVSPANS1"
 _HEAD_BYTES = 12  # of a block: the rank, and the length
 

@@ -19,8 +19,6 @@ from ..errors import UsageError
 from .columnar import SpanColumns
 from .parts import pack_columns, unpack_columns
 
-__all__ = ["Tail", "columns_at_end"]
-
 Data: TypeAlias = bytes | mmap
 
 _BEGIN = ',"columns":'

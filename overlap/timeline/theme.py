@@ -6,8 +6,6 @@ bytes on the wire 0.21, waiting 0.32). Nothing depends on colour alone: each kin
 
 from __future__ import annotations
 
-__all__ = ["ASCII_BAR", "BLOCK_BAR", "COMPUTE", "EXPOSED", "HIDDEN", "WAITING"]
-
 COMPUTE = "#0072B2"
 HIDDEN = "#E69F00"
 """Communication under compute, whether it moves bytes or waits."""

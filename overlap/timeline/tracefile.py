@@ -25,7 +25,8 @@ from .events import Json, to_events
 from .foreign import from_foreign
 from .merge import CUT, merged_columns, merged_header
 from .parts import Part
-from .spans import Clock, Span, Timeline
+from .span import Clock, Span
+from .spans import Timeline
 from .stream import MAGIC, grown
 from .tail import Tail, columns_at_end
 

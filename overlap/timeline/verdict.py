@@ -11,8 +11,6 @@ from .metrics import Breakdown, coverage
 from .reasons import Cause, causes_of
 from .spans import Timeline
 
-__all__ = ["Verdict", "judge", "verdict_of"]
-
 _NAMED = 0.25
 """A rank is named if it alone caused that part of the waiting; the others are told together."""
 _TOLD = 0.001
@@ -21,35 +19,20 @@ _TOLD = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a step, or a run, comes to: sums over its ranks in nanoseconds, which are told as the mean of a rank.
+    """What a step, or a run, comes to: sums over its ranks in nanoseconds, which are told as the mean of a rank."""
 
-    Attributes:
-        step: The step's index; None if it is the whole run.
-        ranks: How many were measured.
-        wall_ns: That of the longest.
-        walls_ns: That of all, added up, as all others are.
-        compute_ns: In which ranks computed.
-        exposed_ns: In which they only communicated: `waiting_ns` plus `wire_ns`.
-        waiting_ns: In which they waited for a rank.
-        wire_ns: In which bytes moved.
-        transfer_ns: In which bytes moved, exposed or not.
-        hideable_ns: How much of the transfer each rank had compute for, were it free to move.
-        idle_ns: In which they neither computed nor communicated.
-        causes: Of what is exposed, the most expensive first, over all ranks.
-    """
-
-    step: int | None
-    ranks: int
-    wall_ns: int
-    walls_ns: int
-    compute_ns: int
-    exposed_ns: int
-    waiting_ns: int
-    wire_ns: int
-    transfer_ns: int
-    hideable_ns: int
-    idle_ns: int
-    causes: tuple[Cause, ...]
+    step: int | None  # The step's index; None if it is the whole run
+    ranks: int  # How many were measured
+    wall_ns: int  # That of the longest
+    walls_ns: int  # That of all, added up, as all others are
+    compute_ns: int  # In which ranks computed
+    exposed_ns: int  # In which they only communicated: `waiting_ns` plus `wire_ns`
+    waiting_ns: int  # In which they waited for a rank
+    wire_ns: int  # In which bytes moved
+    transfer_ns: int  # In which bytes moved, exposed or not
+    hideable_ns: int  # How much of the transfer each rank had compute for, were it free to move
+    idle_ns: int  # In which they neither computed nor communicated
+    causes: tuple[Cause, ...]  # Of what is exposed, the most expensive first, over all ranks
 
     @property
     def exposed_share(self) -> float:

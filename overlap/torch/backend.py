@@ -18,8 +18,6 @@ from .errors import backend_error
 from .meeting import register_meeting
 from .process_group import ProcessGroup
 
-__all__ = ["register", "world"]
-
 # How long `destroy_process_group` waits for the other ranks to come to it too; who is later finds this one gone.
 _LEAVE_S = 5.0
 

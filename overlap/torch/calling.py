@@ -11,8 +11,6 @@ from types import CodeType, FrameType
 import torch
 import typing_extensions
 
-__all__ = ["line_of", "users_frame"]
-
 # And what torch wraps its functions in: those that are deprecated, and contexts.
 _LIBRARIES = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__))),

@@ -12,8 +12,6 @@ from .issuing import Issuing, Tensors, listed, nested
 from .tensors import copy_blocks, flat_input, flat_output, one_tensor, same_kind
 from .work import Handle, Joined, Work
 
-__all__ = ["Copies"]
-
 
 class Copies(Issuing):
     """broadcast, all_gather, gather and scatter, in the forms that torch has of them."""

@@ -17,8 +17,6 @@ from .calling import users_frame
 from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
 from .tensors import view_of
 
-__all__ = ["DataParallel"]
-
 
 class _Averaged(Bucket):
     """A bucket whose mean comes back to every rank."""

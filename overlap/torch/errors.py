@@ -6,8 +6,6 @@ import torch.distributed as dist
 
 from ..errors import DeadlineError
 
-__all__ = ["backend_error", "timed_out"]
-
 
 def backend_error(error: BaseException) -> BaseException:
     """Return what to raise for an operation that failed with `error`, which becomes its cause."""

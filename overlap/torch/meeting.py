@@ -15,8 +15,6 @@ from ..errors import OverlapError
 from ..rendezvous.launcher_environment import Place, find_place
 from ..rendezvous.mpi_introduction import introduced
 
-__all__ = ["SCHEME", "register_meeting"]
-
 SCHEME = "overlap"
 """`init_process_group("overlap", init_method="overlap://")`."""
 

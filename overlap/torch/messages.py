@@ -13,8 +13,6 @@ from .issuing import Issuing, Tensors, listed
 from .tensors import flat_input, flat_output, one_tensor, overlaps, same_kind
 from .work import Joined, Work
 
-__all__ = ["Messages"]
-
 # The last tag of ours carries what goes from each rank to each other one, where their sizes differ.
 _ALL_TO_ALL_TAG = (1 << 24) - 1
 _TAGS = _ALL_TO_ALL_TAG

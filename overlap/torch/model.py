@@ -23,8 +23,6 @@ from .backend import world
 from .calling import users_frame
 from .tensors import view_of
 
-__all__ = ["Bucket", "Model", "OptimizerMaker", "Unused", "as_of_now", "rank_of"]
-
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Unused = Literal["error", "zeros"]
 

@@ -7,8 +7,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["barrier"]
-
 
 def barrier(store: dist.Store, rank: int, size: int, number: int, timeout: timedelta, *, every: bool) -> None:
     """Wait until every rank has come; rank 0 looks for them, and tells the others.

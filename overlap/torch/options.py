@@ -7,8 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["reduction", "seconds"]
-
 _Op = dist.ReduceOp.RedOpType
 # By `op.op`: a ReduceOp equals its RedOpType, but has another hash.
 _NAMES = {

@@ -16,8 +16,6 @@ from .messages import Messages
 from .reductions import Reductions
 from .work import Work
 
-__all__ = ["ProcessGroup"]
-
 
 class ProcessGroup(Reductions, Copies, Messages, dist.ProcessGroup):  # type: ignore[misc]
     """One rank's view of a group, as torch wants it.

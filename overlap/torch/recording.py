@@ -11,8 +11,6 @@ from torch import nn
 from ..runtime.rank import Rank
 from .model import rank_of
 
-__all__ = ["record"]
-
 
 def record(
     module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, rank: Rank | None = None

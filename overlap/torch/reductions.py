@@ -12,8 +12,6 @@ from .issuing import Issuing, Tensors, listed, nested
 from .tensors import flat_input, flat_output, one_tensor, overlaps, same_kind
 from .work import Handle, Joined, Work
 
-__all__ = ["Reductions"]
-
 
 class Reductions(Issuing):
     """all_reduce, reduce, reduce_scatter, in the forms that torch has of them."""

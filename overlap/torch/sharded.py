@@ -19,8 +19,6 @@ from .calling import users_frame
 from .model import Bucket, Model, OptimizerMaker, Unused, as_of_now
 from .tensors import Array, view_of
 
-__all__ = ["Sharded"]
-
 
 class _Shared(Bucket):
     """A bucket of which each rank keeps and updates an equal part.

@@ -12,8 +12,6 @@ from .calling import users_frame
 from .tensors import flat_input
 from .work import Handle, Joined, Work
 
-__all__ = ["all_reduce"]
-
 
 def all_reduce(group: Group, tensor: torch.Tensor, op: tuple[str, Any], limit_s: float) -> Work:
     """Add up the sparse tensors of all ranks, in place; returns once all ranks have said how many elements they have.

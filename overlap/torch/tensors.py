@@ -9,8 +9,6 @@ import ml_dtypes
 import numpy as np
 import torch
 
-__all__ = ["Array", "copy_blocks", "flat_input", "flat_output", "one_tensor", "overlaps", "same_kind", "view_of"]
-
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # What numpy has no type for travels as the type of ml_dtypes of that name: torch gives the bits away as integers.

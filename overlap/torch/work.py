@@ -17,8 +17,6 @@ import trio
 
 from .errors import backend_error, timed_out
 
-__all__ = ["Handle", "Joined", "Work", "finished"]
-
 
 class Handle(Protocol):
     """What a Work stands on: a future of ours, or several as one."""

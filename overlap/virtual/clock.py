@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import trio
 
-__all__ = ["VirtualClock"]
-
 # Trio cuts whatever is longer to its own limit (a day); it never really waits, because the kernel wakes it.
 _FOREVER_S = 1e9
 # Relative error of a deadline that went through a few additions of doubles: an ulp is 2**-52.

@@ -15,8 +15,6 @@ from ..errors import UsageError
 from ..timeline.spans import Timeline
 from .replayed import Replayed
 
-__all__ = ["ComputeClass", "ComputeCosts", "Profile", "Roofline"]
-
 ComputeClass: TypeAlias = Literal["flops", "memory", "seconds"]
 
 # Names that numpy and the machines' files have for the same thing.
@@ -31,22 +29,14 @@ class Roofline:
     """What one rank's core can do. A compute takes the longer one of its operations' and its bytes' time.
 
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52, 2009.
-
-    Attributes:
-        flops_per_s: peak for the dtype; None if unknown.
-        bytes_per_s: bandwidth of the core's share of memory; None if unknown.
-        dtype: that the peak belongs to.
-        device: name, for messages.
-        efficiency: share of the peak that computes reach.
-        memory_efficiency: share of the bandwidth that computes reach.
     """
 
-    flops_per_s: float | None
-    bytes_per_s: float | None
-    dtype: str
-    device: str
-    efficiency: float = 1.0
-    memory_efficiency: float = 1.0
+    flops_per_s: float | None  # peak for the dtype; None if unknown
+    bytes_per_s: float | None  # bandwidth of the core's share of memory; None if unknown
+    dtype: str  # that the peak belongs to
+    device: str  # name, for messages
+    efficiency: float = 1.0  # share of the peak that computes reach
+    memory_efficiency: float = 1.0  # share of the bandwidth that computes reach
 
     def __post_init__(self) -> None:
         for name in ("efficiency", "memory_efficiency"):
@@ -109,16 +99,11 @@ def _plain(cluster: Cluster) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What computes took in a real run.
+    """What computes took in a real run."""
 
-    Attributes:
-        median_ns: of all spans of a name, on all ranks; of an even number the lower middle one.
-        source: where it is from, for messages.
-        replayed: every single call, if computes are to take what the same call took; else all of a name take the same.
-    """
-
-    median_ns: Mapping[str, int]
-    source: str = "a timeline"
+    median_ns: Mapping[str, int]  # of all spans of a name, on all ranks; of an even number the lower middle one
+    source: str = "a timeline"  # where it is from, for messages
+    # every single call, if computes are to take what the same call took; else all of a name take the same.
     replayed: Replayed | None = None
 
     @classmethod
@@ -163,15 +148,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCosts:
-    """Where the costs of a run come from: a profile for the names it has, else what the compute states.
+    """Where the costs of a run come from: a profile for the names it has, else what the compute states."""
 
-    Attributes:
-        roofline: for operations and bytes.
-        profile: of an earlier run, if there is one.
-    """
-
-    roofline: Roofline
-    profile: Profile | None = None
+    roofline: Roofline  # for operations and bytes
+    profile: Profile | None = None  # of an earlier run, if there is one
 
     def duration_ns(
         self,

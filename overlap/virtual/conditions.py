@@ -17,33 +17,22 @@ from numpy.typing import NDArray
 from ..collectives.placement import Ints, Placement, Routes, Wires
 from ..errors import UsageError
 
-__all__ = ["CALM", "Conditions", "Jitter", "SlowWires"]
-
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How far the cluster is from perfect. The defaults are a perfect one.
+    """How far the cluster is from perfect. The defaults are a perfect one."""
 
-    Attributes:
-        seed: of everything random.
-        jitter: spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about
-            five per cent.
-        straggler_share: share of the ranks that are slow, in 0..1.
-        stragglers: further ranks that are slow, whatever the seed.
-        straggler_factor: how many times as long a slow rank computes.
-        slow_wire_share: share of the wires that are slow, in 0..1.
-        slow_wire_factor: share of its bandwidth that a slow wire has left, in (0, 1].
-    """
-
-    seed: int = 0
+    seed: int = 0  # of everything random
+    # spread of computes: each takes exp(jitter * z) times its cost, z normally distributed; 0.05 is about five per
+    # cent.
     jitter: float = 0.0
-    straggler_share: float = 0.0
-    stragglers: tuple[int, ...] = ()
-    straggler_factor: float = 1.0
-    slow_wire_share: float = 0.0
-    slow_wire_factor: float = 1.0
+    straggler_share: float = 0.0  # share of the ranks that are slow, in 0..1
+    stragglers: tuple[int, ...] = ()  # further ranks that are slow, whatever the seed
+    straggler_factor: float = 1.0  # how many times as long a slow rank computes
+    slow_wire_share: float = 0.0  # share of the wires that are slow, in 0..1
+    slow_wire_factor: float = 1.0  # share of its bandwidth that a slow wire has left, in (0, 1]
 
     def __post_init__(self) -> None:
         _check("jitter", self.jitter, "0 or more", self.jitter >= 0)

@@ -21,8 +21,6 @@ from .resources import Resources
 from .unfolded import Plan, alone
 from .unfolding import unfolding
 
-__all__ = ["Demand", "Pricing"]
-
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -34,27 +32,16 @@ _CLOSE = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Demand:
-    """An operation on its own, from the arrival of its last rank.
+    """An operation on its own, from the arrival of its last rank."""
 
-    Attributes:
-        ranks: (size,) world ranks in group order.
-        marks_ns: when some ranks are done, ascending.
-        positions: for each mark, which ranks are done then, as positions in `ranks`, ascending.
-        resources: (needs,) what it keeps busy at any time, each once.
-        ends_ns: when each stage ends, ascending.
-        shares: (stages, needs) for how much of a stage.
-        messages: (stages, needs) how many of its messages share it at a time.
-        stages: the same, as flows have them.
-    """
-
-    ranks: Ints
-    marks_ns: tuple[int, ...]
-    positions: tuple[Ints, ...]
-    resources: Ints
-    ends_ns: tuple[int, ...]
-    shares: Floats
-    messages: Floats
-    stages: tuple[Stage, ...] = field(init=False, repr=False)
+    ranks: Ints  # (size,) world ranks in group order
+    marks_ns: tuple[int, ...]  # when some ranks are done, ascending
+    positions: tuple[Ints, ...]  # for each mark, which ranks are done then, as positions in `ranks`, ascending
+    resources: Ints  # (needs,) what it keeps busy at any time, each once
+    ends_ns: tuple[int, ...]  # when each stage ends, ascending
+    shares: Floats  # (stages, needs) for how much of a stage
+    messages: Floats  # (stages, needs) how many of its messages share it at a time
+    stages: tuple[Stage, ...] = field(init=False, repr=False)  # the same, as flows have them
 
     def __post_init__(self) -> None:
         each = zip(self.ends_ns, self.shares, self.messages, strict=True)

@@ -28,8 +28,6 @@ from .messages import Messages
 from .resources import Resources
 from .unfolded import Letter, Plan, Unfolded, alone
 
-__all__ = ["Fabric", "Reached", "Stretch", "Transfer"]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 # Options that are remembered: of groups by size class there are few, but blocks that differ make one for each call.
@@ -81,32 +79,20 @@ class Transfer(Flow):
 
 
 class Reached(NamedTuple):
-    """Some ranks are done with a transfer; a tuple, because there is one for each message.
+    """Some ranks are done with a transfer; a tuple, because there is one for each message."""
 
-    Attributes:
-        transfer: with which.
-        positions: which, as positions in its ranks.
-        last: whether it has ended.
-    """
-
-    transfer: Transfer
-    positions: Ints
-    last: bool
+    transfer: Transfer  # with which
+    positions: Ints  # which, as positions in its ranks
+    last: bool  # whether it has ended
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What sharing did to the transfers of one kind.
+    """What sharing did to the transfers of one kind."""
 
-    Attributes:
-        count: how many have ended.
-        alone_ns: what they would have taken alone, in all.
-        taken_ns: what they took.
-    """
-
-    count: int = 0
-    alone_ns: int = 0
-    taken_ns: int = 0
+    count: int = 0  # how many have ended
+    alone_ns: int = 0  # what they would have taken alone, in all
+    taken_ns: int = 0  # what they took
 
     @property
     def factor(self) -> float:

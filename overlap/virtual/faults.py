@@ -17,8 +17,6 @@ import trio
 
 from ..errors import UsageError
 
-__all__ = ["Fate", "Fates", "Faults"]
-
 # What a seed chooses from where the caller leaves it open, evenly on a logarithmic scale. Of a program of ten to ten
 # thousand operations some seeds then hit one, some every other one.
 _DELAY, _DELAY_S = (1e-3, 0.5), (1e-6, 1.0)
@@ -32,31 +30,21 @@ class Faults:
 
     What is None is chosen by the seed, which also leaves out about half of the kinds: so different seeds try different
     mixtures. A run then either has the results of one without faults, or ends with an error that names a culprit.
-
-    Attributes:
-        seed: Of everything random; the same seed makes the same run, to the nanosecond.
-        delay: Probability that a compute, or a rank's part in an operation, is held up.
-        delay_s: For how long at most; any time up to that is as likely.
-        loss: Probability that a rank's part in an operation never arrives. After `silence_s` that rank is lost.
-        death: Probability that a rank dies at a compute or an operation: before it, while it runs, or right after.
-            Its program is cancelled and nothing is heard from it any more; after `notice_s` it is lost.
-        slow: Share of the ranks whose computes take longer.
-        slow_factor: How many times as long.
-        reorder: Whether tasks that are ready at once run in an order that the seed shuffles.
-        notice_s: How long until the others know of a death.
-        silence_s: How long until they give up a rank from which they hear nothing.
     """
 
-    seed: int = 0
-    delay: float | None = None
-    delay_s: float | None = None
+    seed: int = 0  # Of everything random; the same seed makes the same run, to the nanosecond
+    delay: float | None = None  # Probability that a compute, or a rank's part in an operation, is held up
+    delay_s: float | None = None  # For how long at most; any time up to that is as likely
+    # Probability that a rank's part in an operation never arrives. After `silence_s` that rank is lost.
     loss: float | None = None
+    # Probability that a rank dies at a compute or an operation: before it, while it runs, or right after. Its program
+    # is cancelled and nothing is heard from it any more; after `notice_s` it is lost.
     death: float | None = None
-    slow: float | None = None
-    slow_factor: float | None = None
-    reorder: bool = True
-    notice_s: float = 0.1
-    silence_s: float = 15.0
+    slow: float | None = None  # Share of the ranks whose computes take longer
+    slow_factor: float | None = None  # How many times as long
+    reorder: bool = True  # Whether tasks that are ready at once run in an order that the seed shuffles
+    notice_s: float = 0.1  # How long until the others know of a death
+    silence_s: float = 15.0  # How long until they give up a rank from which they hear nothing
 
     def __post_init__(self) -> None:
         for name in ("delay", "loss", "death", "slow"):
@@ -88,17 +76,11 @@ _NONE_TOLD = Faults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of one thing that a rank does.
+    """What becomes of one thing that a rank does."""
 
-    Attributes:
-        late_ns: How long it is held up.
-        lost: It never arrives.
-        dies_at: The rank dies when this share of it is over, 0 to 1; None: it lives on.
-    """
-
-    late_ns: int = 0
-    lost: bool = False
-    dies_at: float | None = None
+    late_ns: int = 0  # How long it is held up
+    lost: bool = False  # It never arrives
+    dies_at: float | None = None  # The rank dies when this share of it is over, 0 to 1; None: it lives on
 
 
 class Fates:

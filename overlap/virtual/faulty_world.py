@@ -18,7 +18,7 @@ from ..runtime.operation import Operation
 from ..runtime.outstanding import Issued
 from ..runtime.rank import Rank
 from ..runtime.world import World
-from ..timeline.spans import KeptSteps
+from ..timeline.recording import KeptSteps
 from .faults import Fates
 from .kernel import Kernel, Order
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from transports import Transport
 
 T = TypeVar("T")
-
-__all__ = ["Doom", "FaultyCommunicators", "FaultyWorld"]
 
 
 class Doom:

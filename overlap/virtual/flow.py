@@ -12,8 +12,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Flow", "Stage", "quantised"]
-
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -26,23 +24,14 @@ def quantised(shares: Floats) -> Floats:
 
 
 class Stage(NamedTuple):
-    """What a flow needs for a part of its work.
+    """What a flow needs for a part of its work."""
 
-    Attributes:
-        end_ns: work at which it needs something else.
-        resources: (needs,) what it needs, each once.
-        shares: (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`.
-        needs: the same: shares by resource.
-        messages: how many of its messages, at a time, share each of them, by resource.
-        most: the largest number of a resource; -1 without any.
-    """
-
-    end_ns: int
-    resources: Ints
-    shares: Floats
-    needs: dict[int, float]
-    messages: dict[int, float]
-    most: int
+    end_ns: int  # work at which it needs something else
+    resources: Ints  # (needs,) what it needs, each once
+    shares: Floats  # (needs,) how much of each while it gets on at rate 1: more than 0, and `quantised`
+    needs: dict[int, float]  # the same: shares by resource
+    messages: dict[int, float]  # how many of its messages, at a time, share each of them, by resource
+    most: int  # the largest number of a resource; -1 without any
 
     @classmethod
     def of(cls, end_ns: int, resources: Ints, shares: Floats, messages: Floats | None = None) -> Stage:

@@ -17,8 +17,6 @@ from .flow import Flow
 from .occupancy import Occupancy
 from .sharing import rates
 
-__all__ = ["Fluid"]
-
 _key = attrgetter("key")
 
 

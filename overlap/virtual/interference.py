@@ -11,23 +11,18 @@ from dataclasses import dataclass, field
 
 from ..errors import UsageError
 
-__all__ = ["ALL", "NO_INTERFERENCE", "Interference"]
-
 ALL = "*"
 """The class that stands for all that are not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """Slow-downs while overlapped: how many times as long something takes.
+    """Slow-downs while overlapped: how many times as long something takes."""
 
-    Attributes:
-        compute: for each class of computes ("flops" and "memory" for what limits them, "seconds" for those whose time
-            is given, or `ALL`), while its rank communicates.
-        communication: for each collective by name ("send" for messages, or `ALL`), while any of its ranks computes.
-    """
-
+    # for each class of computes ("flops" and "memory" for what limits them, "seconds" for those whose time is given, or
+    # `ALL`), while its rank communicates.
     compute: Mapping[str, float] = field(default_factory=dict)
+    # for each collective by name ("send" for messages, or `ALL`), while any of its ranks computes.
     communication: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -26,8 +26,6 @@ from .lineage import Lineage
 
 T = TypeVar("T")
 
-__all__ = ["Kernel", "Order", "Timer"]
-
 
 class Order(IntEnum):
     """What comes first within an instant. Deadlines of Trio come with the first of them."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import trio
 from trio.lowlevel import Task, current_task
 
-__all__ = ["Lineage"]
-
 
 class Lineage(trio.abc.Instrument):
     """Numbers tasks by who has started them: the third one that task (0, 5) starts is (0, 5, 2).

@@ -18,8 +18,6 @@ from ..collectives.cost.option import Part
 from ..collectives.cost.placed import PlacedRound
 from .resources import Resources
 
-__all__ = ["Loads"]
-
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -31,21 +29,13 @@ _SHORT = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Load:
-    """One round, with its repetitions.
+    """One round, with its repetitions."""
 
-    Attributes:
-        busy_s_per_byte: (needs,) how long everything is busy, for each byte of the vector.
-        messages: (needs,) how many messages share it meanwhile.
-        idle_s: for which nothing is.
-        taken_s_per_byte: for which anything is.
-        whole: whether busy and idle parts alternate so often that they are one.
-    """
-
-    busy_s_per_byte: Floats
-    messages: Floats
-    idle_s: float
-    taken_s_per_byte: float
-    whole: bool
+    busy_s_per_byte: Floats  # (needs,) how long everything is busy, for each byte of the vector
+    messages: Floats  # (needs,) how many messages share it meanwhile
+    idle_s: float  # for which nothing is
+    taken_s_per_byte: float  # for which anything is
+    whole: bool  # whether busy and idle parts alternate so often that they are one
 
     def stages(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
         """Return how long each stage takes, for how long of that everything is busy, and with how many messages."""

@@ -21,8 +21,6 @@ from .conditions import SlowWires
 from .demand import Demand, Pricing
 from .resources import Resources
 
-__all__ = ["Messages"]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 # Messages that are remembered: training loops send the same ones in every step.
@@ -31,17 +29,12 @@ _REMEMBERED = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pair:
-    """A sender and a receiver.
+    """A sender and a receiver."""
 
-    Attributes:
-        ranks: (2,) of the world.
-        resources: all that a message between them can keep busy, in the same order for pairs that are joined alike.
-        like: how the first such pair is priced, and its resources.
-    """
-
-    ranks: Ints
+    ranks: Ints  # (2,) of the world
+    # all that a message between them can keep busy, in the same order for pairs that are joined alike.
     resources: list[int]
-    like: tuple[Pricing, list[int]]
+    like: tuple[Pricing, list[int]]  # how the first such pair is priced, and its resources
 
 
 class Messages:

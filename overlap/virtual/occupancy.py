@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from .flow import Flow
 
-__all__ = ["Occupancy"]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 _age = attrgetter("age")

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TypeAlias
 
-from ..timeline.spans import Span, Timeline
-
-__all__ = ["Call", "Replayed", "Replaying"]
+from ..timeline.span import Span
+from ..timeline.spans import Timeline
 
 Call: TypeAlias = "tuple[int, int]"
 """What lies between a compute and the one before it, and what it takes, in nanoseconds."""
@@ -33,15 +32,10 @@ _Pair: TypeAlias = "tuple[str, str]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """Computes of a real run, one by one.
+    """Computes of a real run, one by one."""
 
-    Attributes:
-        calls: in the order of their starts.
-        between_ns: the median of what lies between two computes of a stream if the second does not wait.
-    """
-
-    calls: Mapping[Which, tuple[Call, ...]]
-    between_ns: int
+    calls: Mapping[Which, tuple[Call, ...]]  # in the order of their starts
+    between_ns: int  # the median of what lies between two computes of a stream if the second does not wait
 
     @classmethod
     def of(cls, timeline: Timeline) -> Replayed:
@@ -70,21 +64,13 @@ class Replaying:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Followed:
-    """A compute and the one before it on its stream: no pair if that was over before it was issued.
+    """A compute and the one before it on its stream: no pair if that was over before it was issued."""
 
-    Attributes:
-        span: of the compute.
-        pair: the names of both.
-        after_ns: from the end of the one before it to its start.
-        late_ns: from the last end of anything on its rank to its start.
-        waited: whether anything of other streams or communication ended in between.
-    """
-
-    span: Span
-    pair: _Pair | None
-    after_ns: int
-    late_ns: int
-    waited: bool
+    span: Span  # of the compute
+    pair: _Pair | None  # the names of both
+    after_ns: int  # from the end of the one before it to its start
+    late_ns: int  # from the last end of anything on its rank to its start
+    waited: bool  # whether anything of other streams or communication ended in between
 
 
 def _followed(spans: list[Span]) -> Iterator[_Followed]:

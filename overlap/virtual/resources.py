@@ -11,8 +11,6 @@ from topology import Cluster
 
 from ..collectives.placement import shifted
 
-__all__ = ["Resources"]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from .flow import Flow
 
-__all__ = ["few", "many", "rates"]
-
 Floats: TypeAlias = NDArray[np.float64]
 _User: TypeAlias = tuple[int, float, float]  # flow, what it takes of a resource, messages that share it
 

@@ -29,7 +29,7 @@ from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.shapes import shape_only
 from ..runtime.world import World
-from ..timeline.spans import KeptSteps
+from ..timeline.recording import KeptSteps
 from . import (
     CALM,
     NO_INTERFERENCE,
@@ -56,43 +56,32 @@ if TYPE_CHECKING:
     from topology import Cluster
     from transports import Transport
 
-__all__ = ["SimulatedBackend", "Virtual", "virtual_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Virtual:
-    """The assumptions of a simulation: pass it as `clock=`, or "virtual" for the defaults.
+    """The assumptions of a simulation: pass it as `clock=`, or "virtual" for the defaults."""
 
-    Attributes:
-        dtype: That ranks compute in; their device's peak for it counts.
-        efficiency: Share of that peak that computes reach, more than 0 and at most 1.
-        memory_efficiency: Share of the memory's bandwidth that they reach.
-        profile: A trace file of a real run: computes take what those of their name took there.
-        conditions: Jitter, stragglers and slow wires, by seed.
-        faults: What goes wrong, by seed: `overlap.Faults(seed=17)`; nothing by default. Ranks are not `alike` then.
-        interference: How computes and communication slow each other down while they overlap; not at all by default.
-        peer_direct: Whether network adapters read device memory themselves.
-        shapes_only: Arrays have shape and dtype, and no data; see `overlap.shape_only`.
-        alike: Which ranks behave alike, so that of each class only the first runs, for all, and the last, as a
-            witness: 1 for all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or
-            what returns the class of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups
-            that are rows of a grid, as those of meshes are. Ranks of a class are done with an operation when the last
-            of them is; a message on a group is taken to be sent by all ranks like its sender, to as many places on.
-        startup: Whether it costs time to start a compiled program, which every `rank.step` is then taken to be: the
-            rank's computes and collectives begin when it has started. True for the published figures of the cluster's
-            chips, or figures of your own. Programs are taken to hold collectives of the whole world.
-    """
-
-    dtype: str = "bfloat16"
-    efficiency: float = 1.0
-    memory_efficiency: float = 1.0
+    dtype: str = "bfloat16"  # That ranks compute in; their device's peak for it counts
+    efficiency: float = 1.0  # Share of that peak that computes reach, more than 0 and at most 1
+    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that they reach
+    # A trace file of a real run: computes take what those of their name took there.
     profile: str | PathLike[str] | Profile | None = None
-    conditions: Conditions = CALM
+    conditions: Conditions = CALM  # Jitter, stragglers and slow wires, by seed
+    # What goes wrong, by seed: `overlap.Faults(seed=17)`; nothing by default. Ranks are not `alike` then.
     faults: Faults | None = None
+    # How computes and communication slow each other down while they overlap; not at all by default.
     interference: Interference = NO_INTERFERENCE
-    peer_direct: bool = True
-    shapes_only: bool = False
+    peer_direct: bool = True  # Whether network adapters read device memory themselves
+    shapes_only: bool = False  # Arrays have shape and dtype, and no data; see `overlap.shape_only`
+    # Which ranks behave alike, so that of each class only the first runs, for all, and the last, as a witness: 1 for
+    # all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or what returns the class
+    # of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups that are rows of a grid, as
+    # those of meshes are. Ranks of a class are done with an operation when the last of them is; a message on a group is
+    # taken to be sent by all ranks like its sender, to as many places on.
     alike: AlikeBy = 0
+    # Whether it costs time to start a compiled program, which every `rank.step` is then taken to be: the rank's
+    # computes and collectives begin when it has started. True for the published figures of the cluster's chips, or
+    # figures of your own. Programs are taken to hold collectives of the whole world.
     startup: bool | Startup = False
 
     def meta(self) -> dict[str, str]:

@@ -17,8 +17,6 @@ from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
 from .replayed import Replaying
 
-__all__ = ["SimulatedCompute", "Starts"]
-
 _place_of = attrgetter("number", "lane")
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..collectives.cost.option import Option
     from ..collectives.select import Plan
 
-__all__ = ["SimulatedEngine"]
-
 
 class SimulatedEngine(BaseEngine):
     """Moves data at once, when all ranks have met, and lets the modelled time pass.

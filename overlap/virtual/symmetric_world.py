@@ -21,7 +21,7 @@ from ..runtime.communicators import Communicators
 from ..runtime.match import Key
 from ..runtime.operation import Operation
 from ..runtime.world import World
-from ..timeline.spans import KeptSteps
+from ..timeline.recording import KeptSteps
 from ..units import format_ns
 from . import Alike, Demand, Same, Transfer, repeated, together
 from .simulated_engine import SimulatedEngine
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ints: TypeAlias = NDArray[np.int64]
-
-__all__ = ["SymmetricCommunicator", "SymmetricCommunicators", "SymmetricEngine", "SymmetricWorld"]
 
 
 class SymmetricWorld(World):

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .demand import Demand
 
-__all__ = ["Alike", "AlikeBy", "Same", "repeated", "together"]
-
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
@@ -29,15 +27,10 @@ AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Alike:
-    """The classes of a world.
+    """The classes of a world."""
 
-    Attributes:
-        classes: (world_size,) Class of each rank, from 0 in the order of their first ranks.
-        simulated: First and last rank of each class, ascending.
-    """
-
-    classes: Ints
-    simulated: tuple[int, ...]
+    classes: Ints  # (world_size,) Class of each rank, from 0 in the order of their first ranks
+    simulated: tuple[int, ...]  # First and last rank of each class, ascending
 
     @classmethod
     def of(cls, told: AlikeBy, world_size: int) -> Self:
@@ -102,17 +95,11 @@ class Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Same:
-    """Groups that need the same, each in its own place.
+    """Groups that need the same, each in its own place."""
 
-    Attributes:
-        demand: Of the first of them.
-        resources: (groups, needs) What each of them keeps busy instead of the first.
-        standing: (groups, ranks of each) Who stands for whom, as places in those who are simulated.
-    """
-
-    demand: Demand
-    resources: Ints
-    standing: Ints
+    demand: Demand  # Of the first of them
+    resources: Ints  # (groups, needs) What each of them keeps busy instead of the first
+    standing: Ints  # (groups, ranks of each) Who stands for whom, as places in those who are simulated
 
 
 def repeated(rows: Ints, ranks_per_unit: int) -> list[tuple[Ints, Ints]]:

@@ -8,8 +8,6 @@ from typing import TypeAlias
 from .fabric import Fabric, Reached, Transfer
 from .kernel import Kernel, Order, Timer
 
-__all__ = ["Told", "Traffic"]
-
 Told: TypeAlias = Callable[[Reached], None]
 
 

@@ -15,8 +15,6 @@ from ..collectives.uneven import UnevenSchedule, slots_moved, uneven
 if TYPE_CHECKING:
     from ..collectives.call import Call
 
-__all__ = ["UnevenCosts"]
-
 # Beyond so many ranks tables take seconds to go through: blocks are priced as equal ones of as many bytes.
 _MOST_RANKS = 512
 # Calls with other counts, as those of experts are in every step, that are remembered.

@@ -17,23 +17,14 @@ from .flow import Flow, Stage
 from .fluid import Fluid
 from .unfolding import ARRIVED, LEFT, STARTED, Phase, Post
 
-__all__ = ["Letter", "Plan", "Unfolded", "alone"]
-
 
 class Plan(NamedTuple):
-    """What a collective does.
+    """What a collective does."""
 
-    Attributes:
-        launch_ns: before its first phase.
-        phases: one after the other.
-        ranks: how many take part.
-        taken_ns: what all of it takes alone.
-    """
-
-    launch_ns: int
-    phases: tuple[Phase, ...]
-    ranks: int
-    taken_ns: int = 0
+    launch_ns: int  # before its first phase
+    phases: tuple[Phase, ...]  # one after the other
+    ranks: int  # how many take part
+    taken_ns: int = 0  # what all of it takes alone
 
 
 class Letter(Flow):

@@ -19,8 +19,6 @@ from ..collectives.cost.placed import PlacedRound
 from .flow import Stage, quantised
 from .resources import Resources
 
-__all__ = ["ARRIVED", "LEFT", "MOST_MESSAGES", "STARTED", "Phase", "Post", "Step", "unfolding"]
-
 Ints: TypeAlias = NDArray[np.int64]
 
 MOST_MESSAGES = 512
@@ -34,41 +32,27 @@ _NOTHING = np.zeros(0, np.int64), np.zeros(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """A message of a step.
+    """A message of a step."""
 
-    Attributes:
-        src: position of the sender, and as many more as there are ranks in each further lane: lanes do not wait for
-            each other.
-        dst: that of the receiver, likewise.
-        port: the wire on which it leaves: messages of a step wait there for those of the steps before.
-        becomes: what becomes of it, of `STARTED`, `LEFT` and `ARRIVED`; it starts at once where that is left out.
-        marks_ns: work at which that is so.
-        stages: what it needs until when.
-    """
-
+    # position of the sender, and as many more as there are ranks in each further lane: lanes do not wait for each
+    # other.
     src: int
-    dst: int
-    port: int
+    dst: int  # that of the receiver, likewise
+    port: int  # the wire on which it leaves: messages of a step wait there for those of the steps before
+    # what becomes of it, of `STARTED`, `LEFT` and `ARRIVED`; it starts at once where that is left out.
     becomes: tuple[int, ...]
-    marks_ns: tuple[int, ...]
-    stages: tuple[Stage, ...]
+    marks_ns: tuple[int, ...]  # work at which that is so
+    stages: tuple[Stage, ...]  # what it needs until when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What all ranks do in a step.
+    """What all ranks do in a step."""
 
-    Attributes:
-        posts: (lanes times ranks,) messages of each rank.
-        awaited: (lanes times ranks,) how many come to each.
-        local_ns: (lanes times ranks,) what each does before its first message.
-        beside_ns: (lanes times ranks,) what each does beside its messages.
-    """
-
-    posts: tuple[tuple[Post, ...], ...]
-    awaited: tuple[int, ...]
-    local_ns: tuple[int, ...]
-    beside_ns: tuple[int, ...]
+    posts: tuple[tuple[Post, ...], ...]  # (lanes times ranks,) messages of each rank
+    awaited: tuple[int, ...]  # (lanes times ranks,) how many come to each
+    local_ns: tuple[int, ...]  # (lanes times ranks,) what each does before its first message
+    beside_ns: tuple[int, ...]  # (lanes times ranks,) what each does beside its messages
 
 
 Phase: TypeAlias = tuple[Step, ...]

@@ -15,8 +15,6 @@ from ..collectives.cost.parameters import itemsize_of
 from .layout import Layout
 from .model import Model
 
-__all__ = ["Amounts", "Work", "numpy_dtype"]
-
 # Adam on weights of two bytes: it reads the gradient (2), the weight's copy in float32 and both means (12), and writes
 # those and the weight (14).
 UPDATE_BYTES = 28
@@ -24,15 +22,10 @@ UPDATE_BYTES = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One compute.
+    """One compute."""
 
-    Attributes:
-        flops: Operations.
-        nbytes: Of memory, read and written.
-    """
-
-    flops: float
-    nbytes: float
+    flops: float  # Operations
+    nbytes: float  # Of memory, read and written
 
     def plus(self, other: Work) -> Work:
         """Return both, one after the other."""
@@ -45,15 +38,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """Of a model under a layout.
+    """Of a model under a layout."""
 
-    Attributes:
-        model: Which.
-        layout: How it lies.
-    """
-
-    model: Model
-    layout: Layout
+    model: Model  # Which
+    layout: Layout  # How it lies
 
     @property
     def itemsize(self) -> int:

@@ -20,8 +20,6 @@ from .amounts import UPDATE_BYTES, Amounts, Work
 from .layout import Layout
 from .model import Model
 
-__all__ = ["bound_s"]
-
 _SPLIT = frozenset(name for name, of in FAMILIES.items() if of.make(1, 2, of.chunks or 2).splits_backward)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from ..errors import UsageError
 from .model import Model
 
-__all__ = ["known", "load"]
-
 # What transformers' configurations call it (PretrainedConfig of llama, mixtral, deepseek_v3, gpt2).
 _HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),

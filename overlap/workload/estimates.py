@@ -10,7 +10,8 @@ from topology import Cluster, TopologyError, TopologyWarning
 from .. import Virtual, run
 from ..errors import RankFailedError, UsageError
 from ..runtime.rank import Rank
-from ..timeline.spans import Recorder, Timeline
+from ..timeline.recording import Recorder
+from ..timeline.spans import Timeline
 from ..virtual.compute_cost import Roofline
 from .layout import Layout
 from .memory import Memory, memory_of
@@ -18,32 +19,19 @@ from .model import Model
 from .parts import Parts
 from .program import train
 
-__all__ = ["Estimate", "estimate", "simulated"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a step takes.
+    """What a step takes."""
 
-    Attributes:
-        model: Which.
-        layout: How it lies.
-        cluster: Where.
-        virtual: What was assumed.
-        parts: Where the time goes.
-        memory: On the fullest rank.
-        simulated: Microbatches that were simulated; the others were added, each like the last one.
-        timeline: Of the last simulation.
-    """
-
-    model: Model
-    layout: Layout
-    cluster: Cluster
-    virtual: Virtual
-    parts: Parts
-    memory: Memory
-    simulated: int
-    timeline: Timeline
+    model: Model  # Which
+    layout: Layout  # How it lies
+    cluster: Cluster  # Where
+    virtual: Virtual  # What was assumed
+    parts: Parts  # Where the time goes
+    memory: Memory  # On the fullest rank
+    simulated: int  # Microbatches that were simulated; the others were added, each like the last one
+    timeline: Timeline  # Of the last simulation
 
     @property
     def step_s(self) -> float:

@@ -10,8 +10,6 @@ from ..errors import UsageError
 from ..parallel.schedules import FAMILIES, PipelineSchedule, make
 from .model import Model
 
-__all__ = ["CHECKPOINTING", "ORDERS", "Layout"]
-
 CHECKPOINTING = ("none", "selective", "full")
 """What of the activations is computed again in the backward pass: nothing, scores of attention, all of a layer."""
 
@@ -26,44 +24,26 @@ BUCKET_BYTES = 128 << 20
 class Layout:
     """Degrees of parallelism, and the batch.
 
-    Attributes:
-        tp: Ranks that share each matrix.
-        pp: Ranks that share the layers.
-        dp: Ranks that share the samples; experts lie within them.
-        cp: Ranks that share a sequence, by ring attention.
-        ep: Ranks that share the experts; a divisor of `dp`.
-        global_batch: Samples of a step.
-        micro_batch: Samples that pass the pipeline together.
-        schedule: Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`.
-        chunks: Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has.
-        zero: 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP).
-        checkpointing: One of `CHECKPOINTING`.
-        sequence_parallel: Whether what the ranks of `tp` would all hold is cut along the sequence.
-        bucket_bytes: Gradients that are reduced together.
-        order: One of `ORDERS`.
-        imbalance: Tokens of the busiest rank of experts, over the mean.
-        dtype: Of weights, activations and gradients.
-
     Raises:
         UsageError: If a figure cannot be meant, naming it.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-    global_batch: int = 1
-    micro_batch: int = 1
-    schedule: str = "1f1b"
-    chunks: int = 1
-    zero: int = 1
-    checkpointing: str = "full"
-    sequence_parallel: bool = True
-    bucket_bytes: int = BUCKET_BYTES
-    order: str = ORDERS[0]
-    imbalance: float = 1.0
-    dtype: str = "bfloat16"
+    tp: int = 1  # Ranks that share each matrix
+    pp: int = 1  # Ranks that share the layers
+    dp: int = 1  # Ranks that share the samples; experts lie within them
+    cp: int = 1  # Ranks that share a sequence, by ring attention
+    ep: int = 1  # Ranks that share the experts; a divisor of `dp`
+    global_batch: int = 1  # Samples of a step
+    micro_batch: int = 1  # Samples that pass the pipeline together
+    schedule: str = "1f1b"  # Of the pipeline; one of `overlap.parallel.schedules.FAMILIES`
+    chunks: int = 1  # Stages on each rank: 2 or more for "interleaved-1f1b", else what the schedule has
+    zero: int = 1  # 0: all ranks have all weights; 1, 2: they share the optimizer; 3: the weights too (FSDP)
+    checkpointing: str = "full"  # One of `CHECKPOINTING`
+    sequence_parallel: bool = True  # Whether what the ranks of `tp` would all hold is cut along the sequence
+    bucket_bytes: int = BUCKET_BYTES  # Gradients that are reduced together
+    order: str = ORDERS[0]  # One of `ORDERS`
+    imbalance: float = 1.0  # Tokens of the busiest rank of experts, over the mean
+    dtype: str = "bfloat16"  # Of weights, activations and gradients
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "cp", "ep", "global_batch", "micro_batch", "chunks", "bucket_bytes"):

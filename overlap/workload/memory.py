@@ -22,8 +22,6 @@ from .amounts import Amounts
 from .layout import Layout
 from .model import Model
 
-__all__ = ["Memory", "memory_of"]
-
 _OPTIMIZER_BYTES = 12  # float32: the weight, and Adam's two means
 _FILLED = 3  # microbatches for each stage, after which a pipeline holds no more
 _SCORE_BYTES = 8  # of a word and token: the scores in float32, and their gradient
@@ -31,21 +29,13 @@ _SCORE_BYTES = 8  # of a word and token: the scores in float32, and their gradie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on the rank that holds most.
+    """Bytes on the rank that holds most."""
 
-    Attributes:
-        stage: Its place in the pipeline.
-        weights: With those that it has gathered.
-        gradients: Likewise.
-        optimizer: State.
-        activations: Of all microbatches that are under way, and the scores of words.
-    """
-
-    stage: int
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
+    stage: int  # Its place in the pipeline
+    weights: float  # With those that it has gathered
+    gradients: float  # Likewise
+    optimizer: float  # State
+    activations: float  # Of all microbatches that are under way, and the scores of words
 
     @property
     def total(self) -> float:

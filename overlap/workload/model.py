@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 
 from ..errors import UsageError
 
-__all__ = ["Model"]
-
 _MAY_BE_ZERO = (
     "kv_heads", "head_dim", "experts", "top_k", "shared_experts", "expert_ffn", "dense_layers", "q_rank", "kv_rank",
     "rope_dim", "nope_dim", "value_dim",
@@ -18,56 +16,32 @@ _MAY_BE_ZERO = (
 class Model:
     """A transformer that predicts tokens. What is 0 is not there, or follows from the rest.
 
-    Attributes:
-        name: For messages.
-        layers: Blocks of attention and perceptron.
-        hidden: Width of a token between them.
-        heads: Of attention.
-        ffn: Width inside a perceptron that is no expert.
-        vocabulary: Tokens that there are.
-        sequence: Tokens of a sample.
-        kv_heads: Heads of keys and values; 0: as many as `heads`.
-        head_dim: Width of a head; 0: hidden / heads.
-        gated: Whether a perceptron has three matrices (SwiGLU) instead of two.
-        tied: Whether scores use the matrix of the embedding.
-        experts: Of a layer, 0 without.
-        top_k: How many of them a token goes to.
-        shared_experts: Further ones that every token goes to.
-        expert_ffn: Width inside an expert; 0: `ffn`.
-        dense_layers: How many of the first layers have no experts.
-        q_rank: Of latent attention (arXiv 2405.04434), the width that queries are made from.
-        kv_rank: The same of keys and values; 0: ordinary attention.
-        rope_dim: Of a latent head, what has a position.
-        nope_dim: What has none.
-        value_dim: Of its values.
-        source: Where the figures are from.
-
     Raises:
         UsageError: If a figure cannot be meant, naming it.
     """
 
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    ffn: int
-    vocabulary: int
-    sequence: int
-    kv_heads: int = 0
-    head_dim: int = 0
-    gated: bool = True
-    tied: bool = False
-    experts: int = 0
-    top_k: int = 0
-    shared_experts: int = 0
-    expert_ffn: int = 0
-    dense_layers: int = 0
-    q_rank: int = 0
-    kv_rank: int = 0
-    rope_dim: int = 0
-    nope_dim: int = 0
-    value_dim: int = 0
-    source: str = ""
+    name: str  # For messages
+    layers: int  # Blocks of attention and perceptron
+    hidden: int  # Width of a token between them
+    heads: int  # Of attention
+    ffn: int  # Width inside a perceptron that is no expert
+    vocabulary: int  # Tokens that there are
+    sequence: int  # Tokens of a sample
+    kv_heads: int = 0  # Heads of keys and values; 0: as many as `heads`
+    head_dim: int = 0  # Width of a head; 0: hidden / heads
+    gated: bool = True  # Whether a perceptron has three matrices (SwiGLU) instead of two
+    tied: bool = False  # Whether scores use the matrix of the embedding
+    experts: int = 0  # Of a layer, 0 without
+    top_k: int = 0  # How many of them a token goes to
+    shared_experts: int = 0  # Further ones that every token goes to
+    expert_ffn: int = 0  # Width inside an expert; 0: `ffn`
+    dense_layers: int = 0  # How many of the first layers have no experts
+    q_rank: int = 0  # Of latent attention (arXiv 2405.04434), the width that queries are made from
+    kv_rank: int = 0  # The same of keys and values; 0: ordinary attention
+    rope_dim: int = 0  # Of a latent head, what has a position
+    nope_dim: int = 0  # What has none
+    value_dim: int = 0  # Of its values
+    source: str = ""  # Where the figures are from
 
     def __post_init__(self) -> None:
         for field in fields(self):

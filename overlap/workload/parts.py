@@ -9,48 +9,33 @@ from typing import NamedTuple, TypeAlias
 from ..timeline.critical_path import critical_path
 from ..timeline.intervals import Merged, intersect, length, merge, subtract
 from ..timeline.metrics import Coverage, coverage
-from ..timeline.spans import Span, Timeline
+from ..timeline.span import Span
+from ..timeline.spans import Timeline
 from .program import DIMENSIONS
-
-__all__ = ["MESSAGE", "Amount", "Operation", "Parts"]
 
 MESSAGE = "send/recv"
 """What a timeline calls point-to-point operations."""
 
 
 class Operation(NamedTuple):
-    """What collectives or messages have in common.
+    """What collectives or messages have in common."""
 
-    Attributes:
-        dimension: Of parallelism.
-        op: Its name, or `MESSAGE`.
-        nbytes: The larger of input and result.
-        dtype: Of the elements.
-        ranks: World ranks of the group; of a message those who send and those who receive, of all who were simulated.
-    """
-
-    dimension: str
-    op: str
-    nbytes: int
-    dtype: str
+    dimension: str  # Of parallelism
+    op: str  # Its name, or `MESSAGE`
+    nbytes: int  # The larger of input and result
+    dtype: str  # Of the elements
+    # World ranks of the group; of a message those who send and those who receive, of all who were simulated.
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Of one operation on a rank, on average over the ranks that were simulated; nanoseconds.
+    """Of one operation on a rank, on average over the ranks that were simulated; nanoseconds."""
 
-    Attributes:
-        count: How often.
-        busy_ns: While bytes moved, each for itself.
-        wire_ns: Of the exposed time, while bytes moved.
-        waiting_ns: Of the exposed time, while it waited for its last rank.
-    """
-
-    count: float = 0.0
-    busy_ns: float = 0.0
-    wire_ns: float = 0.0
-    waiting_ns: float = 0.0
+    count: float = 0.0  # How often
+    busy_ns: float = 0.0  # While bytes moved, each for itself
+    wire_ns: float = 0.0  # Of the exposed time, while bytes moved
+    waiting_ns: float = 0.0  # Of the exposed time, while it waited for its last rank
 
     @property
     def exposed_ns(self) -> float:
@@ -73,25 +58,15 @@ Path: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A step: `step_ns` = `compute_ns` + what operations expose + `idle_ns`, on average over ranks.
+    """A step: `step_ns` = `compute_ns` + what operations expose + `idle_ns`, on average over ranks."""
 
-    Attributes:
-        step_ns: From its beginning to the end of the last rank.
-        compute_ns: In which a rank computed.
-        overlapped_ns: Of that, in which bytes of its operations moved.
-        idle_ns: In which it did nothing.
-        ranks: That were simulated.
-        operations: What it sent, and what of that was exposed.
-        path: The critical path: for how long it went through what.
-    """
-
-    step_ns: float
-    compute_ns: float
-    overlapped_ns: float
-    idle_ns: float
-    ranks: tuple[int, ...]
-    operations: Mapping[Operation, Amount]
-    path: Mapping[Path, float]
+    step_ns: float  # From its beginning to the end of the last rank
+    compute_ns: float  # In which a rank computed
+    overlapped_ns: float  # Of that, in which bytes of its operations moved
+    idle_ns: float  # In which it did nothing
+    ranks: tuple[int, ...]  # That were simulated
+    operations: Mapping[Operation, Amount]  # What it sent, and what of that was exposed
+    path: Mapping[Path, float]  # The critical path: for how long it went through what
 
     @classmethod
     def of(cls, timeline: Timeline) -> Parts:

@@ -27,8 +27,6 @@ from .layout import Layout
 from .model import Model
 from .weights import Weights
 
-__all__ = ["DIMENSIONS", "train"]
-
 DIMENSIONS = ("tp", "ep", "cp", "dp", "pp")
 """Of parallelism, and the names of their streams."""
 

@@ -20,8 +20,6 @@ from .layout import CHECKPOINTING, ORDERS, Layout
 from .memory import memory_of
 from .model import Model
 
-__all__ = ["FREE", "Candidate", "Found", "candidates", "search"]
-
 _SIZES = (25 << 20, 128 << 20, 512 << 20)  # bytes: torch's default, ours, and about all of a stage
 
 FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
@@ -38,36 +36,23 @@ FREE: Mapping[str, Callable[[int], Sequence[object]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout that fits.
+    """A layout that fits."""
 
-    Attributes:
-        layout: Which.
-        bound_s: Seconds that its step takes at least.
-        near: Whether collectives are in that bound.
-    """
-
-    layout: Layout
-    bound_s: float
-    near: bool = False
+    layout: Layout  # Which
+    bound_s: float  # Seconds that its step takes at least
+    near: bool = False  # Whether collectives are in that bound
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a search knows so far; an interrupt leaves it as it is.
+    """What a search knows so far; an interrupt leaves it as it is."""
 
-    Attributes:
-        tried: Layouts that there are.
-        best: The one with the shortest step.
-        simulated: Steps in seconds, of all that were simulated.
-        left_out: How many were not, by reason; and one of the layouts each.
-        complete: Whether nothing is left to look at.
-    """
-
-    tried: int = 0
-    best: Estimate | None = None
-    simulated: list[tuple[Layout, float]] = field(default_factory=list)
+    tried: int = 0  # Layouts that there are
+    best: Estimate | None = None  # The one with the shortest step
+    simulated: list[tuple[Layout, float]] = field(default_factory=list)  # Steps in seconds, of all that were simulated
+    # How many were not, by reason; and one of the layouts each.
     left_out: dict[str, list[Layout]] = field(default_factory=dict)
-    complete: bool = False
+    complete: bool = False  # Whether nothing is left to look at
 
     def leave_out(self, layout: Layout, why: str) -> None:
         """Note a layout that is not simulated."""

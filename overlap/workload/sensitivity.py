@@ -12,8 +12,6 @@ from .. import Interference, Virtual
 from ..virtual.interference import ALL
 from .estimates import Estimate, estimate
 
-__all__ = ["SLOWER", "SWAY", "Sensitivity", "sensitivities"]
-
 SWAY = 0.2
 """By how much a figure is changed, up and down."""
 
@@ -24,19 +22,13 @@ SLOWER = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Of one figure.
+    """Of one figure."""
 
-    Attributes:
-        figure: Its name.
-        change: What was done to it.
-        low: Share by which the step is longer if it is `SWAY` lower; negative if shorter. None if there is no lower.
-        high: The same if it is higher.
-    """
-
-    figure: str
-    change: str
+    figure: str  # Its name
+    change: str  # What was done to it
+    # Share by which the step is longer if it is `SWAY` lower; negative if shorter. None if there is no lower.
     low: float | None
-    high: float
+    high: float  # The same if it is higher
 
 
 def sensitivities(of: Estimate, *, algorithm: str | None = None) -> Iterator[Sensitivity]:

@@ -12,26 +12,16 @@ from ..collectives.cost.parameters import measured
 from ..collectives.cost.validation import Class, classes_of
 from .parts import MESSAGE, Operation, Parts
 
-__all__ = ["Band", "band_of", "band_of_step"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Errors, as shares.
+    """Errors, as shares."""
 
-    Attributes:
-        typical: The median one.
-        worst: The largest.
-        rows: Published rows, which nothing was fitted to, that say so.
-        of: What they are of.
-        measured: Whether the size lies within published sizes of that very shape.
-    """
-
-    typical: float
-    worst: float
-    rows: int
-    of: str
-    measured: bool
+    typical: float  # The median one
+    worst: float  # The largest
+    rows: int  # Published rows, which nothing was fitted to, that say so
+    of: str  # What they are of
+    measured: bool  # Whether the size lies within published sizes of that very shape
 
 
 def band_of(cluster: Cluster, operation: Operation) -> Band:

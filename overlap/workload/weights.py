@@ -14,8 +14,6 @@ from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .amounts import UPDATE_BYTES, Amounts
 
-__all__ = ["Weights"]
-
 _STREAM = "dp"
 _PREFETCHED = 2  # layers of gathered weights that a rank has at once (ZeRO-3)
 

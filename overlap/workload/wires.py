@@ -15,22 +15,14 @@ from ..virtual.demand import Demand
 from .layout import Layout
 from .parts import MESSAGE, Operation, Parts
 
-__all__ = ["Busy", "busy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """Wires of one kind, or memories.
+    """Wires of one kind, or memories."""
 
-    Attributes:
-        most: Share of the step in which the busiest of them is used at full rate.
-        mean: The same of all that are used.
-        used: How many those are.
-    """
-
-    most: float
-    mean: float
-    used: int
+    most: float  # Share of the step in which the busiest of them is used at full rate
+    mean: float  # The same of all that are used
+    used: int  # How many those are
 
 
 def busy(cluster: Cluster, layout: Layout, parts: Parts, *, peer_direct: bool = True) -> dict[str, Busy]:

@@ -16,7 +16,7 @@ from overlap.cli.bench.sampling import Sampling, Times
 from overlap.config import RunConfig, imposed
 from overlap.flight.layout import file_bytes
 from overlap.flight.recorder import Known, Writer
-from overlap.timeline.spans import RawCollective, Recorder
+from overlap.timeline.recording import RawCollective, Recorder
 
 __all__ = [
     "ARRAYS",

@@ -12,7 +12,7 @@ import overlap
 from overlap.requested import overriding
 from overlap.runtime import loop_watch, world_member, world_watch
 from overlap.timeline import Timeline, read_trace, write_trace
-from overlap.timeline.spans import Span
+from overlap.timeline.span import Span
 
 from .worlds import TIMEOUT_S, failing
 

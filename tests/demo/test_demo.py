@@ -31,7 +31,7 @@ from overlap.cli.demo.strategies import STRATEGIES
 from overlap.cli.demo.training import Comparison, Task, compare, fitting_bandwidth
 from overlap.data import digits
 from overlap.timeline import CollectiveInfo, Recorder, Span, Timeline, breakdowns, read_trace
-from overlap.timeline.spans import span_order
+from overlap.timeline.span import span_order
 
 STEP = {"forward": 3, "loss": 1, "backward": 3, "update": 3}
 SMALL = ((9, 4), (4, 2), (128, 10))

@@ -18,7 +18,7 @@ from overlap.membership import Membership
 from overlap.setup import shared_trace as traces
 from overlap.setup.shared_trace import part_path, write_together
 from overlap.timeline import Recorder, Timeline, read_trace
-from overlap.timeline.spans import RawSpan
+from overlap.timeline.recording import RawSpan
 
 from .company import meet
 

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from overlap.timeline import CollectiveInfo, Span, Timeline
-from overlap.timeline.spans import span_order
+from overlap.timeline.span import span_order
 
 LIMIT_NS = 30
 RANKS = 3

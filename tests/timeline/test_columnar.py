@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from overlap.timeline import Recorder, Timeline, breakdowns
 from overlap.timeline.columnar import SpanColumns, SpanList
-from overlap.timeline.spans import span_order
+from overlap.timeline.span import span_order
 
 from .made import comm, compute, traces
 

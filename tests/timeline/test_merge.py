@@ -16,7 +16,7 @@ from overlap.cli import main
 from overlap.timeline import CollectiveInfo, Span, Timeline, merged, parts, read_trace, write_trace
 from overlap.timeline.merge import merged_columns, merged_header, on_clock
 from overlap.timeline.parts import Part, pack_part
-from overlap.timeline.spans import span_order
+from overlap.timeline.span import span_order
 
 
 def comm(rank: int, start_ns: int, end_ns: int, *, met_ns: int | None = None, seq: int = 0) -> Span:

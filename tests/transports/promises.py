@@ -7,7 +7,8 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from transports.testing import MakePair, Scale, check_transport, run_check
+from transports._checking import Scale
+from transports.testing import MakePair, check_transport, run_check
 
 __all__ = ["assert_all_kept", "assert_kept"]
 

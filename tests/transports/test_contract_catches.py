@@ -12,10 +12,11 @@ import trio
 from trio.testing import MockClock
 
 from transports import Buffer, Delivery, Endpoint, LengthMismatchError, NeuronLink, neuronlink
+from transports._checking import Scale
 from transports.base import TAG_LIMIT
 from transports.buffers import as_bytes
 from transports.starting import Call, Starter
-from transports.testing import CHECKS, ContractViolation, Scale, check_transport, run_check
+from transports.testing import CHECKS, ContractViolation, check_transport, run_check
 
 
 class Honest(Endpoint):

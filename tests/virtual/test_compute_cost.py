@@ -6,7 +6,8 @@ import pytest
 
 import topology
 from overlap.errors import UsageError
-from overlap.timeline.spans import Span, Timeline
+from overlap.timeline.span import Span
+from overlap.timeline.spans import Timeline
 from overlap.timeline.tracefile import write_trace
 from overlap.virtual import ComputeCosts, Profile, Roofline
 

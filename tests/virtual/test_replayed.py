@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from overlap import Conditions, UsageError
-from overlap.timeline.spans import Span, Timeline
+from overlap.timeline.span import Span
+from overlap.timeline.spans import Timeline
 from overlap.virtual import Profile
 
 from .worlds import KB, now_ns, simulate

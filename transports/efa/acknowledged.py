@@ -6,8 +6,6 @@ import socket
 import struct
 from typing import NamedTuple
 
-__all__ = ["LOST_S", "Flight", "Look", "look"]
-
 #: A kernel answers within a round trip, also for a process that is busy; a link that was down for so long is lost. What
 #: was under way is sent again after 3 s for the last time before that, and next after 6 s (RFC 6298, from 0.2 s).
 LOST_S = 4.0
@@ -18,15 +16,10 @@ _PROBES, _UNACKNOWLEDGED, _SINCE_MS, _LENGTH = 3, 24, 56, 104
 
 
 class Look(NamedTuple):
-    """What is seen of a connection at one moment.
+    """What is seen of a connection at one moment."""
 
-    Attributes:
-        under_way: Whether something was sent that has not been acknowledged, or could not be, as no device is up.
-        since_s: How long ago anything was.
-    """
-
-    under_way: bool
-    since_s: float
+    under_way: bool  # Whether something was sent that has not been acknowledged, or could not be, as no device is up
+    since_s: float  # How long ago anything was
 
 
 _NOTHING = Look(under_way=False, since_s=0.0)

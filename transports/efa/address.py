@@ -17,8 +17,6 @@ import trio
 
 from transports.failures import ArgumentError, TransportError
 
-__all__ = ["RAILS_LIMIT", "PeerAddress", "address_of", "host_identity"]
-
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _LIMIT_BYTES = 16 << 10
 #: How many rails there may be to one process.
@@ -27,21 +25,13 @@ RAILS_LIMIT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddress:
-    """How one process can be reached.
+    """How one process can be reached."""
 
-    Attributes:
-        host: Processes with the same one can reach each other's Unix sockets; empty if they cannot.
-        unix: Name of its Unix socket; empty if it has none.
-        tcp: Address and port for each rail.
-        lasting: It reckons with connections that end before their processes do, inside a host, too.
-        cores: Those of its host that it may use.
-    """
-
-    host: str
-    unix: str
-    tcp: tuple[tuple[str, int], ...]
-    lasting: bool = False
-    cores: frozenset[int] = frozenset()
+    host: str  # Processes with the same one can reach each other's Unix sockets; empty if they cannot
+    unix: str  # Name of its Unix socket; empty if it has none
+    tcp: tuple[tuple[str, int], ...]  # Address and port for each rail
+    lasting: bool = False  # It reckons with connections that end before their processes do, inside a host, too
+    cores: frozenset[int] = frozenset()  # Those of its host that it may use
 
     def pack(self) -> bytes:
         """Return it as bytes."""

@@ -14,8 +14,6 @@ from transports.efa.rail import Owner, Rail, describe
 from transports.frame import LOCAL_CHUNK_BYTES
 from transports.matching import ProtocolError, Send
 
-__all__ = ["SocketRail", "StreamRail"]
-
 
 class _Stop(Enum):
     """Why nothing more is read for now."""

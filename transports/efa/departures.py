@@ -22,8 +22,6 @@ from transports.matching import Chunk, Limits, Send
 from transports.matching.ends import ENDED, FLOWING
 from transports.matching.outgoing import Outgoing
 
-__all__ = ["LIMITS", "Departures", "Entry", "single_rail_limits"]
-
 #: What both sides of several connections have agreed on, by the version of the handshake. Nobody asks for a slice of a
 #: collective: what asks would stand behind 4 ms of chunks each way over 1 Gbit/s, in which the wires ran idle.
 LIMITS = Limits(

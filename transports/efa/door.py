@@ -11,8 +11,6 @@ import trio
 
 from transports.failures import TransportError
 
-__all__ = ["Door", "family"]
-
 
 class Door:
     """Where the others can knock.

@@ -19,8 +19,6 @@ from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.tls import Tls
 
-__all__ = ["HANDSHAKE_S", "Connection", "Joining", "discard"]
-
 #: How long a handshake may take.
 HANDSHAKE_S = 2.0
 # So many connections may come to nothing because too much is lost on their way. Of 5 % of all packets, one in a hundred
@@ -31,19 +29,12 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_PROBES = 1, 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A socket on which both sides have proved the secret.
+    """A socket on which both sides have proved the secret."""
 
-    Attributes:
-        socket: As bare as the system gave it.
-        encrypted: The encryption above it, if any.
-        detail: What the other side has said of it, where this one has dialled.
-        ends: Its addresses, for people, if it has any.
-    """
-
-    socket: socket.socket
-    encrypted: trio.SSLStream[trio.abc.Stream] | None
-    detail: str = ""
-    ends: str = ""
+    socket: socket.socket  # As bare as the system gave it
+    encrypted: trio.SSLStream[trio.abc.Stream] | None  # The encryption above it, if any
+    detail: str = ""  # What the other side has said of it, where this one has dialled
+    ends: str = ""  # Its addresses, for people, if it has any
 
 
 @dataclass(kw_only=True)

@@ -18,8 +18,6 @@ from transports.frame import CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.link import Link
 from transports.matching import Engine, Lane, Limits, Send
 
-__all__ = ["EfaLink"]
-
 # Saying goodbye waits so long for the next sign of progress: longer than a busy machine keeps a process from running,
 # shorter than anybody waits for a program to end.
 _PATIENCE_S = 2.0

@@ -7,8 +7,6 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["Losses", "Segments", "segments"]
-
 # In Linux's `struct tcp_info` (linux/tcp.h): segments sent again, and segments with data sent in all.
 _AGAIN, _SENT, _LENGTH = 100, 156, 160
 # Queues that overflow lose a thousandth, or much of one burst. Whoever looks every second sees more than that three

@@ -25,8 +25,6 @@ from transports.efa.sharing import Pace, Standing
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError, Send
 
-__all__ = ["Owner", "Rail"]
-
 # So many frames may arrive before the other side is told, and can let go of them. Were 64 kept, their memory left the
 # caches: all_reduce of 64 KiB between two processes over TCP took 185 us in place of 160.
 _ACKNOWLEDGE_EVERY = 16
@@ -40,15 +38,10 @@ _ENDED = "the connection ended"
 
 
 class Owner(Places, Protocol):
-    """What a rail needs of the link that it is part of.
+    """What a rail needs of the link that it is part of."""
 
-    Attributes:
-        departures: What may leave on it.
-        silent_ticks: Set to 0 whenever the other process is heard.
-    """
-
-    departures: Departures
-    silent_ticks: int
+    departures: Departures  # What may leave on it
+    silent_ticks: int  # Set to 0 whenever the other process is heard
 
     @property
     def wants(self) -> bool:

@@ -19,8 +19,6 @@ from transports.frame import (
     parse,
 )
 
-__all__ = ["Places", "Reading", "message_of"]
-
 # Room for two of the longest small frames, so that one that has come in part never fills it.
 _READ_BYTES = 2 * (HEADER_LIMIT_BYTES + EAGER_BYTES)
 # After a chunk probably comes another: read its header and little of its bytes, which must be copied once more.

@@ -18,8 +18,6 @@ from transports.failures import TransportError
 from transports.frame import FrameError
 from transports.handshake import HandshakeError, Hello
 
-__all__ = ["Returning"]
-
 # The first pause before a rail is dialled again is short, for a connection that broke while its link is up; each one
 # after it is twice as long, up to one that costs nothing while a link is down for hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -39,17 +37,11 @@ _NUMBERS = 2**32  # of connections, and of what is counted in a detail: as frame
 
 
 class Detail(NamedTuple):
-    """What the two sides of a connection that takes a place tell each other of it, in their hellos.
+    """What the two sides of a connection that takes a place tell each other of it, in their hellos."""
 
-    Attributes:
-        number: Of the connection; a higher one than any before at its place.
-        last: The last rail at this place on which anything has come to who says so.
-        frames: How many have come on it.
-    """
-
-    number: int
-    last: int
-    frames: int
+    number: int  # Of the connection; a higher one than any before at its place
+    last: int  # The last rail at this place on which anything has come to who says so
+    frames: int  # How many have come on it
 
     def __str__(self) -> str:
         """Write it as a hello carries it."""

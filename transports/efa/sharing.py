@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Pace", "Standing", "holds_back", "holds_up"]
-
 # A rate is measured over so long at least: a hundred packets of a link of 1 Gbit/s. What was over sooner shows that a
 # rail is no slower; in less time than the second, only that a switch had room for it.
 _WINDOW_S = 0.005
@@ -23,17 +21,11 @@ _EQUAL = 3.0
 
 
 class Standing(NamedTuple):
-    """How a rail does.
+    """How a rail does."""
 
-    Attributes:
-        bytes_per_s: What it has delivered lately; 0 if nobody knows.
-        waiting_bytes: Written, and not acknowledged.
-        sure: It was busy all that time; otherwise it may be faster.
-    """
-
-    bytes_per_s: float
-    waiting_bytes: int
-    sure: bool = True
+    bytes_per_s: float  # What it has delivered lately; 0 if nobody knows
+    waiting_bytes: int  # Written, and not acknowledged
+    sure: bool = True  # It was busy all that time; otherwise it may be faster
 
     def time_s(self, nbytes: float) -> float:
         """Return when so much more would have arrived; at once where nobody knows."""

@@ -26,8 +26,6 @@ from transports.matched import MatchedTransport
 from transports.patience import Patience
 from transports.tls import Tls
 
-__all__ = ["Efa", "factory"]
-
 # How often each rail is asked for a sign of life, at most.
 _TICK_S = 1.0
 _TICKS_OF_SILENCE = 8

@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from transports.matching.ends import Lane, Receive
 
-__all__ = ["Arrival", "pop"]
-
 _T = TypeVar("_T")
 
 

@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
-__all__ = ["Budget"]
-
 
 class Budget:
     """What has come unasked, and what of it the sender may be told to use again.

@@ -10,8 +10,6 @@ from transports.base import Envelope
 from transports.bounce import BounceBuffers
 from transports.failures import LengthMismatchError, LinkLostError, TransportClosedError, TransportError
 
-__all__ = ["ENDED", "FLOWING", "OFFERED", "WAITING", "Lane", "Receive", "Send", "Stage"]
-
 Lane: TypeAlias = "tuple[int, int, int]"  # (src, dst, tag)
 
 

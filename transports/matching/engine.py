@@ -11,8 +11,6 @@ from transports.matching.incoming import Incoming
 from transports.matching.outgoing import Outgoing
 from transports.matching.protocol import Limits, MessageKind
 
-__all__ = ["Engine"]
-
 
 class Engine:
     """One for each other process (or for this one itself, where a transport carries those messages, too).

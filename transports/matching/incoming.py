@@ -18,8 +18,6 @@ from transports.matching.overtaking import Overtaking
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
 from transports.matching.watchers import Watchers
 
-__all__ = ["Incoming"]
-
 
 class Incoming:
     """Arrivals, receives, and what is being filled.

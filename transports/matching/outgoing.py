@@ -15,8 +15,6 @@ from typing import NamedTuple
 from transports.matching.ends import FLOWING, OFFERED, WAITING, Lane, Send
 from transports.matching.protocol import Limits, Message, MessageKind, ProtocolError
 
-__all__ = ["Chunk", "Outgoing"]
-
 
 class Chunk(NamedTuple):
     """A piece of a long message, still in its sender's memory."""

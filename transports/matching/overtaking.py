@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from transports.bounce import BounceBuffers
 from transports.matching.protocol import Limits, ProtocolError
 
-__all__ = ["Overtaking"]
-
 
 class Overtaking:
     """They wait in memory of their own until the announcement has said where they belong.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-__all__ = ["Limits", "Message", "MessageKind", "ProtocolError"]
-
 
 class MessageKind(IntEnum):
     """What is said, and which unsigned integers belong to it.
@@ -39,39 +37,30 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What both processes have agreed on.
+    """What both processes have agreed on."""
 
-    Attributes:
-        eager_bytes: Messages up to this length travel at once, longer ones when the receiver has named their place.
-        chunk_bytes: Longer ones are cut in pieces of this length.
-        push_bytes: Messages that are longer than eager ones and up to this length follow their announcement unasked, as
-            far as the budget goes. 0: none do.
-        ordered: What is said arrives in the order in which it was said. Otherwise announcements may overtake each
-            other, and chunks the announcement of their message.
-        budget_bytes: Data that one process may have lying unreceived at the other, before it must ask for each further
-            message.
-        overhead_bytes: What one waiting message costs beyond its bytes, so that empty ones are not free either.
-        waiting: Offers that may wait here, and announcements that may be early. A program with a million sends under
-            way has other worries; a process that goes on for ever has lost its mind.
-        places: How many long messages may be under way to one process at once; None: any number.
-        confirmed: A long message has been sent when the receiver has said that all of it is there. Otherwise the
-            transport says when it has left, see `Outgoing.departed`.
-        kept_bytes: Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to
-            repeat them.
-        fetched: The receiver takes long messages from the sender's memory, piece by piece: nobody accepts them, and
-            nothing is sent but the word that they were taken.
-    """
-
-    eager_bytes: int
-    chunk_bytes: int
+    eager_bytes: int  # Messages up to this length travel at once, longer ones when the receiver has named their place
+    chunk_bytes: int  # Longer ones are cut in pieces of this length
+    # Messages that are longer than eager ones and up to this length follow their announcement unasked, as far as the
+    # budget goes. 0: none do.
     push_bytes: int = 0
+    # What is said arrives in the order in which it was said. Otherwise announcements may overtake each other, and
+    # chunks the announcement of their message.
     ordered: bool = True
+    # Data that one process may have lying unreceived at the other, before it must ask for each further message.
     budget_bytes: int = 16 << 20
-    overhead_bytes: int = 256
+    overhead_bytes: int = 256  # What one waiting message costs beyond its bytes, so that empty ones are not free either
+    # Offers that may wait here, and announcements that may be early. A program with a million sends under way has other
+    # worries; a process that goes on for ever has lost its mind.
     waiting: int = 1 << 20
-    places: int | None = None
+    places: int | None = None  # How many long messages may be under way to one process at once; None: any number
+    # A long message has been sent when the receiver has said that all of it is there. Otherwise the transport says when
+    # it has left, see `Outgoing.departed`.
     confirmed: bool = True
+    # Messages up to this length are not confirmed: the transport keeps a copy as long as it may have to repeat them.
     kept_bytes: int = 0
+    # The receiver takes long messages from the sender's memory, piece by piece: nobody accepts them, and nothing is
+    # sent but the word that they were taken.
     fetched: bool = False
 
     def confirms(self, nbytes: int) -> bool:

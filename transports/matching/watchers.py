@@ -7,8 +7,6 @@ from itertools import chain
 
 from transports.matching.ends import Lane
 
-__all__ = ["Watchers"]
-
 
 class Watchers:
     """What to call, by lane."""

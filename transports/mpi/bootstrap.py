@@ -14,8 +14,6 @@ from transports.mpi.library import mpi, world
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["exchange", "introduce", "wait_for"]
-
 #: Between two looks at a collective operation of MPI; nobody starts up often.
 LOOK_S = 1e-3
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from transports.matching import MessageKind, ProtocolError
 
-__all__ = ["HEADER_BYTES", "Header", "HeaderError", "HeaderKind", "header_of", "read"]
-
 #: Names the protocol and its version; processes that run another one are told apart from garbage by nothing else.
 MAGIC = b"oMP2"
 
@@ -43,25 +41,15 @@ class HeaderKind(IntEnum):
 
 
 class Header(NamedTuple):
-    """One header; a tuple, because one is made for every message.
+    """One header; a tuple, because one is made for every message."""
 
-    Attributes:
-        kind: What it says.
-        slot: ACCEPT: which of the receiver's slots the bytes go to.
-        src: EAGER, OFFER: sending rank.
-        dst: Its receiving rank.
-        tag: Its tag.
-        number: Of the announcement that this is, or is about.
-        nbytes: Length of the message; REFUSE: the length that was expected; CREDIT: what has been consumed.
-    """
-
-    kind: HeaderKind
-    slot: int = 0
-    src: int = 0
-    dst: int = 0
-    tag: int = 0
-    number: int = 0
-    nbytes: int = 0
+    kind: HeaderKind  # What it says
+    slot: int = 0  # ACCEPT: which of the receiver's slots the bytes go to
+    src: int = 0  # EAGER, OFFER: sending rank
+    dst: int = 0  # Its receiving rank
+    tag: int = 0  # Its tag
+    number: int = 0  # Of the announcement that this is, or is about
+    nbytes: int = 0  # Length of the message; REFUSE: the length that was expected; CREDIT: what has been consumed
 
     def pack(self, payload: memoryview | bytes = b"") -> bytes:
         """Return the header as bytes, followed by the payload of an EAGER message."""

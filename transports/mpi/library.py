@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["mpi", "world"]
-
 
 def mpi() -> ModuleType:
     """Return ``mpi4py.MPI``.

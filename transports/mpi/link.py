@@ -12,8 +12,6 @@ from transports.matching import Chunk, Lane, Limits, MessageKind, ProtocolError
 from transports.mpi.header import HEADER_BYTES, Header, HeaderError, HeaderKind, header_of, read
 from transports.mpi.wire import CHUNK_BYTES, EAGER_BYTES, SLOTS, Wire
 
-__all__ = ["CREDIT_BYTES", "MpiLink", "limits"]
-
 #: What one process may have sent eagerly to another, and that has not been consumed, at most.
 CREDIT_BYTES = 16 << 20
 

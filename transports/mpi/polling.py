@@ -7,8 +7,6 @@ from time import perf_counter
 import trio
 from trio.lowlevel import ParkingLot, checkpoint
 
-__all__ = ["Pace", "pause_s"]
-
 #: So long after something happened, look at every turn of the event loop.
 SPIN_S = 1e-3
 

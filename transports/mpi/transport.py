@@ -21,8 +21,6 @@ from transports.mpi.wire import MpiWire, Wire
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Mpi", "factory"]
-
 
 class Mpi(MatchedTransport):
     """Joins the processes of an MPI job, one object in each: ``mpiexec -n 4 python -m mpi4py train.py``.

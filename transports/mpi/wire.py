@@ -18,8 +18,6 @@ from transports.mpi.library import mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["CHUNK_BYTES", "EAGER_BYTES", "SLOTS", "MpiWire", "Wire"]
-
 #: Longest message that travels inside its header: up to here two copies cost less than asking first.
 EAGER_BYTES = 16 << 10
 

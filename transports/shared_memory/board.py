@@ -19,8 +19,6 @@ from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.shelf import Shelf, leaver
 
-__all__ = ["BOARD_BYTES", "Boards", "fence"]
-
 _ROW_BYTES, _ROW_WORDS = 64, 8
 _HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
 _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-__all__ = ["Heap"]
-
 _PAGE_BYTES = 4096
 
 

@@ -26,8 +26,6 @@ from transports.shared_memory.peer_memory import address_of, allow, read
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 
-__all__ = ["Joining"]
-
 _HANDSHAKE_S = 10.0
 _CARD = struct.Struct("=QQ32s")  # size of the segment; where a nonce lies, and the nonce
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
@@ -37,36 +35,22 @@ _READS, _MAPS = b"reads", b"maps"
 
 @dataclass(kw_only=True)
 class Joining:
-    """One process's way to the others of its host.
+    """One process's way to the others of its host."""
 
-    Attributes:
-        member: Its index.
-        members: How many processes the world has.
-        secret: What all members know.
-        job: Name of the world.
-        epoch: Which of the job's successive worlds.
-        limit_bytes: How much memory this process may give to be shared; None: its part of half of this machine's.
-        reads: Whether to read others' memory where it lies, if the system allows it.
-        join_s: How long to wait for all of them.
-        neighbours: The processes of this host, this one among them, once that is known.
-        segment: This process's memory for others, then.
-        bell: Descriptor of what wakes this process.
-        unshared: Why this process can share no memory at all; empty if it can.
-        refused: Why other processes of this host cannot be reached, by index.
-    """
-
-    member: int
-    members: int
-    secret: bytes
-    job: str
-    epoch: int
+    member: int  # Its index
+    members: int  # How many processes the world has
+    secret: bytes  # What all members know
+    job: str  # Name of the world
+    epoch: int  # Which of the job's successive worlds
+    # How much memory this process may give to be shared; None: its part of half of this machine's.
     limit_bytes: int | None
-    reads: bool
-    join_s: float
-    neighbours: tuple[int, ...] = ()
-    segment: Segment | None = None
-    bell: int = -1
-    unshared: str = ""
+    reads: bool  # Whether to read others' memory where it lies, if the system allows it
+    join_s: float  # How long to wait for all of them
+    neighbours: tuple[int, ...] = ()  # The processes of this host, this one among them, once that is known
+    segment: Segment | None = None  # This process's memory for others, then
+    bell: int = -1  # Descriptor of what wakes this process
+    unshared: str = ""  # Why this process can share no memory at all; empty if it can
+    # Why other processes of this host cannot be reached, by index.
     refused: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -20,8 +20,6 @@ from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Segment
 from transports.shared_memory.slots import SLOT_BYTES, Slots
 
-__all__ = ["MemoryLink", "Peer"]
-
 # Saying goodbye waits so long for the next sign of progress; the same as over sockets.
 _PATIENCE_S = 2.0
 # So many packets are acted upon before others may run: about 2 ms.
@@ -34,25 +32,15 @@ _MIDDLE = 1 << 63  # priorities are sent as unsigned integers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """What joining has found out of another process.
+    """What joining has found out of another process."""
 
-    Attributes:
-        socket: Carries packets; its end is the other side's.
-        pid: The other process.
-        readable: Whether each of the two may read the other's memory.
-        segment: Memory of the other process's.
-        bell: Descriptor of what wakes the other process.
-        outbox: Slots for what leaves, where it may not be read.
-        inbox: Slots in which it comes then.
-    """
-
-    socket: socket.socket
-    pid: int
-    readable: bool
-    segment: Segment
-    bell: int
-    outbox: memoryview | None
-    inbox: memoryview | None
+    socket: socket.socket  # Carries packets; its end is the other side's
+    pid: int  # The other process
+    readable: bool  # Whether each of the two may read the other's memory
+    segment: Segment  # Memory of the other process's
+    bell: int  # Descriptor of what wakes the other process
+    outbox: memoryview | None  # Slots for what leaves, where it may not be read
+    inbox: memoryview | None  # Slots in which it comes then
 
 
 def _limits(readable: bool) -> Limits:

@@ -10,8 +10,6 @@ from enum import IntEnum
 
 from transports.matching import MessageKind, ProtocolError
 
-__all__ = ["EAGER_BYTES", "PACKET_BYTES", "Kind", "pack", "unpack"]
-
 #: Messages up to this length travel in a packet. Longer ones are read where they lie, which takes a packet back.
 EAGER_BYTES = 16 << 10
 

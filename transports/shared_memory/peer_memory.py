@@ -16,8 +16,6 @@ import numpy as np
 
 from transports.buffers import Buffer
 
-__all__ = ["address_of", "allow", "read"]
-
 _PR_SET_PTRACER = 0x59616D61  # linux/prctl.h
 _ANY = ctypes.c_ulong(-1)
 

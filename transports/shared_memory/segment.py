@@ -6,8 +6,6 @@ import fcntl
 import mmap
 import os
 
-__all__ = ["Segment"]
-
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from transports.shared_memory.heap import Heap
 
-__all__ = ["Shelf", "leaver"]
-
 _WORD_BYTES = 8
 
 

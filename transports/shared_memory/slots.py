@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from transports.matching import ProtocolError
 
-__all__ = ["SLOTS", "SLOT_BYTES", "Slots"]
-
 #: Long messages are read, or copied, in pieces of this length. Measured on 64 MiB between two processes: 512 KiB to
 #: 2 MiB are alike, 256 KiB takes longer.
 SLOT_BYTES = 1 << 20

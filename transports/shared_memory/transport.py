@@ -25,8 +25,6 @@ from transports.shared_memory.slots import SLOT_BYTES, SLOTS
 from transports.shared_memory.watchman import NAPS, Watchman, looking, sleepers
 from transports.shared_memory.word import WORDS, Word
 
-__all__ = ["SharedMemory", "factory"]
-
 # The end of a segment, where a process says whether it sleeps.
 _LAST_BYTES = 4096
 _WORD_AT = 64  # in it lies what threads sleep on, beside what says whether somebody sleeps: another cache line

@@ -23,8 +23,6 @@ from transports.patience import LONG_TURN_S, Patience
 from transports.shared_memory.board import Boards, fence
 from transports.shared_memory.word import Word
 
-__all__ = ["AUTOGROUP", "FENCED", "NAPS", "SLEEPS", "Watchman", "let_threads_run", "looking", "sleepers"]
-
 # A moment is longer than waking a process takes (0.1 to 0.3 ms on virtual cores): else two that sleep whenever the
 # other one looks never find each other awake. Measured on 2 processes with a core each, 8 bytes from threads, in hours
 # in which waking is slow: 0.3 to 0.6 ms with 50 us, 0.1 to 0.2 with 300.

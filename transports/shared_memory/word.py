@@ -13,8 +13,6 @@ from time import perf_counter_ns
 
 from transports.shared_memory.peer_memory import address_of
 
-__all__ = ["WORDS", "Word"]
-
 #: Whether there are such words here.
 WORDS = sys.platform == "linux" and platform.machine() == "x86_64"
 

@@ -17,34 +17,20 @@ from . import data
 from .operations import Operation, dtype_named, find
 from .sampling import Sampling
 
-__all__ = ["Assignment", "Case"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One line of the table: what is sent, and between how many ranks.
+    """One line of the table: what is sent, and between how many ranks."""
 
-    Attributes:
-        operation: Which.
-        ranks: Size of the world.
-        count: Elements of one block, as nccl-tests counts them.
-        dtype: Of the elements.
-        op: Reduction operator.
-        root: Rank, where there is one.
-        in_place: Whether the result goes into the memory of the input.
-        shared: Whether the result is one that ranks share.
-        common: Whether the input lies where other processes of the machine read it.
-    """
-
-    operation: Operation
-    ranks: int
-    count: int
-    dtype: np.dtype[np.generic]
-    op: str = "sum"
-    root: int = 0
-    in_place: bool = False
-    shared: bool = False
-    common: bool = False
+    operation: Operation  # Which
+    ranks: int  # Size of the world
+    count: int  # Elements of one block, as nccl-tests counts them
+    dtype: np.dtype[np.generic]  # Of the elements
+    op: str = "sum"  # Reduction operator
+    root: int = 0  # Rank, where there is one
+    in_place: bool = False  # Whether the result goes into the memory of the input
+    shared: bool = False  # Whether the result is one that ranks share
+    common: bool = False  # Whether the input lies where other processes of the machine read it
 
     @property
     def size_bytes(self) -> int:
@@ -113,21 +99,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the ranks of other processes are to measure.
+    """What the ranks of other processes are to measure."""
 
-    Attributes:
-        cases: One for each row; they differ in their counts only.
-        sampling: How often.
-        check: Whether to look at the results, outside the timed loop.
-        turns: Where to wait for one's turn with each row; empty: nowhere.
-        name: Whose turn that is.
-    """
-
-    cases: Sequence[Case]
-    sampling: Sampling
-    check: bool = True
-    turns: str = ""
-    name: str = ""
+    cases: Sequence[Case]  # One for each row; they differ in their counts only
+    sampling: Sampling  # How often
+    check: bool = True  # Whether to look at the results, outside the timed loop
+    turns: str = ""  # Where to wait for one's turn with each row; empty: nowhere
+    name: str = ""  # Whose turn that is
 
     def in_turn(self) -> Iterator[Case]:
         """Yield each row when it is to be measured."""

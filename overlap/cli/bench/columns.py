@@ -12,8 +12,6 @@ from .measuring import Result
 from .sampling import Sampling
 from .versus.contenders import ContenderResult
 
-__all__ = ["header", "number", "remark", "row", "summary", "title", "versus"]
-
 _COLUMNS = (
     ("size", "(B)", 10),
     ("count", "", 10),

@@ -20,8 +20,6 @@ from .measuring import Result, measure_cases
 from .options import cases
 from .sampling import Sampling
 
-__all__ = ["COMPARISONS", "Comparison", "Pair", "chosen", "measure", "title", "worlds"]
-
 Pair: TypeAlias = "tuple[Result, Result]"
 """Without what is compared, and with it."""
 
@@ -33,17 +31,11 @@ _ROW = "{:<16}{:>10}{:>7}{:>14}{:>14}{:>9}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two layouts differ in.
+    """What two layouts differ in."""
 
-    Attributes:
-        setting: Its name among the options and the fields of a `NodeLayout`.
-        without: What the side without it is called.
-        name: What the side with it is called.
-    """
-
-    setting: str
-    without: str
-    name: str
+    setting: str  # Its name among the options and the fields of a `NodeLayout`
+    without: str  # What the side without it is called
+    name: str  # What the side with it is called
 
     @property
     def flag(self) -> str:

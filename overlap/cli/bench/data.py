@@ -9,8 +9,6 @@ import numpy as np
 from ... import OPS
 from ...collectives.reduce import Array
 
-__all__ = ["SEED", "pattern", "reduction", "tiled", "wrong_elements"]
-
 SEED = 1
 
 PERIOD = 8191

@@ -19,8 +19,6 @@ from .measuring import Result
 from .sampling import BATCH, BATCHED_BYTES, Sampling
 from .versus.contenders import ContenderResult
 
-__all__ = ["SCHEMA_VERSION", "check_path", "contender_rows", "document", "measured_rows", "write"]
-
 SCHEMA_VERSION = 1
 """Version of what `--json` writes; it rises when a field changes its meaning or goes."""
 

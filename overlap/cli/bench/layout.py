@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["NodeLayout"]
-
 _LIMIT_S = 600
 """Absolute, for each row: a rank that waits for ever ends the world, and the bench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLayout:
-    """How many nodes, all of them processes of this machine, and what joins them.
+    """How many nodes, all of them processes of this machine, and what joins them."""
 
-    Attributes:
-        nodes: How many; ranks are spread evenly over them. 1 is this process itself.
-        tcp: Whether sockets are TCP although both ends are on one machine, where Unix sockets are faster.
-        rails: Connections between two nodes, or the names of interfaces; None: the transport's choice.
-        peer_direct: Whether sockets read and write the arrays themselves.
-        checksums: Whether what sockets carry is checked on arrival; None: the transport's choice.
-        transport: "auto", "shared_memory", "efa" or "mpi".
-    """
-
-    nodes: int = 1
-    tcp: bool = False
-    rails: str | None = None
-    peer_direct: bool = True
-    checksums: bool | None = None
-    transport: str = "auto"
+    nodes: int = 1  # How many; ranks are spread evenly over them. 1 is this process itself.
+    tcp: bool = False  # Whether sockets are TCP although both ends are on one machine, where Unix sockets are faster
+    rails: str | None = None  # Connections between two nodes, or the names of interfaces; None: the transport's choice
+    peer_direct: bool = True  # Whether sockets read and write the arrays themselves
+    checksums: bool | None = None  # Whether what sockets carry is checked on arrival; None: the transport's choice
+    transport: str = "auto"  # "auto", "shared_memory", "efa" or "mpi"
 
     def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
         """Return what `overlap run` must be told for a world of so many ranks that measures so many rows."""

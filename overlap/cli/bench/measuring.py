@@ -18,8 +18,6 @@ from .cases import Assignment, Case
 from .layout import NodeLayout
 from .sampling import Sampling, Times, slowest
 
-__all__ = ["MEMBER", "Result", "Told", "measure", "measure_cases", "on_rank", "summarised"]
-
 MEMBER = f"{__package__}.member"
 """The module that each process of several runs."""
 
@@ -29,17 +27,11 @@ Told: TypeAlias = "list[list[int]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        case: What was measured.
-        times: For one operation.
-        wrong: Elements on all ranks that were not as expected, None if nobody looked.
-    """
-
-    case: Case
-    times: Times
-    wrong: int | None
+    case: Case  # What was measured
+    times: Times  # For one operation
+    wrong: int | None  # Elements on all ranks that were not as expected, None if nobody looked
 
     @property
     def algbw_bytes_per_s(self) -> float:

@@ -17,8 +17,6 @@ from ... import Rank, run
 from .cases import Assignment, Case
 from .measuring import on_rank
 
-__all__ = ["main"]
-
 
 def main(text: str) -> None:
     """Measure every row, all in one world."""

@@ -14,31 +14,20 @@ from ...collectives.kinds import Collective
 from ...collectives.reduce import Array, check_dtype, reducer
 from ...runtime.future import Future
 
-__all__ = ["NAMES", "OPERATIONS", "Operation", "dtype_named", "find", "redop_named"]
-
 Issue: TypeAlias = "Callable[[Rank, Array, Array | None, str, int], tuple[Future[object], ...]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Something with a row in the table.
+    """Something with a row in the table."""
 
-    Attributes:
-        kind: The collective whose shapes and bus factor it has.
-        names: Its name, then its short names.
-        issue: Starts it on one rank, given the input, where to put the result, the operator and the root; returns what
-            to await.
-        issue_shared: Starts it with a result that ranks share; None: it has none.
-        in_place: Whether input and result may share memory.
-        fewest_ranks: It needs so many.
-    """
-
-    kind: Collective
-    names: tuple[str, ...]
+    kind: Collective  # The collective whose shapes and bus factor it has
+    names: tuple[str, ...]  # Its name, then its short names
+    # Starts it on one rank, given the input, where to put the result, the operator and the root; returns what to await.
     issue: Issue
-    issue_shared: Issue | None = None
-    in_place: bool = False
-    fewest_ranks: int = 1
+    issue_shared: Issue | None = None  # Starts it with a result that ranks share; None: it has none
+    in_place: bool = False  # Whether input and result may share memory
+    fewest_ranks: int = 1  # It needs so many
 
     @property
     def name(self) -> str:

@@ -14,8 +14,6 @@ from .layout import NodeLayout
 from .operations import OPERATIONS, Operation, dtype_named, find, redop_named
 from .sampling import Sampling
 
-__all__ = ["cases", "check_memory", "layouts", "sampling", "world_sizes"]
-
 DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_FACTOR = 2.0

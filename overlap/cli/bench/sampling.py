@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from ...units import format_bytes
 
-__all__ = ["Sampling", "Times", "slowest"]
-
 BATCHED_BYTES = 32 << 10
 """Up to here a sample is a batch: two ranks of gloo leave a barrier 60 us apart (median of 200, on two cores)."""
 
@@ -25,15 +23,10 @@ BATCH = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How often something is measured.
+    """How often something is measured."""
 
-    Attributes:
-        iters: Samples.
-        warmup: Samples before those, which do not count.
-    """
-
-    iters: int = 20
-    warmup: int = 5
+    iters: int = 20  # Samples
+    warmup: int = 5  # Samples before those, which do not count
 
     @property
     def few(self) -> int:

@@ -24,8 +24,6 @@ from .versus.contenders import (
     measure_contender,
 )
 
-__all__ = ["measure"]
-
 _WRONG_EXIT = 1
 _MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
 

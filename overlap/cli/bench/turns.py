@@ -21,8 +21,6 @@ from .measuring import MEMBER, Result, summarised
 from .sampling import Sampling
 from .versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
-__all__ = ["Turns", "measure_in_turn"]
-
 _OURS = "overlap"
 _LOOK_S = 0.5  # how often to ask, while processes start, whether all of them still live
 _LIMIT_S = 600.0  # for a row, absolute

@@ -22,8 +22,6 @@ from ..bench.operations import find
 from ..bench.sampling import Sampling
 from ..outputs import written
 
-__all__ = ["BETWEEN", "calibrate_here"]
-
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
 """What may join processes, and the transport's name; first what joins those of one host if nobody says otherwise."""
 

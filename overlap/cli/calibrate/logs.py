@@ -20,8 +20,6 @@ from ...collectives.generators import GENERATORS
 from ...errors import UsageError
 from ...units import format_bytes
 
-__all__ = ["Log", "Row", "read"]
-
 _OPERATIONS = {
     "all_reduce": "all_reduce", "allreduce": "all_reduce", "allr": "all_reduce",
     "all_gather": "all_gather", "allgather": "all_gather", "allg": "all_gather",
@@ -42,40 +40,25 @@ _CLOSE = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured collective.
+    """One measured collective."""
 
-    Attributes:
-        collective: its name.
-        nbytes: of the whole vector.
-        dtype: of the elements.
-        ranks: that took part; None if the log does not say it.
-        time_s: of one operation.
-        where: file and line.
-        places: of each rank, its host, from 0, and its device there; none if the log does not say it.
-    """
-
-    collective: str
-    nbytes: int
-    dtype: str
-    ranks: int | None
-    time_s: float
-    where: str
+    collective: str  # its name
+    nbytes: int  # of the whole vector
+    dtype: str  # of the elements
+    ranks: int | None  # that took part; None if the log does not say it
+    time_s: float  # of one operation
+    where: str  # file and line
+    # of each rank, its host, from 0, and its device there; none if the log does not say it.
     places: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """A benchmark's output.
+    """A benchmark's output."""
 
-    Attributes:
-        tool: that wrote it.
-        rows: in the order of the file.
-        dropped: why rows were left out.
-    """
-
-    tool: str
-    rows: tuple[Row, ...]
-    dropped: tuple[str, ...] = ()
+    tool: str  # that wrote it
+    rows: tuple[Row, ...]  # in the order of the file
+    dropped: tuple[str, ...] = ()  # why rows were left out
 
 
 def read(path: str, *, op: str | None = None, ranks: int | None = None) -> Log:

@@ -10,8 +10,6 @@ import sys
 
 from .training import Task, compare_here
 
-__all__ = ["main"]
-
 
 def main(text: str, trace: str) -> None:
     """Train, and tell."""

@@ -15,8 +15,6 @@ from ...units import format_ns
 from .pictures import ROWS, pictures, verdict
 from .strategies import STRATEGIES, Strategy
 
-__all__ = ["Run", "drawings", "figures", "introduction", "judged", "listing", "simulated"]
-
 STEPS = 3
 """That are looked at: one before them fills the pipes, and one after them is still under way when they end."""
 
@@ -25,15 +23,11 @@ EFFICIENCY = 0.4  # of the peak of the matrix engines, as large models reach it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One program's steps in the middle of its run, when each is like the one before.
+    """One program's steps in the middle of its run, when each is like the one before."""
 
-    Attributes:
-        timeline: What all ranks did from the first compute of the first of them to that of the step after the last.
-        wall_ns: That time for one step; `compute_ns`, `comm_ns` and `overlapped_ns` are the first rank's.
-    """
-
+    # What all ranks did from the first compute of the first of them to that of the step after the last.
     timeline: Timeline
-    wall_ns: int
+    wall_ns: int  # That time for one step; `compute_ns`, `comm_ns` and `overlapped_ns` are the first rank's
     compute_ns: int
     comm_ns: int
     overlapped_ns: int

@@ -10,8 +10,6 @@ from rich.text import Text
 
 from ...timeline import TimelineView
 
-__all__ = ["ROWS", "pictures", "verdict"]
-
 ROWS = 2
 """Of each picture: with two pictures, the figures and the verdict fit in 24 lines."""
 

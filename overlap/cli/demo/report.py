@@ -35,19 +35,13 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What overlap saves.
+    """What overlap saves."""
 
-    Attributes:
-        without: The median step without overlap.
-        overlapped: The median step with it.
-        counted: Steps of each that the medians are of.
-        spread_ns: By how much, in the median, the wall time of a step differs from the median step of its kind; of the
-            kind where that is more.
-    """
-
-    without: StepTimes
-    overlapped: StepTimes
-    counted: int
+    without: StepTimes  # The median step without overlap
+    overlapped: StepTimes  # The median step with it
+    counted: int  # Steps of each that the medians are of
+    # By how much, in the median, the wall time of a step differs from the median step of its kind; of the kind where
+    # that is more.
     spread_ns: int
 
     @property

@@ -15,8 +15,6 @@ import numpy as np
 from ... import Rank, parallel
 from ...parallel import schedules
 
-__all__ = ["STRATEGIES", "Strategy"]
-
 LAYERS, HIDDEN, TOKENS = 8, 4096, 2048
 """Of the model: square matrices, as wide as those of a transformer with 7 billion weights; and tokens of a batch."""
 
@@ -37,23 +35,14 @@ EXPERTS, EXPERT_WIDTH, EXPERT_TOKENS = 64, 1024, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A demo.
+    """A demo."""
 
-    Attributes:
-        title: What it is, for a list.
-        cluster: Where it runs.
-        without: What the first program does, as the end of a sentence.
-        overlapped: What the second does.
-        train: The program: some steps, waiting or not.
-        has_data: Whether arrays have.
-    """
-
-    title: str
-    cluster: str
-    without: str
-    overlapped: str
-    train: Callable[[Rank, int, bool], Awaitable[None]]
-    has_data: bool = False
+    title: str  # What it is, for a list
+    cluster: str  # Where it runs
+    without: str  # What the first program does, as the end of a sentence
+    overlapped: str  # What the second does
+    train: Callable[[Rank, int, bool], Awaitable[None]]  # The program: some steps, waiting or not
+    has_data: bool = False  # Whether arrays have
 
 
 def _same(_: object, x: Any) -> Any:

@@ -50,22 +50,15 @@ Progress: TypeAlias = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is trained, where, and over which links.
+    """What is trained, where, and over which links."""
 
-    Attributes:
-        ranks: Data-parallel ranks, at least 2.
-        nodes: Processes that they are spread over. With one, every two ranks have a link; with several, every two ranks
-            of different nodes, on top of the sockets that carry the bytes.
-        steps: How many steps each model takes.
-        bandwidth_bytes_per_s: Of each link, each way; `inf` for no pacing at all.
-        widths: The model's.
-    """
-
-    ranks: int
+    ranks: int  # Data-parallel ranks, at least 2
+    # Processes that they are spread over. With one, every two ranks have a link; with several, every two ranks of
+    # different nodes, on top of the sockets that carry the bytes.
     nodes: int = 1
-    steps: int
-    bandwidth_bytes_per_s: float = math.inf
-    widths: Sequence[Sequence[int]] = WIDTHS
+    steps: int  # How many steps each model takes
+    bandwidth_bytes_per_s: float = math.inf  # Of each link, each way; `inf` for no pacing at all
+    widths: Sequence[Sequence[int]] = WIDTHS  # The model's
 
     @property
     def weights(self) -> int:
@@ -82,21 +75,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        digests: For each rank, SHA-256 of all weights, trained without and with overlap.
-        right: Test images that the model trained with overlap knows.
-        tests: How many test images there are.
-        steps: Steps of each training.
-        timeline: Of both. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
-    """
-
-    digests: list[tuple[str, str]]
-    right: int
-    tests: int
-    steps: int
-    timeline: Timeline
+    digests: list[tuple[str, str]]  # For each rank, SHA-256 of all weights, trained without and with overlap
+    right: int  # Test images that the model trained with overlap knows
+    tests: int  # How many test images there are
+    steps: int  # Steps of each training
+    timeline: Timeline  # Of both. Step i is the i-th one without overlap, step `steps + i` the i-th one with.
 
     @property
     def identical(self) -> bool:

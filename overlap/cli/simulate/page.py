@@ -19,8 +19,6 @@ from .step_summary import Busiest, Shape, StepSummary
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["assumptions", "described", "drawing", "exact", "page", "wrapped"]
-
 _WIDTH = 80
 _LISTED = 4  # shapes that are named one by one
 

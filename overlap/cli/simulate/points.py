@@ -9,22 +9,14 @@ from itertools import product
 from ...errors import UsageError
 from .setting import PARAMETERS, Parameter
 
-__all__ = ["Point", "SweepAxis", "axes", "points"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAxis:
-    """One parameter and the values that it takes.
+    """One parameter and the values that it takes."""
 
-    Attributes:
-        name: As the user writes it.
-        parameter: Of the simulation; None if it is the program's.
-        texts: The values, as the user writes them.
-    """
-
-    name: str
-    parameter: Parameter | None
-    texts: tuple[str, ...]
+    name: str  # As the user writes it
+    parameter: Parameter | None  # Of the simulation; None if it is the program's
+    texts: tuple[str, ...]  # The values, as the user writes them
 
     @classmethod
     def parse(cls, text: str) -> SweepAxis:
@@ -49,17 +41,11 @@ class SweepAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One combination.
+    """One combination."""
 
-    Attributes:
-        texts: The value on each axis, by its name.
-        values: Of parameters of the simulation, with those that are the same at all points.
-        arguments: For the program, after its own.
-    """
-
-    texts: Mapping[str, str]
-    values: Mapping[str, object]
-    arguments: tuple[str, ...]
+    texts: Mapping[str, str]  # The value on each axis, by its name
+    values: Mapping[str, object]  # Of parameters of the simulation, with those that are the same at all points
+    arguments: tuple[str, ...]  # For the program, after its own
 
 
 def axes(texts: Sequence[str]) -> tuple[SweepAxis, ...]:

@@ -18,8 +18,6 @@ from ...workload.recorded import Growth, Tape, growth_of, play, tape_of
 from ..program import Program
 from .page import wrapped
 
-__all__ = ["add_recorded", "is_recorded", "recorded"]
-
 _ENDINGS = (".json", ".json.gz", ".et", ".et.gz")
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 

@@ -18,8 +18,6 @@ from ...virtual import Profile, Roofline
 from ...virtual.interference import ALL
 from ..configoptions import count
 
-__all__ = ["PARAMETERS", "Parameter", "Setting", "add_options", "given"]
-
 Value: TypeAlias = "str | int | float | bool | tuple[str, float]"
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
@@ -30,21 +28,13 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Something that can be set.
+    """Something that can be set."""
 
-    Attributes:
-        name: As a sweep calls it; as an option it has dashes.
-        metavar: What a value is; None for a switch.
-        help: What it does.
-        read: Makes a value of text; raises argparse.ArgumentTypeError if it cannot be meant.
-        repeated: Whether the option may be given several times.
-    """
-
-    name: str
-    help: str
-    read: Callable[[str], Value]
-    metavar: str | None = None
-    repeated: bool = False
+    name: str  # As a sweep calls it; as an option it has dashes
+    help: str  # What it does
+    read: Callable[[str], Value]  # Makes a value of text; raises argparse.ArgumentTypeError if it cannot be meant
+    metavar: str | None = None  # What a value is; None for a switch
+    repeated: bool = False  # Whether the option may be given several times
 
     @property
     def option(self) -> str:
@@ -174,13 +164,9 @@ def given(args: argparse.Namespace) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One point: what is simulated, and under which assumptions. What it leaves open is the program's.
+    """One point: what is simulated, and under which assumptions. What it leaves open is the program's."""
 
-    Attributes:
-        values: By name, as `Parameter.read` makes them; several of a repeated one are a list.
-    """
-
-    values: Mapping[str, object]
+    values: Mapping[str, object]  # By name, as `Parameter.read` makes them; several of a repeated one are a list
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Setting:

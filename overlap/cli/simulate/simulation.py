@@ -15,38 +15,25 @@ from ..program import Program, as_main
 from .setting import Setting
 from .step_summary import StepSummary, measure
 
-__all__ = ["SAMPLES", "SimulatedRun", "Simulation", "simulate"]
-
 SAMPLES = "samples_per_step"
 """Global name by which a program says how many samples, of all ranks together, one step trains on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedRun:
-    """One call of `overlap.run` in virtual time.
+    """One call of `overlap.run` in virtual time."""
 
-    Attributes:
-        request: What it was asked to be, by the program and by the setting.
-        timeline: What happened.
-        outcome: What that says.
-    """
-
-    request: RunConfig
-    timeline: Timeline
-    outcome: StepSummary
+    request: RunConfig  # What it was asked to be, by the program and by the setting
+    timeline: Timeline  # What happened
+    outcome: StepSummary  # What that says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a program did in virtual time.
+    """What a program did in virtual time."""
 
-    Attributes:
-        runs: In order.
-        wall_s: Seconds of real time that it took.
-    """
-
-    runs: tuple[SimulatedRun, ...]
-    wall_s: float
+    runs: tuple[SimulatedRun, ...]  # In order
+    wall_s: float  # Seconds of real time that it took
 
 
 def simulate(program: Program, setting: Setting, *, trace: str | None = None) -> Simulation:

@@ -9,26 +9,18 @@ from topology import Cluster
 
 from ...collectives.cost.parameters import measured
 from ...timeline.metrics import Breakdown, breakdowns, median_step, windows_of
-from ...timeline.spans import CollectiveInfo, Span, Timeline
-
-__all__ = ["Busiest", "Shape", "StepSummary", "measure"]
+from ...timeline.span import CollectiveInfo, Span
+from ...timeline.spans import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Shape:
-    """What collectives have in common that cost the same.
+    """What collectives have in common that cost the same."""
 
-    Attributes:
-        op: Name of the collective.
-        nbytes: The larger of input and result.
-        dtype: Of the elements; may be empty.
-        ranks: Size of the group.
-    """
-
-    op: str
-    nbytes: int
-    dtype: str
-    ranks: int
+    op: str  # Name of the collective
+    nbytes: int  # The larger of input and result
+    dtype: str  # Of the elements; may be empty
+    ranks: int  # Size of the group
 
     @classmethod
     def of(cls, info: CollectiveInfo) -> Shape:
@@ -38,47 +30,29 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busiest:
-    """The shape whose operations took longest on a rank, added up.
+    """The shape whose operations took longest on a rank, added up."""
 
-    Attributes:
-        shape: Which.
-        algorithms: What they became.
-        count: How many there were.
-        transfer_ns: What they took once all ranks were there.
-        wait_ns: What they waited before that for the last rank.
-    """
-
-    shape: Shape
-    algorithms: tuple[str, ...]
-    count: int
-    transfer_ns: int
-    wait_ns: int
+    shape: Shape  # Which
+    algorithms: tuple[str, ...]  # What they became
+    count: int  # How many there were
+    transfer_ns: int  # What they took once all ranks were there
+    wait_ns: int  # What they waited before that for the last rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """One simulated run, measured at the longest rank of its median step.
+    """One simulated run, measured at the longest rank of its median step."""
 
-    Attributes:
-        world_size: Ranks.
-        step: The median step; None if the program marks none: then it is the whole run.
-        steps: How many there were.
-        longest: Where the time went on the rank whose step is longest; of several the one with the most exposed
-            communication, then with the most compute, then the first.
-        busiest: Of the longest rank; None without communication.
-        shapes: Everything that was communicated in the step, on any rank.
-        extrapolated: Those outside published measurements.
-        samples: That a step trains on, if the program says so.
-    """
-
-    world_size: int
-    step: int | None
-    steps: int
+    world_size: int  # Ranks
+    step: int | None  # The median step; None if the program marks none: then it is the whole run
+    steps: int  # How many there were
+    # Where the time went on the rank whose step is longest; of several the one with the most exposed communication,
+    # then with the most compute, then the first.
     longest: Breakdown
-    busiest: Busiest | None
-    shapes: tuple[Shape, ...]
-    extrapolated: tuple[Shape, ...]
-    samples: float | None
+    busiest: Busiest | None  # Of the longest rank; None without communication
+    shapes: tuple[Shape, ...]  # Everything that was communicated in the step, on any rank
+    extrapolated: tuple[Shape, ...]  # Those outside published measurements
+    samples: float | None  # That a step trains on, if the program says so
 
     @property
     def step_ns(self) -> int:

@@ -13,24 +13,15 @@ from .points import Point
 from .simulation import SimulatedRun, Simulation
 from .step_summary import StepSummary
 
-__all__ = ["SweepRow", "best", "sweep"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
-    """What became of a point.
+    """What became of a point."""
 
-    Attributes:
-        point: Which.
-        run: The last one of the program; None if it failed.
-        error: Why it failed, in one line; None if it did not.
-        wall_s: Seconds of real time that it took; 0 if it failed.
-    """
-
-    point: Point
-    run: SimulatedRun | None = None
-    error: str | None = None
-    wall_s: float = 0.0
+    point: Point  # Which
+    run: SimulatedRun | None = None  # The last one of the program; None if it failed
+    error: str | None = None  # Why it failed, in one line; None if it did not
+    wall_s: float = 0.0  # Seconds of real time that it took; 0 if it failed
 
     @property
     def outcome(self) -> StepSummary | None:

@@ -11,8 +11,6 @@ from .page import described
 from .step_summary import StepSummary
 from .sweep import SweepRow
 
-__all__ = ["csv_text", "json_rows", "table"]
-
 _BAR = 24  # cells of the longest bar, where there is room
 _BAR_HEADING = "step time"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -29,8 +29,6 @@ from .setting import Setting
 from .training_json import described
 from .training_page import page, search_page
 
-__all__ = ["add_training", "asks_for_training", "simulate_training"]
-
 EFFICIENCY = 0.5
 """Share of the peak that computes reach if nobody says so: what good implementations of large models do."""
 

@@ -11,8 +11,6 @@ from ...workload.sensitivity import Sensitivity
 from ...workload.trust import band_of, band_of_step
 from ...workload.wires import busy
 
-__all__ = ["described"]
-
 SCHEMA_VERSION = 1
 """It rises when a field changes its meaning or goes."""
 

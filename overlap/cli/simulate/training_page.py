@@ -15,8 +15,6 @@ from ...workload.sensitivity import SLOWER, Sensitivity
 from ...workload.trust import Band, band_of, band_of_step
 from ...workload.wires import busy
 
-__all__ = ["page", "search_page"]
-
 _LISTED = 8  # operations, and parts of the critical path, that are named one by one
 
 

@@ -8,10 +8,9 @@ from dataclasses import asdict
 from ...timeline.lateness import arrivals
 from ...timeline.metrics import Breakdown, breakdowns
 from ...timeline.operations import operations
-from ...timeline.spans import Span, Timeline
+from ...timeline.span import Span
+from ...timeline.spans import Timeline
 from ...timeline.verdict import Verdict
-
-__all__ = ["report", "wires"]
 
 SCHEMA_VERSION = 2
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

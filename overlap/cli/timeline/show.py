@@ -23,8 +23,6 @@ from ..console import Console
 from ..outputs import kept, written
 from .report import wires
 
-__all__ = ["beside", "console", "picture", "prediction", "tables", "view", "write_html", "write_pictures"]
-
 
 def console(args: argparse.Namespace) -> Console:
     """Return the console of the command: on a terminal that is too narrow its lines are broken there, and all shown."""

@@ -18,8 +18,6 @@ from .rooted import rooted_options
 from .shortcut import short_cut_options
 from .sliced import Sliced
 
-__all__ = ["candidates"]
-
 
 @lru_cache(maxsize=4096)  # a mesh of a few thousand ranks has hundreds of groups, and they take turns
 def candidates(

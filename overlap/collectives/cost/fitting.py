@@ -20,8 +20,6 @@ from ..placement import Floats
 from ..select import plan
 from .left_out import Fitted, FittedRows, left_out_rows
 
-__all__ = ["Fit", "Launches", "Sample", "crosses", "fit", "wire_s", "with_shares"]
-
 _LEAST_SHARE = 0.02
 # Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
 _GOLDEN = (5**0.5 - 1) / 2
@@ -31,47 +29,30 @@ _TURNS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measured collective.
+    """One measured collective."""
 
-    Attributes:
-        collective: its name.
-        nbytes: of the whole vector.
-        dtype: of the elements.
-        ranks: world ranks that took part.
-        time_s: that it took.
-    """
-
-    collective: str
-    nbytes: int
-    dtype: str
-    ranks: tuple[int, ...]
-    time_s: float
+    collective: str  # its name
+    nbytes: int  # of the whole vector
+    dtype: str  # of the elements
+    ranks: tuple[int, ...]  # world ranks that took part
+    time_s: float  # that it took
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(FittedRows[Sample]):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        launches: of an operation.
-        shares: of their bandwidth that wires give, by kind.
-    """
-
-    launches: Launches
-    shares: Mapping[str, float]
+    launches: Launches  # of an operation
+    shares: Mapping[str, float]  # of their bandwidth that wires give, by kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """What an operation takes besides its messages.
+    """What an operation takes besides its messages."""
 
-    Attributes:
-        inside_s: anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
-        between_s: besides that, where it needs the network; None if no row did.
-    """
-
+    # anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
     inside_s: float | None
-    between_s: float | None
+    between_s: float | None  # besides that, where it needs the network; None if no row did
 
 
 def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float], source: str) -> Machine:

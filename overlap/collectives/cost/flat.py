@@ -21,18 +21,6 @@ from .rings import ring_rounds
 from .rounds import Rounds, rounds
 from .sliced import Sliced
 
-__all__ = [
-    "ELSEWHERE",
-    "WIDE",
-    "Expansion",
-    "PlanRequest",
-    "expanded",
-    "fitted",
-    "flat_options",
-    "rings_of",
-    "too_wide",
-]
-
 ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
 """Algorithms that are costed phase by phase."""
 
@@ -46,23 +34,14 @@ _MOST_LEVEL = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What is to be planned, but for the number of bytes.
+    """What is to be planned, but for the number of bytes."""
 
-    Attributes:
-        collective: its name.
-        geometry: of the group.
-        root: of a rooted collective.
-        pairs: of a permute.
-        algorithm: the only one to consider; any if None.
-        exact: whether only those are considered that reduce in the order of ranks.
-    """
-
-    collective: str
-    geometry: Geometry
-    root: int = 0
-    pairs: tuple[tuple[int, int], ...] = ()
-    algorithm: str | None = None
-    exact: bool = False
+    collective: str  # its name
+    geometry: Geometry  # of the group
+    root: int = 0  # of a rooted collective
+    pairs: tuple[tuple[int, int], ...] = ()  # of a permute
+    algorithm: str | None = None  # the only one to consider; any if None
+    exact: bool = False  # whether only those are considered that reduce in the order of ranks
 
     def considers(self, algorithm: str) -> bool:
         """Return whether an algorithm is asked for."""
@@ -73,17 +52,11 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expansion:
-    """An algorithm fitted to a group.
+    """An algorithm fitted to a group."""
 
-    Attributes:
-        detail: what distinguishes it on this group; may be empty.
-        rounds: what it does.
-        make: generates its table; takes further options of the algorithm.
-    """
-
-    detail: str
-    rounds: Rounds
-    make: Callable[..., Schedule]
+    detail: str  # what distinguishes it on this group; may be empty
+    rounds: Rounds  # what it does
+    make: Callable[..., Schedule]  # generates its table; takes further options of the algorithm
 
 
 def flat_options(

@@ -11,20 +11,13 @@ from numpy.typing import NDArray
 
 from topology import Cluster, Grid, TopologyError
 
-__all__ = ["Geometry"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A group on a cluster.
+    """A group on a cluster."""
 
-    Attributes:
-        cluster: The machine.
-        ranks: World ranks in group order.
-    """
-
-    cluster: Cluster
-    ranks: tuple[int, ...]
+    cluster: Cluster  # The machine
+    ranks: tuple[int, ...]  # World ranks in group order
 
     @property
     def size(self) -> int:

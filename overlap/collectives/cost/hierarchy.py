@@ -23,8 +23,6 @@ from .regular import regular_rounds
 from .rounds import Rounds
 from .stage import Sample, Stage
 
-__all__ = ["two_level_options"]
-
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring")
 _EXCHANGES = ("mesh", "pairwise", "bruck")
 _BY_NODE = ("binomial", "mesh")

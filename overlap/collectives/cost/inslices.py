@@ -15,8 +15,6 @@ import numpy as np
 
 from .option import Part
 
-__all__ = ["Uses", "apart", "in_slices_s", "uses"]
-
 Uses: TypeAlias = tuple[tuple[float, ...], ...]
 """(resources, phases) What each phase takes of a resource while it works, as a share of what it takes of its most."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Fitted", "FittedRows", "Timed", "left_out_rows"]
-
 
 class Timed(Protocol):
     """A measured collective."""
@@ -23,17 +21,11 @@ S = TypeVar("S", bound=Timed)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted(Generic[S]):
-    """A sample beside what the fitted machine says of it.
+    """A sample beside what the fitted machine says of it."""
 
-    Attributes:
-        sample: what was measured.
-        predicted_s: what is predicted.
-        left_out: whether the figures have not seen it.
-    """
-
-    sample: S
-    predicted_s: float
-    left_out: bool
+    sample: S  # what was measured
+    predicted_s: float  # what is predicted
+    left_out: bool  # whether the figures have not seen it
 
     @property
     def error(self) -> float:
@@ -43,13 +35,9 @@ class Fitted(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class FittedRows(Generic[S]):
-    """What a fit has found, as far as its rows tell.
+    """What a fit has found, as far as its rows tell."""
 
-    Attributes:
-        rows: all samples.
-    """
-
-    rows: tuple[Fitted[S], ...]
+    rows: tuple[Fitted[S], ...]  # all samples
 
     def errors(self, *, left_out: bool) -> tuple[int, float, float]:
         """Return how many rows were left out, or were not, with the median and the worst error, as shares."""

@@ -20,19 +20,13 @@ import numpy as np
 from ..placement import Floats, Ints
 from .placed import Placed, PlacedRound
 
-__all__ = ["PICOSECONDS", "Cost", "CostBreakdown", "Resolution", "cost"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """How seconds become ticks.
+    """How seconds become ticks."""
 
-    Attributes:
-        ticks_per_s: ticks in a second.
-        rounding: "nearest", or "down" as simulators do that cut every message's time to whole ticks.
-    """
-
-    ticks_per_s: int = 10**12
+    ticks_per_s: int = 10**12  # ticks in a second
+    # "nearest", or "down" as simulators do that cut every message's time to whole ticks.
     rounding: Literal["nearest", "down"] = "nearest"
 
     def ticks(self, duration_s: Floats) -> Ints:
@@ -46,38 +40,23 @@ PICOSECONDS = Resolution()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """Where the time of the last rank to finish goes, along the chain of messages that it waited for.
+    """Where the time of the last rank to finish goes, along the chain of messages that it waited for."""
 
-    Attributes:
-        waiting_s: for the rank at the start of that chain to arrive.
-        launch_s: to start the operation.
-        start_s: to start steps: descriptors, semaphores, and messages issued one after another.
-        latency_s: of wires.
-        wire_s: of bytes on the busiest wire of each step.
-        memory_s: of copies, beyond what the wires take.
-        reduction_s: of reductions, beyond what wires and copies take.
-    """
-
-    waiting_s: float
-    launch_s: float
-    start_s: float
-    latency_s: float
-    wire_s: float
-    memory_s: float
-    reduction_s: float
+    waiting_s: float  # for the rank at the start of that chain to arrive
+    launch_s: float  # to start the operation
+    start_s: float  # to start steps: descriptors, semaphores, and messages issued one after another
+    latency_s: float  # of wires
+    wire_s: float  # of bytes on the busiest wire of each step
+    memory_s: float  # of copies, beyond what the wires take
+    reduction_s: float  # of reductions, beyond what wires and copies take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cost:
-    """What a collective costs.
+    """What a collective costs."""
 
-    Attributes:
-        finish_s: (size,) when each rank is done, on the clock of the arrivals.
-        breakdown: of the latest of them, None if it was not asked for.
-    """
-
-    finish_s: Floats
-    breakdown: CostBreakdown | None = None
+    finish_s: Floats  # (size,) when each rank is done, on the clock of the arrivals
+    breakdown: CostBreakdown | None = None  # of the latest of them, None if it was not asked for
 
     @property
     def total_s(self) -> float:
@@ -174,19 +153,12 @@ class _Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Times:
-    """What clocks show.
+    """What clocks show."""
 
-    Attributes:
-        ready: (ranks,) when all that a rank was sent is there.
-        free: (ranks,) when it has started its last message.
-        left: (ranks,) when its last message has left, and what it copies beside its messages is copied.
-        port: (wires,) when the last message on a wire has left.
-    """
-
-    ready: Ints
-    free: Ints
-    left: Ints
-    port: Ints
+    ready: Ints  # (ranks,) when all that a rank was sent is there
+    free: Ints  # (ranks,) when it has started its last message
+    left: Ints  # (ranks,) when its last message has left, and what it copies beside its messages is copied
+    port: Ints  # (wires,) when the last message on a wire has left
 
     def plus(self, other: _Times, times: int) -> _Times:
         """Return these, later by so many times what they are later than others."""

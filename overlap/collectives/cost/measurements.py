@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .published import Given, Knee, Measurement, Start, Training, Unit
 
-__all__ = ["COLLECTIVES", "GIVEN", "KNEES", "STARTS", "TRAINING"]
-
 
 def _rows(
     machine: str,

@@ -12,36 +12,24 @@ from ..schedule import Schedule
 from .maxplus import CostBreakdown, cost
 from .placed import Placed
 
-__all__ = ["Flat", "Option", "Part", "Price", "Rejected"]
-
 # Sizes of which a part remembers the time: a plan asks for every number of slices.
 _REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What an option costs for one number of bytes.
+    """What an option costs for one number of bytes."""
 
-    Attributes:
-        total_s: until the last rank is done.
-        slices: pieces that the data is cut in, to be pipelined through the phases.
-    """
-
-    total_s: float
-    slices: int = 1
+    total_s: float  # until the last rank is done
+    slices: int = 1  # pieces that the data is cut in, to be pipelined through the phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """An algorithm that does not apply.
+    """An algorithm that does not apply."""
 
-    Attributes:
-        algorithm: its name.
-        why: the reason, in words.
-    """
-
-    algorithm: str
-    why: str
+    algorithm: str  # its name
+    why: str  # the reason, in words
 
 
 class Part:
@@ -139,17 +127,11 @@ _TICK_S = 1e-11
 
 
 class Option(ABC):
-    """An algorithm fitted to a group's placement.
+    """An algorithm fitted to a group's placement."""
 
-    Attributes:
-        algorithm: its name.
-        detail: what it is made of, or where it runs; may be empty.
-        parts: its phases, one after the other.
-    """
-
-    algorithm: str
-    detail: str
-    parts: tuple[Part, ...]
+    algorithm: str  # its name
+    detail: str  # what it is made of, or where it runs; may be empty
+    parts: tuple[Part, ...]  # its phases, one after the other
 
     @abstractmethod
     def price(self, nbytes: float, *, below_s: float = inf) -> Price:

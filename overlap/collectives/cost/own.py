@@ -24,8 +24,6 @@ from .geometry import Geometry
 from .left_out import Fitted, FittedRows, left_out_rows
 from .shortcut import short_cut_options
 
-__all__ = ["OwnFit", "OwnSample", "fit_own", "machine_of"]
-
 _SPAN = log(30)  # a figure is looked for between a 30th and 30 times of what `local` says
 _GOLDEN = (5**0.5 - 1) / 2
 _STEPS = 10  # cuts in the golden ratio: in the last turn to 2 %
@@ -62,33 +60,21 @@ _SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSample:
-    """One measured collective.
+    """One measured collective."""
 
-    Attributes:
-        collective: its name.
-        nbytes: of the whole vector.
-        ranks: that took part.
-        processes: that they were in.
-        time_s: that it took.
-    """
-
-    collective: str
-    nbytes: int
-    ranks: int
-    processes: int
-    time_s: float
+    collective: str  # its name
+    nbytes: int  # of the whole vector
+    ranks: int  # that took part
+    processes: int  # that they were in
+    time_s: float  # that it took
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnFit(FittedRows[OwnSample]):
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        inside: figures by name, of ranks of one process.
-        between: the same of ranks of several; empty if none were measured. With `phase_s`, they share memory.
-    """
-
-    inside: Mapping[str, float]
+    inside: Mapping[str, float]  # figures by name, of ranks of one process
+    # the same of ranks of several; empty if none were measured. With `phase_s`, they share memory.
     between: Mapping[str, float]
 
 

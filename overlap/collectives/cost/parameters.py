@@ -17,8 +17,6 @@ from ...errors import UsageError
 from ..placement import Floats
 from .measurements import COLLECTIVES
 
-__all__ = ["IDEAL", "ByKind", "Parameters", "itemsize_of", "measured", "parameters"]
-
 ByKind = tuple[tuple[str, float], ...]
 Curves = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 
@@ -29,54 +27,35 @@ _SLICES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Overheads and efficiencies. The defaults are those of a perfect machine.
+    """Overheads and efficiencies. The defaults are those of a perfect machine."""
 
-    Attributes:
-        launch_s: to start an operation, once.
-        start_s: to start a message, on the sender, by kind of its first wire; 0 for kinds left out.
-        gap_s: between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
-        incast_s: for each further message that comes to a rank in one step, by kind of its last wire.
-        reduce_s: to start reducing what came in one message, by kind of its last wire.
-        cut_through: share of a wire's latency that counts where bytes only pass through a device on their way.
-        efficiency: share of a wire's bandwidth that payload gets, by kind, of the sizes that get most; 1 for kinds
-            left out.
-        curves: the same by the size of a message, as (bytes, share), for kinds where it depends on that.
-        memory_efficiency: share of a memory's bandwidth that collectives get.
-        dma_s_per_byte: for the engines that move what one rank sends, 0 where that is not known.
-        reduction_s_per_byte: for the reducer of one rank, 0 where memory is the limit.
-        reduction_overlaps: whether reducing goes on while more arrives, as with chunks cut in slices.
-        chunk_pieces: that rings cut each chunk in which they reduce and pass on.
-        most_slices: pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
-        slice_bytes: the least bytes of the vector that such a piece is.
-        cores: processors that all ranks share, where their nodes are processes of one computer; None: no limit.
-        crowding: how many times as much a byte takes of a processor as long as several processes work on it in a step.
-        busy_s: what a message takes of them, at both ends together, by kind of its first wire.
-        busy_s_per_byte: what a byte of a message takes of them, likewise.
-        wake_s: what a rank takes of them in each step that it waits for messages in.
-        copied_s_per_byte: what a byte that a rank reads or writes to copy takes of them.
-    """
-
-    launch_s: float = 0.0
-    start_s: ByKind = ()
+    launch_s: float = 0.0  # to start an operation, once
+    start_s: ByKind = ()  # to start a message, on the sender, by kind of its first wire; 0 for kinds left out
+    # between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
     gap_s: ByKind = ()
-    incast_s: ByKind = ()
-    reduce_s: ByKind = ()
+    incast_s: ByKind = ()  # for each further message that comes to a rank in one step, by kind of its last wire
+    reduce_s: ByKind = ()  # to start reducing what came in one message, by kind of its last wire
+    # share of a wire's latency that counts where bytes only pass through a device on their way.
     cut_through: float = 1.0
+    # share of a wire's bandwidth that payload gets, by kind, of the sizes that get most; 1 for kinds left out.
     efficiency: ByKind = ()
-    curves: Curves = ()
-    memory_efficiency: float = 1.0
-    dma_s_per_byte: float = 0.0
-    reduction_s_per_byte: float = 0.0
-    reduction_overlaps: bool = True
-    chunk_pieces: int = 1
+    curves: Curves = ()  # the same by the size of a message, as (bytes, share), for kinds where it depends on that
+    memory_efficiency: float = 1.0  # share of a memory's bandwidth that collectives get
+    dma_s_per_byte: float = 0.0  # for the engines that move what one rank sends, 0 where that is not known
+    reduction_s_per_byte: float = 0.0  # for the reducer of one rank, 0 where memory is the limit
+    reduction_overlaps: bool = True  # whether reducing goes on while more arrives, as with chunks cut in slices
+    chunk_pieces: int = 1  # that rings cut each chunk in which they reduce and pass on
+    # pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
     most_slices: int = _SLICES
-    slice_bytes: float = 0.0
+    slice_bytes: float = 0.0  # the least bytes of the vector that such a piece is
+    # processors that all ranks share, where their nodes are processes of one computer; None: no limit.
     cores: float | None = None
+    # how many times as much a byte takes of a processor as long as several processes work on it in a step.
     crowding: float = 1.0
-    busy_s: ByKind = ()
-    busy_s_per_byte: ByKind = ()
-    wake_s: float = 0.0
-    copied_s_per_byte: float = 0.0
+    busy_s: ByKind = ()  # what a message takes of them, at both ends together, by kind of its first wire
+    busy_s_per_byte: ByKind = ()  # what a byte of a message takes of them, likewise
+    wake_s: float = 0.0  # what a rank takes of them in each step that it waits for messages in
+    copied_s_per_byte: float = 0.0  # what a byte that a rank reads or writes to copy takes of them
 
     def starts_s(self, kind: NDArray[np.str_]) -> Floats:
         """Return the start of messages that leave over wires of some kinds."""

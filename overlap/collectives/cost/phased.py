@@ -12,8 +12,6 @@ from .maxplus import CostBreakdown
 from .option import Option, Part, Price
 from .parameters import Parameters
 
-__all__ = ["Phased"]
-
 # Further slices must save more than what adding up in another order does.
 _ROUNDING = 1e-12
 # Up to so many slices every number is tried, and twice as many each time beyond.

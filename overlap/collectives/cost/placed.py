@@ -13,49 +13,29 @@ from .parameters import IDEAL, Parameters
 from .processors import processors
 from .rounds import Round, Rounds
 
-__all__ = ["Placed", "PlacedRound", "on"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedRound:
-    """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot.
+    """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot."""
 
-    Attributes:
-        round: what travels.
-        latency_s: (messages,) of the wires of each message.
-        start_s: (messages,) to start a step on the sender, and to issue all its messages.
-        wire_s_per_byte: (messages,) on the busiest wire of each message, for each byte of a slot.
-        moving_s_per_byte: (messages,) in the busier one of the two memories, for copies.
-        adding_s_per_byte: (messages,) in the same memory, for reductions.
-        reducing_s_per_byte: (messages,) in the reducer of the receiver.
-        local_s_per_byte: (size,) in each rank's memory, and its reducer, before its first message.
-        beside_s_per_byte: (size,) in each rank's memory, beside its messages.
-        load_s_per_byte: (wires,) on every wire, for the whole round once.
-        core_s: (cores,) of each processor that ranks share, for the whole round once; of none if there are no such.
-        core_s_per_byte: (cores,) the same, for each byte of a slot.
-        hops: wires crossed by the message with the longest way, by kind.
-        port: (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on.
-        gap_s: (messages,) until the same sender could start another one.
-        reduce_s: (messages,) to start reducing what each brings.
-        curves: which messages get a share of their wires that depends on their size, and (bytes, share) of that.
-    """
-
-    round: Round
-    latency_s: Floats
-    start_s: Floats
-    wire_s_per_byte: Floats
-    moving_s_per_byte: Floats
-    adding_s_per_byte: Floats
-    reducing_s_per_byte: Floats
-    local_s_per_byte: Floats
-    beside_s_per_byte: Floats
-    load_s_per_byte: Floats
+    round: Round  # what travels
+    latency_s: Floats  # (messages,) of the wires of each message
+    start_s: Floats  # (messages,) to start a step on the sender, and to issue all its messages
+    wire_s_per_byte: Floats  # (messages,) on the busiest wire of each message, for each byte of a slot
+    moving_s_per_byte: Floats  # (messages,) in the busier one of the two memories, for copies
+    adding_s_per_byte: Floats  # (messages,) in the same memory, for reductions
+    reducing_s_per_byte: Floats  # (messages,) in the reducer of the receiver
+    local_s_per_byte: Floats  # (size,) in each rank's memory, and its reducer, before its first message
+    beside_s_per_byte: Floats  # (size,) in each rank's memory, beside its messages
+    load_s_per_byte: Floats  # (wires,) on every wire, for the whole round once
+    # (cores,) of each processor that ranks share, for the whole round once; of none if there are no such.
     core_s: Floats
-    core_s_per_byte: Floats
-    hops: dict[str, int]
-    port: Ints
-    gap_s: Floats
-    reduce_s: Floats
+    core_s_per_byte: Floats  # (cores,) the same, for each byte of a slot
+    hops: dict[str, int]  # wires crossed by the message with the longest way, by kind
+    port: Ints  # (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on
+    gap_s: Floats  # (messages,) until the same sender could start another one
+    reduce_s: Floats  # (messages,) to start reducing what each brings
+    # which messages get a share of their wires that depends on their size, and (bytes, share) of that.
     curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
 
     def wire_s(self, slot_bytes: float) -> Floats:
@@ -91,19 +71,12 @@ class PlacedRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placed:
-    """All rounds of a schedule on a machine.
+    """All rounds of a schedule on a machine."""
 
-    Attributes:
-        rounds: what was placed.
-        placement: where.
-        parameters: the model's.
-        each: one for each round.
-    """
-
-    rounds: Rounds
-    placement: Placement
-    parameters: Parameters
-    each: tuple[PlacedRound, ...]
+    rounds: Rounds  # what was placed
+    placement: Placement  # where
+    parameters: Parameters  # the model's
+    each: tuple[PlacedRound, ...]  # one for each round
 
     @property
     def lanes(self) -> int:

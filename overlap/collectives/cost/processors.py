@@ -15,19 +15,12 @@ from ..placement import Floats, Placement
 from .parameters import Parameters
 from .rounds import Round
 
-__all__ = ["Work", "processors"]
-
 
 class Work(NamedTuple):
-    """How long each processor is busy.
+    """How long each processor is busy."""
 
-    Attributes:
-        once_s: (cores,) whatever the size.
-        s_per_byte: (cores,) for each byte of a slot.
-    """
-
-    once_s: Floats
-    s_per_byte: Floats
+    once_s: Floats  # (cores,) whatever the size
+    s_per_byte: Floats  # (cores,) for each byte of a slot
 
 
 def processors(one: Round, kind: NDArray[np.str_], placement: Placement, parameters: Parameters) -> Work:

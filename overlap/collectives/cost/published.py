@@ -6,44 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Given", "Knee", "Measurement", "Start", "Training", "Unit"]
-
 Unit = Literal["us", "algbw GB/s", "nw_bw MB/s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One collective that somebody measured.
+    """One collective that somebody measured."""
 
-    Attributes:
-        machine: as `topology.cluster` spells it; machines of GPUs are the cost model's own.
-        ranks: that took part.
-        group: which, in world ranks; all of the machine if empty.
-        beyond_bytes: if not 0, the figure is the time beyond that of so many bytes: of software whose fixed costs are
-            others by now.
-        collective: its name.
-        nbytes: of the whole vector: the larger one of a rank's input and output.
-        dtype: of the elements.
-        peer_direct: whether adapters read device memory themselves.
-        figure: as published.
-        unit: of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an
-            all-reduce and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
-        source: where it is published.
-        fits: the figure of the model that was fitted to this row, empty if the model has not seen it.
-    """
-
-    machine: str
-    ranks: int
-    group: tuple[int, ...] = ()
-    collective: str
-    nbytes: int
+    machine: str  # as `topology.cluster` spells it; machines of GPUs are the cost model's own
+    ranks: int  # that took part
+    group: tuple[int, ...] = ()  # which, in world ranks; all of the machine if empty
+    collective: str  # its name
+    nbytes: int  # of the whole vector: the larger one of a rank's input and output
+    # if not 0, the figure is the time beyond that of so many bytes: of software whose fixed costs are others by now.
     beyond_bytes: int = 0
-    dtype: str = "float32"
-    peer_direct: bool = True
-    figure: float
+    dtype: str = "float32"  # of the elements
+    peer_direct: bool = True  # whether adapters read device memory themselves
+    figure: float  # as published
+    # of the figure. "algbw GB/s" is bytes over time (nccl-tests), "nw_bw MB/s" that times 2(n-1)/n for an all-reduce
+    # and (n-1)/n for the others (hccl_demo; its all-gather counts the bytes of one rank).
     unit: Unit
-    source: str
-    fits: str = ""
+    source: str  # where it is published
+    fits: str = ""  # the figure of the model that was fitted to this row, empty if the model has not seen it
 
     @property
     def travelling(self) -> float:
@@ -68,83 +52,47 @@ _BYTES_PER_S: Mapping[str, float] = {"algbw GB/s": 1e9, "nw_bw MB/s": 1e6}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One execution of a program that holds collectives, with its launch and the barrier of its ranks.
+    """One execution of a program that holds collectives, with its launch and the barrier of its ranks."""
 
-    Attributes:
-        machine: as `topology.cluster` spells it.
-        ranks: in the largest group.
-        operations: all-reduces of 32 KiB bfloat16 in the program; 0 means no barrier either.
-        figure_ms: as published.
-        source: where.
-        fits: as in `Measurement`.
-    """
-
-    machine: str
-    ranks: int
-    operations: int
-    figure_ms: float
-    source: str
-    fits: str = ""
+    machine: str  # as `topology.cluster` spells it
+    ranks: int  # in the largest group
+    operations: int  # all-reduces of 32 KiB bfloat16 in the program; 0 means no barrier either
+    figure_ms: float  # as published
+    source: str  # where
+    fits: str = ""  # as in `Measurement`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """The size from which an algorithm wins.
+    """The size from which an algorithm wins."""
 
-    Attributes:
-        machine: as `topology.cluster` spells it.
-        ranks: the group is the first ones.
-        collective: its name.
-        below: what wins below.
-        above: what wins above.
-        least_bytes: the knee is not below this size.
-        most_bytes: nor above this one.
-        seen: what is known of it, in words: a measured range, or what documents say and how near it has to come.
-        source: where.
-    """
-
-    machine: str
-    ranks: int
-    collective: str
-    below: str
-    above: str
-    least_bytes: int
-    most_bytes: int
-    seen: str
-    source: str
+    machine: str  # as `topology.cluster` spells it
+    ranks: int  # the group is the first ones
+    collective: str  # its name
+    below: str  # what wins below
+    above: str  # what wins above
+    least_bytes: int  # the knee is not below this size
+    most_bytes: int  # nor above this one
+    seen: str  # what is known of it, in words: a measured range, or what documents say and how near it has to come
+    source: str  # where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The throughput of a training run with one setting over that with another.
+    """The throughput of a training run with one setting over that with another."""
 
-    Attributes:
-        machine: as `topology.cluster` spells it.
-        parameters: of the model that is trained.
-        itemsize: bytes of a gradient and of a parameter.
-        host_copies: samples per second with network traffic staged in host memory.
-        peer_direct: samples per second without.
-        source: where.
-    """
-
-    machine: str
-    parameters: float
-    itemsize: int
-    host_copies: float
-    peer_direct: float
-    source: str
+    machine: str  # as `topology.cluster` spells it
+    parameters: float  # of the model that is trained
+    itemsize: int  # bytes of a gradient and of a parameter
+    host_copies: float  # samples per second with network traffic staged in host memory
+    peer_direct: float  # samples per second without
+    source: str  # where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """A published figure that the model takes as it is.
+    """A published figure that the model takes as it is."""
 
-    Attributes:
-        name: what it is.
-        figure: with its unit.
-        source: where.
-    """
-
-    name: str
-    figure: str
-    source: str
+    name: str  # what it is
+    figure: str  # with its unit
+    source: str  # where

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from ...units import format_ns
 from .maxplus import CostBreakdown
 
-__all__ = ["NAMES", "reason"]
-
 NAMES = {
     "waiting_s": "waiting for ranks",
     "launch_s": "launch",

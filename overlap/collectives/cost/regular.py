@@ -18,8 +18,6 @@ from ..placement import Floats
 from .regularrows import Rows, Unit
 from .rounds import Round, Rounds
 
-__all__ = ["regular_rounds"]
-
 _Made: TypeAlias = tuple[int, list[Round]]  # slots, rounds
 
 

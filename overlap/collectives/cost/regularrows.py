@@ -10,24 +10,15 @@ from numpy.typing import NDArray
 
 from ..placement import Floats, Ints
 
-__all__ = ["Rows", "Unit"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Messages of one step, as a `Round` has them.
+    """Messages of one step, as a `Round` has them."""
 
-    Attributes:
-        src: (rows,) rank of the unit that sends.
-        dst: (rows,) rank of the unit that receives, or whose like in another unit does; ascending.
-        count: (rows,) how many messages each row stands for.
-        far: (rows,) whether it goes to another unit.
-    """
-
-    src: Ints
-    dst: Ints
-    count: Floats
-    far: NDArray[np.bool_]
+    src: Ints  # (rows,) rank of the unit that sends
+    dst: Ints  # (rows,) rank of the unit that receives, or whose like in another unit does; ascending
+    count: Floats  # (rows,) how many messages each row stands for
+    far: NDArray[np.bool_]  # (rows,) whether it goes to another unit
 
     def in_order(self) -> Rows:
         """Return the same, by who receives."""

@@ -9,8 +9,6 @@ import numpy as np
 from ..placement import Floats, Ints
 from .rounds import Round, Rounds
 
-__all__ = ["ring_rounds"]
-
 
 def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
     """Return what `rounds` finds in the schedule of a ring, or of several side by side.

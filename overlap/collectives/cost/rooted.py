@@ -18,8 +18,6 @@ from .phased import Phased
 from .placed import on
 from .rounds import Rounds
 
-__all__ = ["rooted_options"]
-
 _GATHERS = ("mesh", "rdh", "kangaring", "multi_ring", "ring", "swing", "bucket")
 _NAMES = {"broadcast": "scatter_all_gather", "reduce": "reduce_scatter_gather"}
 

@@ -17,8 +17,6 @@ from ..hazards import place, unroll
 from ..placement import Floats, Ints
 from ..schedule import Buffer, Op, Schedule
 
-__all__ = ["Round", "Rounds", "rounds"]
-
 _Amounts: TypeAlias = "NDArray[np.integer] | Floats"
 
 # Blocks of the vector that a collective's bytes are counted on: one for each rank, or one in all.
@@ -37,41 +35,27 @@ _RINGS = ("ring", "multi_ring", "kangaring")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
-    """One step, or several alike in a row. Amounts are in slots.
+    """One step, or several alike in a row. Amounts are in slots."""
 
-    Attributes:
-        repeat: how many steps.
-        src: (messages,) group rank that sends; all rows of a step between two ranks are one message.
-        dst: (messages,) group rank that receives; ascending.
-        sent: (messages,) how much.
-        added: (size,) what each rank reduces of what it is sent.
-        local_added: (size,) what each rank reduces before its first message.
-        moving: (size,) reads and writes of each rank's memory for copies.
-        adding: (size,) reads and writes of each rank's memory for reductions.
-        local: (size,) reads and writes of each rank's memory before its first message.
-        beside: (size,) reads and writes of each rank's memory that none of its messages waits for, but its end does;
-            none if None.
-        count: (messages,) how many messages each row stands for; one if None.
-        far: (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
-        passed_on: whether each rank reduces what comes and passes it on in the next step, as around a ring.
-        lane: (messages,) which of several independent parts of the data it belongs to, which do not wait for each
-            other; all to one if None.
-    """
-
-    repeat: int
-    src: Ints
-    dst: Ints
-    sent: Floats
-    added: Floats
-    local_added: Floats
-    moving: Floats
-    adding: Floats
-    local: Floats
+    repeat: int  # how many steps
+    src: Ints  # (messages,) group rank that sends; all rows of a step between two ranks are one message
+    dst: Ints  # (messages,) group rank that receives; ascending
+    sent: Floats  # (messages,) how much
+    added: Floats  # (size,) what each rank reduces of what it is sent
+    local_added: Floats  # (size,) what each rank reduces before its first message
+    moving: Floats  # (size,) reads and writes of each rank's memory for copies
+    adding: Floats  # (size,) reads and writes of each rank's memory for reductions
+    local: Floats  # (size,) reads and writes of each rank's memory before its first message
+    # (size,) reads and writes of each rank's memory that none of its messages waits for, but its end does; none if
+    # None.
     beside: Floats | None = None
-    count: Floats | None = None
+    count: Floats | None = None  # (messages,) how many messages each row stands for; one if None
+    # (messages,) whether a row goes to the same place's like in another node, which does the same; none if None.
     far: NDArray[np.bool_] | None = None
+    # (messages,) which of several independent parts of the data it belongs to, which do not wait for each other; all to
+    # one if None.
     lane: Ints | None = None
-    passed_on: bool = False
+    passed_on: bool = False  # whether each rank reduces what comes and passes it on in the next step, as around a ring
 
     @property
     def touched(self) -> Floats:
@@ -82,18 +66,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rounds:
-    """A schedule as rounds.
+    """A schedule as rounds."""
 
-    Attributes:
-        size: ranks.
-        slots: that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's
-            input and output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
-        rounds: in the order of time.
-    """
-
-    size: int
+    size: int  # ranks
+    # that the collective's bytes are spread over: of the whole vector, which is the larger one of a rank's input and
+    # output (all of an all-reduce's buffer, an all-gather's output, a reduce-scatter's input).
     slots: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[Round, ...]  # in the order of time
 
     @property
     def steps(self) -> int:

@@ -15,8 +15,6 @@ from .flat import PlanRequest
 from .maxplus import CostBreakdown
 from .option import Option, Price, Rejected
 
-__all__ = ["HostCut", "ShortCut", "short_cut_options"]
-
 # All inputs and all outputs, over the bytes of the whole vector: (ranks, pairs of a permute).
 _TOUCHES: Mapping[str, Callable[[int, int], int]] = {
     "all_reduce": lambda p, _: 2 * p,

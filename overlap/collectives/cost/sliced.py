@@ -11,8 +11,6 @@ from .maxplus import CostBreakdown
 from .option import Option, Part, Price
 from .placed import Placed
 
-__all__ = ["Sliced"]
-
 # Twice as many would gain at most 1 / 64 of the time that bytes take.
 _MOST_SLICES = 64
 

@@ -14,40 +14,26 @@ from functools import cached_property
 from ..placement import Placement, place
 from .geometry import Geometry
 
-__all__ = ["Sample", "Stage"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
-    """Some ranks that stand for all.
+    """Some ranks that stand for all."""
 
-    Attributes:
-        placement: of these ranks.
-        groups: those that do a phase at once, as numbers in the placement.
-        alike: ranks that do the same as others in a node of their own, and are all that is looked at of it: their
-            numbers, and those of the others.
-    """
-
-    placement: Placement
-    groups: Sequence[Sequence[int]]
+    placement: Placement  # of these ranks
+    groups: Sequence[Sequence[int]]  # those that do a phase at once, as numbers in the placement
+    # ranks that do the same as others in a node of their own, and are all that is looked at of it: their numbers, and
+    # those of the others.
     alike: tuple[Sequence[int], Sequence[int]] = ((), ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A group of equal nodes.
+    """A group of equal nodes."""
 
-    Attributes:
-        geometry: of the group.
-        placement: of the group.
-        home: the node that stands for all.
-        folds: whether one stands for all: they have the same places, and there is a network between some.
-    """
-
-    geometry: Geometry
-    placement: Placement
-    home: int
-    folds: bool
+    geometry: Geometry  # of the group
+    placement: Placement  # of the group
+    home: int  # the node that stands for all
+    folds: bool  # whether one stands for all: they have the same places, and there is a network between some
 
     @classmethod
     def of(cls, geometry: Geometry, placement: Placement, home: int) -> Stage:

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from ..placement import Ints, Placement, Routes, Wires
 
-__all__ = ["Star"]
-
 
 class Star(Placement):
     """Ranks around a switch."""

@@ -10,27 +10,20 @@ from math import log2
 
 from topology import Cluster
 
-__all__ = ["Startup", "startup"]
-
 _PAIR = 2
 _FIRST_BARRIER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """Overheads of one execution.
+    """Overheads of one execution."""
 
-    Attributes:
-        launch_s: to start a program, with collectives or without.
-        barrier_s: for four ranks to meet before a program with collectives. A pair meets for nothing that shows.
-        doubling_s: for each time that the largest group is twice as large.
-        trigger_s: for each collective, from a compute engine's write to the CC-core's first step; collectives that
-            follow each other in a benchmark's loop do not pay it.
-    """
-
-    launch_s: float = 0.0
+    launch_s: float = 0.0  # to start a program, with collectives or without
+    # for four ranks to meet before a program with collectives. A pair meets for nothing that shows.
     barrier_s: float = 0.0
-    doubling_s: float = 0.0
+    doubling_s: float = 0.0  # for each time that the largest group is twice as large
+    # for each collective, from a compute engine's write to the CC-core's first step; collectives that follow each other
+    # in a benchmark's loop do not pay it.
     trigger_s: float = 0.0
 
     def before_s(self, largest_group: int) -> float:

@@ -20,20 +20,13 @@ from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING
 from .published import Knee, Measurement, Start, Training
 from .startup import startup
 
-__all__ = ["Accuracy", "Asked", "Class", "Crossover", "Judged", "Validation", "classes_of", "validate"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is asked of predictions of rows that the model has not seen.
+    """What is asked of predictions of rows that the model has not seen."""
 
-    Attributes:
-        median: error, as a share.
-        worst: the same.
-    """
-
-    median: float
-    worst: float
+    median: float  # error, as a share
+    worst: float  # the same
 
 
 _NEURON = Asked(median=0.08, worst=0.20)
@@ -47,21 +40,14 @@ _CLOSE = 1.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A published figure and what the model says of it.
+    """A published figure and what the model says of it."""
 
-    Attributes:
-        of: the row.
-        measured: seconds; for a training run the ratio of its two throughputs.
-        predicted: in the same unit.
-        fits: the figure of the model that was fitted to this row, empty if the model has not seen it.
-        extrapolated: whether no rows that figures were fitted to enclose this one: same machine, ranks and operation,
-            and sizes below and above.
-    """
-
-    of: Measurement | Start | Training
-    measured: float
-    predicted: float
-    fits: str
+    of: Measurement | Start | Training  # the row
+    measured: float  # seconds; for a training run the ratio of its two throughputs
+    predicted: float  # in the same unit
+    fits: str  # the figure of the model that was fitted to this row, empty if the model has not seen it
+    # whether no rows that figures were fitted to enclose this one: same machine, ranks and operation, and sizes below
+    # and above.
     extrapolated: bool
 
     @property
@@ -72,15 +58,11 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossover:
-    """Where an algorithm takes over from another.
+    """Where an algorithm takes over from another."""
 
-    Attributes:
-        knee: what is published.
-        predicted_bytes: the size from which the model chooses the second one; None if it does not change from the one
-            to the other anywhere near.
-    """
-
-    knee: Knee
+    knee: Knee  # what is published
+    # the size from which the model chooses the second one; None if it does not change from the one to the other
+    # anywhere near.
     predicted_bytes: int | None
 
     @property
@@ -93,17 +75,11 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Errors of some rows, as shares.
+    """Errors of some rows, as shares."""
 
-    Attributes:
-        rows: how many.
-        median: of the absolute errors; 0 without rows.
-        worst: the largest of them.
-    """
-
-    rows: int
-    median: float
-    worst: float
+    rows: int  # how many
+    median: float  # of the absolute errors; 0 without rows
+    worst: float  # the largest of them
 
     @classmethod
     def of(cls, rows: Sequence[Judged]) -> Accuracy:
@@ -118,21 +94,13 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Class:
-    """Rows of one chip, network or not, and one dtype: what they say of the planner.
+    """Rows of one chip, network or not, and one dtype: what they say of the planner."""
 
-    Attributes:
-        name: the chip, and whether nodes are joined.
-        dtype: of the elements.
-        asked: of its unseen rows.
-        unseen: accuracy on rows that nothing was fitted to.
-        fitted: how many rows figures were fitted to.
-    """
-
-    name: str
-    dtype: str
-    asked: Asked
-    unseen: Accuracy
-    fitted: int
+    name: str  # the chip, and whether nodes are joined
+    dtype: str  # of the elements
+    asked: Asked  # of its unseen rows
+    unseen: Accuracy  # accuracy on rows that nothing was fitted to
+    fitted: int  # how many rows figures were fitted to
 
     @property
     def as_asked(self) -> bool:
@@ -142,19 +110,12 @@ class Class:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Everything published of some machines, beside the model.
+    """Everything published of some machines, beside the model."""
 
-    Attributes:
-        collectives: one for each measured collective.
-        starts: one for each measured execution of a program.
-        training: the training run, where its machine was asked for.
-        crossovers: one for each published change of algorithm.
-    """
-
-    collectives: tuple[Judged, ...]
-    starts: tuple[Judged, ...]
-    training: Judged | None
-    crossovers: tuple[Crossover, ...]
+    collectives: tuple[Judged, ...]  # one for each measured collective
+    starts: tuple[Judged, ...]  # one for each measured execution of a program
+    training: Judged | None  # the training run, where its machine was asked for
+    crossovers: tuple[Crossover, ...]  # one for each published change of algorithm
 
     @property
     def rows(self) -> tuple[Judged, ...]:

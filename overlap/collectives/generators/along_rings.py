@@ -14,8 +14,6 @@ from ..pattern import Ints
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["HandingOut", "Rings", "gather", "handing_out", "scatter"]
-
 Rings: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """Each a sequence of devices, and each of them a sequence of ranks."""
 
@@ -24,21 +22,13 @@ _Device: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HandingOut:
-    """How blocks leave a root: one entry a message.
+    """How blocks leave a root: one entry a message."""
 
-    Attributes:
-        steps: how many there are.
-        step: of each message.
-        src: rank that sends.
-        dst: rank that receives.
-        block: rank whose block it is.
-    """
-
-    steps: int
-    step: Ints
-    src: Ints
-    dst: Ints
-    block: Ints
+    steps: int  # how many there are
+    step: Ints  # of each message
+    src: Ints  # rank that sends
+    dst: Ints  # rank that receives
+    block: Ints  # rank whose block it is
 
 
 def handing_out(size: int, root: int, rings: Rings | None = None) -> HandingOut:

@@ -20,8 +20,6 @@ from ..pipelining import joined, single_slots
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["all_to_all", "gather", "scatter"]
-
 _Column: TypeAlias = NDArray[np.integer]
 # Where the block (number, part of it) of a level is.
 _Cells: TypeAlias = Callable[[_Column, _Column], _Column]

@@ -12,8 +12,6 @@ from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Column, Table, adjacent_runs
 
-__all__ = ["all_to_all", "bruck"]
-
 
 def bruck(size: int) -> Pattern:
     """Send all one has to the rank at distance -1, -2, -4, ...

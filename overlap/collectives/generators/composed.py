@@ -16,8 +16,6 @@ from .families import READINGS, SPREADING, Options, from_root, spreading
 from .hierarchical import compose, node_count, stages, with_inner
 from .scattered import handing_steps, phases, scattered
 
-__all__ = ["KINDS", "hierarchical"]
-
 _DEFAULTS = {
     **dict.fromkeys(READINGS, ("ring", "ring")),
     **dict.fromkeys(("broadcast", "reduce"), ("ring", "binomial")),

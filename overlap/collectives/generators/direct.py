@@ -8,8 +8,6 @@ from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 from .rank_order import others
 
-__all__ = ["one_shot", "pairwise"]
-
 
 def one_shot(size: int) -> Schedule:
     """Send one's whole vector to everybody; everybody adds up all of them, in the order of ranks.

@@ -14,8 +14,6 @@ import numpy as np
 
 from ..pattern import Ints, Pattern, spread
 
-__all__ = ["from_root", "over_all"]
-
 _Tree = dict[int, int]
 
 

@@ -8,8 +8,6 @@ from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["folded_halving_doubling", "halving_doubling", "recursive_doubling_all_reduce"]
-
 
 def halving_doubling(size: int) -> Pattern:
     """Exchange over doubling distances, for any number of ranks.

@@ -12,8 +12,6 @@ from ..schedule import Schedule
 from . import bruck, double_tree, layouts, mesh, ring, scattered, torus, tree
 from .along_rings import Rings
 
-__all__ = ["FROM_ROOT", "READINGS", "SLICED", "SPREADING", "Options", "from_root", "spreading"]
-
 Options: TypeAlias = Mapping[str, object]
 Make: TypeAlias = Callable[..., Pattern]
 

@@ -17,8 +17,6 @@ from ..pipelining import rebuilt
 from ..schedule import COLUMNS, Buffer, Schedule
 from .torus import squarest
 
-__all__ = ["compose", "node_count", "stages", "with_inner"]
-
 
 def node_count(size: int, nodes: int | None) -> int:
     """Return the number of nodes, by default the smaller of the two factors of `size` that differ least.

@@ -17,8 +17,6 @@ import numpy as np
 from ...errors import ScheduleError
 from ..pattern import Pattern, owners, spread
 
-__all__ = ["kangaring"]
-
 
 def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     """Pass every chunk round a ring of the primaries, and to their secondaries.

@@ -17,8 +17,6 @@ from .hierarchical import compose
 from .kangaring import kangaring
 from .mesh import mesh
 
-__all__ = ["device_cube", "kangarings", "rdh", "relabelled", "side_by_side"]
-
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:
     """Cut every chunk in as many parts as there are patterns; each part follows its own, on channels of its own.

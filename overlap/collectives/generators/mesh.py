@@ -13,8 +13,6 @@ from ..pattern import Ints, Pattern, owners, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["all_to_all", "gather", "mesh", "permute", "scatter", "star"]
-
 
 def _meeting(size: int) -> tuple[Ints, Ints]:
     """Return (size - 1, size) senders and receivers, nearest first."""

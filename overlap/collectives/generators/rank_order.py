@@ -13,8 +13,6 @@ from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["ONLY_FOR_ORDER", "all_reduce", "chain", "others", "reduce_scatter"]
-
 ONLY_FOR_ORDER = ("rank_order", "rank_chain")
 """Algorithms that are considered only where the order is asked for, or they are."""
 

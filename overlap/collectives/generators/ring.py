@@ -11,8 +11,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 
-__all__ = ["multi_ring", "ring"]
-
 
 def ring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
     """Pass every chunk round a ring.

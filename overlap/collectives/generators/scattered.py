@@ -16,8 +16,6 @@ from ..pattern import Ints, Pattern, spread
 from .along_rings import Rings, handing_out
 from .tree import subtrees
 
-__all__ = ["SCATTERS", "handing_steps", "phases", "scatter_all_gather", "scattered"]
-
 SCATTERS = ("binomial", "mesh", "multi_ring")
 """How parts can be handed out."""
 

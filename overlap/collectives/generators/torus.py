@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 
-__all__ = ["bucket", "squarest", "swing"]
-
 Held: TypeAlias = NDArray[np.bool_]
 # (step, receiver of each rank, what each rank sends: (size, size) booleans over owners)
 Wave: TypeAlias = tuple[int, Ints, Held]

@@ -8,8 +8,6 @@ from ..pattern import Ints, Pattern, spread
 from ..schedule import Buffer, Schedule
 from ..tablewriter import Table
 
-__all__ = ["binary_tree", "binomial", "chain", "gather", "scatter", "subtrees"]
-
 
 def binomial(size: int, root: int = 0) -> Pattern:
     """Double the number of ranks that know with every step.

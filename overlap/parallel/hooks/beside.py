@@ -13,8 +13,6 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["Floats", "Values", "beside", "check_floats", "cut", "mean", "mean_of_pieces"]
-
 Floats: TypeAlias = NDArray[np.float32]
 Values: TypeAlias = NDArray[Any]
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from .beside import Floats, Values, beside, check_floats, cut, mean, mean_of_pie
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["bfloat16", "stochastic"]
-
 _LARGEST = np.uint32(0x7F7F)  # of the finite ones, as bits
 _INFINITE = np.uint32(0x7F800000)  # and NaN: as bits of float32, without the sign, at least this
 

@@ -13,8 +13,6 @@ from .scaling import scale_for, scaled, shared_largest, unscaled
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["float16"]
-
 _TOP = float(np.finfo(np.float16).max)
 
 

@@ -17,22 +17,14 @@ from .scaling import scale_for, scaled, shared_largest, unscaled
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["FORMATS", "Format", "float8"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A float8: how it is made of float32 and back, eight times as fast as `astype`.
+    """A float8: how it is made of float32 and back, eight times as fast as `astype`."""
 
-    Attributes:
-        dtype: In ml_dtypes.
-        mantissa: Its bits.
-        bias: Of the exponent.
-    """
-
-    dtype: np.dtype[np.generic]
-    mantissa: int
-    bias: int
+    dtype: np.dtype[np.generic]  # In ml_dtypes
+    mantissa: int  # Its bits
+    bias: int  # Of the exponent
 
     @cached_property
     def top(self) -> float:

@@ -16,8 +16,6 @@ from .beside import Floats, Values, beside, check_floats
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["power_sgd"]
-
 # Matrices that would not send at least so many times less are sent whole, as torch does (powerSGD_hook.py).
 _MIN_GAIN = 2
 
@@ -68,17 +66,11 @@ def power_sgd(rank: int = 4, *, warm_up: int = 10, seed: int = 0) -> Callable[[G
 
 @dataclass(frozen=True)
 class _Plan:
-    """What of a bucket is sent as two thin matrices, and what whole.
+    """What of a bucket is sent as two thin matrices, and what whole."""
 
-    Attributes:
-        shapes: (rows, columns, thin columns) of each matrix.
-        places: Where each is in the bucket.
-        whole: Where what is sent whole is.
-    """
-
-    shapes: list[tuple[int, int, int]] = field(default_factory=list)
-    places: list[slice] = field(default_factory=list)
-    whole: list[slice] = field(default_factory=list)
+    shapes: list[tuple[int, int, int]] = field(default_factory=list)  # (rows, columns, thin columns) of each matrix
+    places: list[slice] = field(default_factory=list)  # Where each is in the bucket
+    whole: list[slice] = field(default_factory=list)  # Where what is sent whole is
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[int, ...]], rank: int) -> _Plan:

@@ -12,8 +12,6 @@ from .beside import Floats, Values, beside
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["scale_for", "scaled", "shared_largest", "unscaled"]
-
 _POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
 
 

@@ -14,8 +14,6 @@ from .beside import Floats, Values, beside, check_floats
 if TYPE_CHECKING:
     from ..buckets import GradientBucket
 
-__all__ = ["top_k"]
-
 
 def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]]:
     """Return a hook that sends a share of a bucket's gradients, the largest, with error feedback.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ...errors import UsageError
 
-__all__ = ["Action", "Kind"]
-
 _TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
@@ -26,17 +24,11 @@ class Kind(StrEnum):
 
 
 class Action(NamedTuple):
-    """One microbatch at one stage.
+    """One microbatch at one stage."""
 
-    Attributes:
-        stage: From 0, over all ranks.
-        kind: What is computed.
-        microbatch: From 0.
-    """
-
-    stage: int
-    kind: Kind
-    microbatch: int
+    stage: int  # From 0, over all ranks
+    kind: Kind  # What is computed
+    microbatch: int  # From 0
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"

@@ -15,8 +15,6 @@ from .folded import dualpipe_v, zb_v
 from .schedule import PipelineSchedule
 from .timing import Durations
 
-__all__ = ["FAMILIES", "Family", "gpipe", "interleaved_1f1b", "make", "one_f_one_b", "zb_h1", "zb_h2"]
-
 F, B, I, W = Kind  # noqa: E741
 
 
@@ -119,20 +117,14 @@ def _interleaved_row(rank: int, ranks: int, microbatches: int, chunks: int, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A published schedule, by its name.
+    """A published schedule, by its name."""
 
-    Attributes:
-        make: From ranks, microbatches and chunks, the schedule.
-        bubble: From ranks, microbatches and durations, what a rank is idle for by the formula; None where that is not
-            said to hold. Messages are taken to take no time.
-        chunks: Stages on each rank; None: as many as are asked for, from 1.
-        folded: Whether they go down the ranks and up again.
-    """
-
-    make: Callable[[int, int, int], PipelineSchedule]
+    make: Callable[[int, int, int], PipelineSchedule]  # From ranks, microbatches and chunks, the schedule
+    # From ranks, microbatches and durations, what a rank is idle for by the formula; None where that is not said to
+    # hold. Messages are taken to take no time.
     bubble: Callable[[int, int, Durations], int | None]
-    chunks: int | None = 1
-    folded: bool = False
+    chunks: int | None = 1  # Stages on each rank; None: as many as are asked for, from 1
+    folded: bool = False  # Whether they go down the ranks and up again
 
 
 def _alike(t: Durations) -> bool:

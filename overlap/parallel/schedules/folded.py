@@ -11,8 +11,6 @@ from ...errors import UsageError
 from .action import Action, Kind
 from .schedule import PipelineSchedule
 
-__all__ = ["dualpipe_v", "zb_v"]
-
 F, B, I, W = Kind  # noqa: E741
 
 

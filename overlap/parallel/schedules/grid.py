@@ -8,8 +8,6 @@ from .action import Action
 from .proof import Rows
 from .timing import Durations, Timing
 
-__all__ = ["time_grid"]
-
 
 def time_grid(rows: Rows, timing: Timing, durations: Durations, *, width: int | None = None) -> list[str]:
     """Return the lines of the grid, a column for each unit of time.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from ...errors import ScheduleError
 from .action import Action, Kind
 
-__all__ = ["Rows", "peak_live", "prove"]
-
 Rows = Sequence[Sequence[Action]]
 
 

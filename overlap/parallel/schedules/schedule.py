@@ -10,8 +10,6 @@ from .grid import time_grid
 from .proof import peak_live, prove
 from .timing import Durations, Timing, replay
 
-__all__ = ["PipelineSchedule"]
-
 
 class PipelineSchedule:
     """For every rank of a pipeline, its actions in their order.

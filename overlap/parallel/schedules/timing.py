@@ -7,24 +7,15 @@ from dataclasses import dataclass
 from .action import Action, Kind
 from .proof import Rows
 
-__all__ = ["Durations", "Timing", "replay"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """What one microbatch takes at one stage, in any unit of time.
+    """What one microbatch takes at one stage, in any unit of time."""
 
-    Attributes:
-        forward: F.
-        input_gradient: I.
-        weight_gradient: W. A whole backward, B, takes I + W.
-        hop: From the end of an action to when its message is there, on another rank.
-    """
-
-    forward: int = 1
-    input_gradient: int = 1
-    weight_gradient: int = 1
-    hop: int = 0
+    forward: int = 1  # F
+    input_gradient: int = 1  # I
+    weight_gradient: int = 1  # W. A whole backward, B, takes I + W.
+    hop: int = 0  # From the end of an action to when its message is there, on another rank
 
     def of(self, kind: Kind) -> int:
         """Return what an action of a kind takes."""
@@ -37,17 +28,11 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When everything runs.
+    """When everything runs."""
 
-    Attributes:
-        starts: Of every action.
-        makespan: From the first start to the last end.
-        busy: Of every rank, what its actions take together.
-    """
-
-    starts: dict[Action, int]
-    makespan: int
-    busy: tuple[int, ...]
+    starts: dict[Action, int]  # Of every action
+    makespan: int  # From the first start to the last end
+    busy: tuple[int, ...]  # Of every rank, what its actions take together
 
     @property
     def bubble(self) -> tuple[int, ...]:

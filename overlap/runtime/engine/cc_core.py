@@ -22,8 +22,6 @@ from ...collectives.schedule import Buffer, Op
 from .program_memory import Buffers, Layout
 from .workers import INLINE_BYTES, PIECE_BYTES, Workers
 
-__all__ = ["AHEAD", "Execution", "apply", "pieces_of"]
-
 #: Steps of a queue of receives that may be under way: all slices of a step, and what becomes of them.
 AHEAD = 16
 # Shorter messages come unasked.

@@ -19,8 +19,6 @@ from .laid_out import LaidOut, lay_out
 from .program_memory import Buffers, Layout, UnevenLayout
 from .thin_layout import ThinLayout, runs_touched
 
-__all__ = ["Compiled"]
-
 # What barriers send, get, and make of both: always zero, so all may use the same.
 _NOTHING, _NOTHING_COMES = np.zeros(1, np.uint8), np.zeros(1, np.uint8)
 _MOST = reducer("max", np.dtype(np.uint8))
@@ -28,21 +26,13 @@ _MOST = reducer("max", np.dtype(np.uint8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is the same in every call.
+    """What is the same in every call."""
 
-    Attributes:
-        layout: Of the buffers.
-        none: No elements, for who has no input, or no result.
-        scratch: No elements, for who needs no SCRATCH, and as it would have them.
-        room: Elements of SCRATCH.
-        in_result: Whether it may lie in the result.
-    """
-
-    layout: Layout
-    none: Array
-    scratch: Array
-    room: int
-    in_result: bool
+    layout: Layout  # Of the buffers
+    none: Array  # No elements, for who has no input, or no result
+    scratch: Array  # No elements, for who needs no SCRATCH, and as it would have them
+    room: int  # Elements of SCRATCH
+    in_result: bool  # Whether it may lie in the result
 
 
 class Compiled:

@@ -26,8 +26,6 @@ from .compiled import Compiled
 if TYPE_CHECKING:
     from topology import Cluster
 
-__all__ = ["MESSAGE_ALGORITHM", "Compiler"]
-
 MESSAGE_ALGORITHM = "mesh"
 """What a message between two ranks goes by in timelines, and is where it needs a program."""
 

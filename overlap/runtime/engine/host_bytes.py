@@ -10,8 +10,6 @@ import numpy as np
 
 from ...collectives.reduce import Array
 
-__all__ = ["Sources", "address_of", "bytes_of", "do_all", "room_for", "typed"]
-
 _scratch = threading.local()
 
 

@@ -19,8 +19,6 @@ from .meeting import Common, Meeting
 from .shared_run import SharedRun
 from .small_run import Exchange, SmallRun, small
 
-__all__ = ["HostMemory"]
-
 
 class HostMemory:
     """Carries out operations whose ranks are in several processes of this host.

@@ -25,8 +25,6 @@ from .pulls import Pull, collected, gives, pulls, reduced
 from .settling import settle
 from .workers import INLINE_BYTES
 
-__all__ = ["COPIED_BYTES", "HostRun"]
-
 # How far a rank has come: its input can be read; its slice is reduced; it reads no input any more.
 _ARRIVED, _SLICED, _DONE = 1, 2, DONE
 #: Inputs up to here are copied into mapped memory rather than read where they are. Measured on 2 and 4 processes: at

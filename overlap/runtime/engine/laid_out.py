@@ -11,84 +11,50 @@ from ...collectives.schedule import Op
 from .program_memory import Buffers, Layout
 from .step_order import Numbers, Order, order_of
 
-__all__ = ["LaidOut", "LaidStep", "Run", "lay_out"]
-
 _Range: TypeAlias = tuple[int, int, int]  # buffer, first element, the one after the last
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaidStep:
-    """One step, with all that follows from the layout of the arrays.
+    """One step, with all that follows from the layout of the arrays."""
 
-    Attributes:
-        step: what it is.
-        number: which of all.
-        sends: whether it is a SEND.
-        receives: whether it is a RECV; else it is a LOCAL step, or sends.
-        works: whether it moves or adds what has come, or lies elsewhere; what else is received comes to its place.
-        peer: world rank of the other end.
-        channel: FIFO lane.
-        source: where what a LOCAL step moves or adds lies.
-        target: where it goes, and what a receive brings.
-        base: what that is added to, unless it is the target.
-        message_buffer: which of the buffers it sends from, or receives into.
-        message_part: which of its bytes.
-        message_bytes: length of its message.
-        lets_begin: numbers of runs that may not begin before it has ended.
-        lets_work: numbers of steps that may not work before.
-    """
-
-    step: Step
-    number: int
-    sends: bool
-    receives: bool
-    works: bool
-    peer: int
-    channel: int
-    source: _Range
-    target: _Range
-    base: _Range | None
-    message_buffer: int
-    message_part: slice
-    message_bytes: int
-    lets_begin: Numbers
-    lets_work: Numbers
+    step: Step  # what it is
+    number: int  # which of all
+    sends: bool  # whether it is a SEND
+    receives: bool  # whether it is a RECV; else it is a LOCAL step, or sends
+    works: bool  # whether it moves or adds what has come, or lies elsewhere; what else is received comes to its place
+    peer: int  # world rank of the other end
+    channel: int  # FIFO lane
+    source: _Range  # where what a LOCAL step moves or adds lies
+    target: _Range  # where it goes, and what a receive brings
+    base: _Range | None  # what that is added to, unless it is the target
+    message_buffer: int  # which of the buffers it sends from, or receives into
+    message_part: slice  # which of its bytes
+    message_bytes: int  # length of its message
+    lets_begin: Numbers  # numbers of runs that may not begin before it has ended
+    lets_work: Numbers  # numbers of steps that may not work before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Steps of a queue that begin one after the other, for only the first one waits for anything else.
+    """Steps of a queue that begin one after the other, for only the first one waits for anything else."""
 
-    Attributes:
-        steps: these.
-        lets_begin: number of the run that follows, which may not begin before; none if it is the last of its queue.
-    """
-
-    steps: tuple[LaidStep, ...]
+    steps: tuple[LaidStep, ...]  # these
+    # number of the run that follows, which may not begin before; none if it is the last of its queue.
     lets_begin: Numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LaidOut:
-    """A program laid out.
+    """A program laid out."""
 
-    Attributes:
-        steps: by number.
-        runs: by number: those of the first queue, then those of the next.
-        first: those that wait for nothing.
-        layout: of its memory.
-        rank: group rank.
-        before_begin: for each run, for how many runs and steps it waits.
-        before_work: for each step, how many must have ended before it may work.
-    """
-
-    steps: tuple[LaidStep, ...]
-    runs: tuple[Run, ...]
-    first: tuple[Run, ...]
-    layout: Layout
-    rank: int
-    before_begin: Sequence[int]
-    before_work: Sequence[int]
+    steps: tuple[LaidStep, ...]  # by number
+    runs: tuple[Run, ...]  # by number: those of the first queue, then those of the next
+    first: tuple[Run, ...]  # those that wait for nothing
+    layout: Layout  # of its memory
+    rank: int  # group rank
+    before_begin: Sequence[int]  # for each run, for how many runs and steps it waits
+    before_work: Sequence[int]  # for each step, how many must have ended before it may work
 
 
 def lay_out(program: Program, buffers: Buffers, members: Sequence[int], *, blank: bool = False) -> LaidOut:

@@ -13,8 +13,6 @@ from time import perf_counter
 from transports import Starter
 from transports.patience import LONG_TURN_S, Patience
 
-__all__ = ["linger"]
-
 # Other tasks of the loop wait so long at most, however much comes: as long as for a few chunks.
 _LONGEST_S = 2e-3
 

@@ -9,8 +9,6 @@ from transports.common import PAYLOAD_BYTES
 
 from ..operation import Operation
 
-__all__ = ["start_locked"]
-
 P = ParamSpec("P")
 
 

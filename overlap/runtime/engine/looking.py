@@ -14,8 +14,6 @@ from ..handover import Handover, Looks
 from ..operation import Operation
 from .meeting import Meeting
 
-__all__ = ["Looking"]
-
 
 class Looking(Looks):
     """One rank's end of an operation that goes on when the others have come as far."""

@@ -16,8 +16,6 @@ from ..communicator import Communicator
 from ..match import Match
 from .workers import Workers
 
-__all__ = ["DONE", "Common", "Meeting", "Mode"]
-
 #: The last phase of an operation: a rank reads nothing of the others any more.
 DONE = 3
 
@@ -35,19 +33,12 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What all meetings of a process share.
+    """What all meetings of a process share."""
 
-    Attributes:
-        workers: Where large work is done.
-        token: Of the event loop.
-        quiet: In which small work is done: numpy warns of nothing there.
-        fall_back: Starts an operation as a program, where memory does not do.
-    """
-
-    workers: Workers
-    token: TrioToken
-    quiet: Context
-    fall_back: Callable[[Communicator, Match], None]
+    workers: Workers  # Where large work is done
+    token: TrioToken  # Of the event loop
+    quiet: Context  # In which small work is done: numpy warns of nothing there
+    fall_back: Callable[[Communicator, Match], None]  # Starts an operation as a program, where memory does not do
 
 
 class Meeting:

@@ -12,8 +12,6 @@ from ...collectives.reduce import Array
 from .host_bytes import bytes_of
 from .lingering import linger
 
-__all__ = ["MessageRun"]
-
 
 class MessageRun:
     """A message under way, seen from one of its ends.

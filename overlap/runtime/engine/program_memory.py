@@ -8,8 +8,6 @@ from ...collectives.program import Extent
 from ...collectives.reduce import Array, Reducer
 from .host_bytes import bytes_of
 
-__all__ = ["Buffers", "Layout", "UnevenLayout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -18,8 +18,6 @@ from .wire_driven import Station
 from .wire_ways import DrivenWay, MessageWay, TaskWay, WireWay, end
 from .workers import Workers
 
-__all__ = ["ProgramRunner"]
-
 
 class ProgramRunner:
     """Runs operations whose bytes must travel over a transport, each rank's part beside what the rank computes."""

@@ -13,21 +13,13 @@ from typing import NamedTuple
 from ...collectives.call import Call
 from ...collectives.kinds import Collective
 
-__all__ = ["Pull", "collected", "gives", "laid", "pulls", "reduced"]
-
 
 class Pull(NamedTuple):
-    """A range of elements of a result: what it is folded from, in the order of ranks, or copied from if that is one.
+    """A range of elements of a result: what it is folded from, in the order of ranks, or copied from if that is one."""
 
-    Attributes:
-        start: Where it begins in the result.
-        size: How many elements.
-        sources: Position of each rank, and where the range begins in what it gives.
-    """
-
-    start: int
-    size: int
-    sources: tuple[tuple[int, int], ...]
+    start: int  # Where it begins in the result
+    size: int  # How many elements
+    sources: tuple[tuple[int, int], ...]  # Position of each rank, and where the range begins in what it gives
 
 
 def pulls(call: Call, position: int) -> Sequence[Pull]:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from .host_memory import HostMemory
     from .program_runner import ProgramRunner
 
-__all__ = ["RealEngine"]
-
 # What is asked for where no program is needed.
 _SHORT_CUT = (None, "direct")
 

@@ -12,8 +12,6 @@ from ..future import Failure
 from ..match import Match
 from ..operation import Operation
 
-__all__ = ["settle"]
-
 
 def settle(communicator: Communicator, match: Match, operation: Operation, error: BaseException | None) -> None:
     """Finish an operation, or fail it and tell the others; its bytes have stopped moving."""

@@ -21,8 +21,6 @@ from ..match import Unfit
 from ..operation import Operation
 from .workers import PIECE_BYTES
 
-__all__ = ["Transfer", "fit_all", "pieces", "run_here"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

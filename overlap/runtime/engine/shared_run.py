@@ -18,8 +18,6 @@ from .host_run import HostRun
 from .meeting import DONE, Mode
 from .pulls import laid
 
-__all__ = ["SharedRun"]
-
 
 class SharedRun(HostRun):
     """One rank's end of an operation with a result in common."""

@@ -24,8 +24,6 @@ from .looking import Looking
 from .meeting import Meeting, Mode
 from .settling import settle
 
-__all__ = ["Exchange", "SmallRun", "small"]
-
 _ARRIVED = 1
 
 

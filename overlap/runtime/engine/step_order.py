@@ -17,8 +17,6 @@ from ...collectives.reduce import Array
 from .cc_core import AHEAD
 from .program_memory import Buffers
 
-__all__ = ["Numbers", "Order", "order_of"]
-
 Numbers: TypeAlias = tuple[int, ...]
 """Of steps, or of runs."""
 
@@ -31,22 +29,14 @@ class Order:
 
     Queues are cut in runs, which have numbers like steps: only the first step of a run waits for any but those before
     it in its queue. A run may begin when as many of these, and of runs, are over as it waits for.
-
-    Attributes:
-        runs: the steps of each run.
-        run_lets_begin: for each run, the one that follows in its queue, if there is one.
-        lets_begin: for each step, the runs that wait for its end.
-        lets_work: for each step, those that may not use what they have got before its end.
-        before_begin: for how many others each run waits.
-        before_work: for how many steps each one waits until it uses what it has got.
     """
 
-    runs: Sequence[Numbers]
-    run_lets_begin: Sequence[Numbers]
-    lets_begin: Sequence[Numbers]
-    lets_work: Sequence[Numbers]
-    before_begin: Numbers
-    before_work: Numbers
+    runs: Sequence[Numbers]  # the steps of each run
+    run_lets_begin: Sequence[Numbers]  # for each run, the one that follows in its queue, if there is one
+    lets_begin: Sequence[Numbers]  # for each step, the runs that wait for its end
+    lets_work: Sequence[Numbers]  # for each step, those that may not use what they have got before its end
+    before_begin: Numbers  # for how many others each run waits
+    before_work: Numbers  # for how many steps each one waits until it uses what it has got
 
 
 def order_of(program: Program, buffers: Buffers | None, works: Sequence[bool]) -> Order:

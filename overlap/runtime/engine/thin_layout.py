@@ -10,8 +10,6 @@ from ...collectives.program import Extent, Kind, Program
 from ...collectives.schedule import Buffer
 from .program_memory import Layout
 
-__all__ = ["ThinLayout", "runs_touched"]
-
 Runs = list[tuple[int, int]]
 
 

@@ -24,22 +24,14 @@ from .lingering import linger
 from .program_memory import Buffers
 from .workers import Workers
 
-__all__ = ["Station", "WireDrivenExecution"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """What all programs of one rank on one group have.
+    """What all programs of one rank on one group have."""
 
-    Attributes:
-        starters: What starts messages, by the world rank of the other end.
-        workers: Where large reductions run.
-        quiet: In which numpy does not warn.
-    """
-
-    starters: Mapping[int, Starter]
-    workers: Workers
-    quiet: Context
+    starters: Mapping[int, Starter]  # What starts messages, by the world rank of the other end
+    workers: Workers  # Where large reductions run
+    quiet: Context  # In which numpy does not warn
 
 
 class WireDrivenExecution:

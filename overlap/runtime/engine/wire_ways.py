@@ -25,8 +25,6 @@ from .settling import settle
 from .wire_driven import Station, WireDrivenExecution
 from .workers import Workers
 
-__all__ = ["DrivenWay", "MessageWay", "TaskWay", "WireWay", "end"]
-
 
 class WireWay(ShortWay):
     """How the ends of one call are carried out.

@@ -15,8 +15,6 @@ from queue import SimpleQueue
 
 import numpy as np
 
-__all__ = ["INLINE_BYTES", "PIECE_BYTES", "Workers"]
-
 # Measured on 64 MiB float32 sums: with two to four arrays, pieces of 512 KiB stay in a 2 MiB second-level cache;
 # 64 KiB pieces take 2x (one GIL hand-over each), 2 MiB pieces 1.1x.
 PIECE_BYTES = 512 << 10

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["BufferLocks"]
-
 _ONE, _WRITTEN = 2, 1
 
 

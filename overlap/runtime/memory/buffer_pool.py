@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[np.generic]
     Root: TypeAlias = NDArray[np.uint8]
 
-__all__ = ["DEFAULT_LIMIT_BYTES", "SMALLEST_BYTES", "BufferPool", "BufferPoolStatistics"]
-
 # Idle memory a world keeps: the results of a full window (8) of 64 MiB operations on two ranks.
 DEFAULT_LIMIT_BYTES = 1 << 30
 # Below, `np.empty` is quicker: glibc keeps what is smaller (its thresholds for mmap and for trimming the heap are this
@@ -46,23 +44,14 @@ IDLE_NS = 60 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferPoolStatistics:
-    """What a pool has done so far.
+    """What a pool has done so far."""
 
-    Attributes:
-        limit_bytes: Idle memory that it may keep.
-        held_bytes: Idle memory that it keeps now; what slices of dropped arrays still use is among it.
-        used_bytes: Memory of arrays that have been handed out and not come back.
-        hits: Arrays made in memory that had been used before.
-        misses: Arrays for which new memory was needed.
-        dropped: Pieces of idle memory that were let go, because of the limit or of their age.
-    """
-
-    limit_bytes: int
-    held_bytes: int
-    used_bytes: int
-    hits: int
-    misses: int
-    dropped: int
+    limit_bytes: int  # Idle memory that it may keep
+    held_bytes: int  # Idle memory that it keeps now; what slices of dropped arrays still use is among it
+    used_bytes: int  # Memory of arrays that have been handed out and not come back
+    hits: int  # Arrays made in memory that had been used before
+    misses: int  # Arrays for which new memory was needed
+    dropped: int  # Pieces of idle memory that were let go, because of the limit or of their age
 
 
 # How many idle roots of a size are looked at before a new one is made: some may still be in use through slices.
@@ -75,18 +64,12 @@ _COUNTS_REFERENCES = platform.python_implementation() == "CPython" and getattr(s
 
 
 class _Lease(weakref.ref["Array"]):
-    """What the pool knows of a root: a weak reference to the array that was made in it last.
-
-    Attributes:
-        root: The memory.
-        nbytes: Its size.
-        since_ns: When that array was dropped.
-    """
+    """What the pool knows of a root: a weak reference to the array that was made in it last."""
 
     __slots__ = ("nbytes", "root", "since_ns")
-    root: Root
-    nbytes: int
-    since_ns: int
+    root: Root  # The memory
+    nbytes: int  # Its size
+    since_ns: int  # When that array was dropped
 
 
 def _unused() -> int:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["common_array"]
-
 # What is smaller is copied to such memory when it is sent: that takes fewer meetings.
 _LEAST_BYTES = 1 << 20
 

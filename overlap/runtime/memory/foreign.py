@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["as_input", "as_output", "changes"]
-
 
 def as_input(value: object) -> Array:
     """Return the array that `value` is, exports or describes; a copy only where it has no memory of that kind.

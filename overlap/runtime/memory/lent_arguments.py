@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["arrays_in", "explain", "explain_unfinished"]
-
 _READ_ONLY = (
     "arrays that are passed to rank.compute are read-only until it is done, for the function too, since others may "
     "read them: return the new value, or write into a copy"

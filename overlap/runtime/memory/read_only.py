@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[np.generic]
 
-__all__ = ["held", "read_only"]
-
 
 def read_only(array: Array) -> Array:
     """Return an array of the same memory, which cannot be made writable again; `array` must be C-contiguous."""

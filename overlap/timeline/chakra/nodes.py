@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 from ..events import Json
 from .wire import Value, fields, floating, messages, numbers
 
-__all__ = ["Node", "Work", "nodes_of_json", "nodes_of_messages"]
-
 Work: TypeAlias = Literal["compute", "comm", "other"]
 _Plain: TypeAlias = int | float | str
 
@@ -29,36 +27,21 @@ _GROUPS = "process_group:init"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An operation.
+    """An operation."""
 
-    Attributes:
-        id: By which others name it.
-        name: As recorded.
-        work: What it is.
-        op: Of communication, which.
-        start_ns: When it began; None if that was not recorded.
-        length_ns: How long it took.
-        after: Those that have to be over before it begins.
-        on_cpu: Whether a processor of the host does it.
-        lane: The stream or thread on which it is, one after the other.
-        nbytes: Of communication, what goes in on this rank.
-        peer: Of a message, the other rank, if it tells.
-        group: Of communication, the name of its group.
-        groups: Ranks of groups, if it tells of them; an empty list means all.
-    """
-
-    id: int
-    name: str
-    work: Work
-    op: str = ""
-    start_ns: int | None = None
-    length_ns: int = 0
-    after: tuple[int, ...] = ()
-    on_cpu: bool = False
-    lane: str = ""
-    nbytes: int = 0
-    peer: int | None = None
-    group: str = "world"
+    id: int  # By which others name it
+    name: str  # As recorded
+    work: Work  # What it is
+    op: str = ""  # Of communication, which
+    start_ns: int | None = None  # When it began; None if that was not recorded
+    length_ns: int = 0  # How long it took
+    after: tuple[int, ...] = ()  # Those that have to be over before it begins
+    on_cpu: bool = False  # Whether a processor of the host does it
+    lane: str = ""  # The stream or thread on which it is, one after the other
+    nbytes: int = 0  # Of communication, what goes in on this rank
+    peer: int | None = None  # Of a message, the other rank, if it tells
+    group: str = "world"  # Of communication, the name of its group
+    # Ranks of groups, if it tells of them; an empty list means all.
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

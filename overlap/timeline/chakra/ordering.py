@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from ...errors import UsageError
-from ..spans import CollectiveInfo, Kind, Span, Timeline, span_order
+from ..span import CollectiveInfo, Kind, Span, span_order
+from ..spans import Timeline
 from .nodes import Node
-
-__all__ = ["timeline_of"]
 
 REPLAYED = "replayed"
 """In `meta` of a timeline whose times were not recorded."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-__all__ = ["fields", "messages", "numbers"]
-
 Value = int | bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -9,8 +9,6 @@ from ...errors import UsageError
 from .as_svg import STRIPE
 from .scene import FONT, INK, PAPER, Scene
 
-__all__ = ["check_pillow", "png"]
-
 SCALE = 2
 """Dots a pixel, for screens and paper that have so many."""
 

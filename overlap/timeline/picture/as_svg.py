@@ -8,8 +8,6 @@ from html import escape
 from ...errors import printable
 from .scene import FONT, INK, PAPER, Box, Scene
 
-__all__ = ["svg"]
-
 STRIPE = 4
 """Pixels from one stripe of waiting to the next; a stripe has one."""
 

@@ -13,8 +13,6 @@ from ..intervals import Interval
 from ..lanes import Waits, painted, whom
 from ..theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 
-__all__ = ["Box", "Label", "Scene", "scene_of"]
-
 INK = "#222222"
 LINE = "#BBBBBB"
 PAPER = "#FFFFFF"
@@ -53,21 +51,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A picture.
+    """A picture."""
 
-    Attributes:
-        width: In pixels.
-        height: In pixels.
-        title: For those who cannot see it.
-        boxes: Later ones over earlier ones.
-        labels: Over all boxes.
-    """
-
-    width: int
-    height: int
-    title: str
-    boxes: Sequence[Box]
-    labels: Sequence[Label]
+    width: int  # In pixels
+    height: int  # In pixels
+    title: str  # For those who cannot see it
+    boxes: Sequence[Box]  # Later ones over earlier ones
+    labels: Sequence[Label]  # Over all boxes
 
 
 def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:

@@ -19,8 +19,6 @@ from .algorithms import best_algorithm
 from .changes import Change, parse_change
 from .prediction import Baseline, Prediction, predict
 
-__all__ = ["advice_text", "advise"]
-
 _BUCKETS_AT_MOST = 128
 """In a step: more are not tried, because each is a message that has to be started."""
 _STEPS_AROUND = 4

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
-from ..spans import CollectiveInfo, Timeline
+from ..span import CollectiveInfo
+from ..spans import Timeline
 from .graph import Graph
 from .machine import Machine
 from .turns import streams_of, take_turns
-
-__all__ = ["best_algorithm", "use_algorithm"]
 
 
 def use_algorithm(graph: Graph, algorithm: str, text: str) -> None:

@@ -14,8 +14,6 @@ from .rooms import input_of, release
 from .turns import streams_of, take_turns
 from .wires import Fit, fits, kind_of, nbytes_of
 
-__all__ = ["rebucket"]
-
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 
 WINDOW = 8

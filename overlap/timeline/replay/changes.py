@@ -10,7 +10,7 @@ from statistics import median
 from ...collectives.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
-from ..spans import Span
+from ..span import Span
 from .algorithms import use_algorithm
 from .buckets import rebucket
 from .graph import Graph, Node
@@ -18,24 +18,17 @@ from .order import forward_first
 from .streams import change_window, part_streams
 from .wires import Fit, fits, kind_of
 
-__all__ = ["Change", "parse_change"]
-
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 _COMPUTE = re.compile(r"compute(?:\s+'([^']*)'|\s+\"([^\"]*)\")?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that is different.
+    """One thing that is different."""
 
-    Attributes:
-        text: As a user would write it.
-        what: In words.
-        apply: Changes a graph; raises `UsageError` if there is nothing in it that it could change.
-    """
-
-    text: str
-    what: str
+    text: str  # As a user would write it
+    what: str  # In words
+    # Changes a graph; raises `UsageError` if there is nothing in it that it could change.
     apply: Callable[[Graph], None]
 
 

@@ -6,61 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..spans import Span
-
-__all__ = ["Graph", "Node", "NodeKind"]
+from ..span import Span
 
 NodeKind = Literal["program", "compute", "arrival", "transfer", "end"]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A piece of work that begins when all it waits for is over.
+    """A piece of work that begins when all it waits for is over."""
 
-    Attributes:
-        kind: An instant of a program; a compute; an operation that becomes active on a rank; one that moves its bytes,
-            on all ranks at once; its end on a rank.
-        work_ns: How long it takes; of a transfer, if no other shares a rank with it.
-        after: What it waits for, and how long it takes to begin then.
-        ranks: On which it runs.
-        spans: Of the timeline; of a transfer those of all ranks.
-        likely: Of `after`, those that nothing shows but that most programs have.
-        lane: Of the transfers of one, the most urgent has the wires to itself; None: it shares them with all others.
-        urgency: In its lane; lower comes first.
-        hidden_ns: Of its work, what passes while another of its lane has the wires, if it ever waits for one.
-        place: Its number, while a graph runs.
-    """
-
+    # An instant of a program; a compute; an operation that becomes active on a rank; one that moves its bytes, on all
+    # ranks at once; its end on a rank.
     kind: NodeKind
-    work_ns: float
-    ranks: tuple[int, ...]
-    spans: tuple[Span, ...] = ()
+    work_ns: float  # How long it takes; of a transfer, if no other shares a rank with it
+    ranks: tuple[int, ...]  # On which it runs
+    spans: tuple[Span, ...] = ()  # Of the timeline; of a transfer those of all ranks
+    # What it waits for, and how long it takes to begin then.
     after: list[tuple[Node, float]] = field(default_factory=list)
-    likely: list[Node] = field(default_factory=list)
+    likely: list[Node] = field(default_factory=list)  # Of `after`, those that nothing shows but that most programs have
+    # Of the transfers of one, the most urgent has the wires to itself; None: it shares them with all others.
     lane: object = None
-    urgency: tuple[int, ...] = ()
-    hidden_ns: float = 0.0
-    place: int = -1
+    urgency: tuple[int, ...] = ()  # In its lane; lower comes first
+    hidden_ns: float = 0.0  # Of its work, what passes while another of its lane has the wires, if it ever waits for one
+    place: int = -1  # Its number, while a graph runs
 
 
 @dataclass(slots=True)
 class Graph:
-    """All pieces of a run.
+    """All pieces of a run."""
 
-    Attributes:
-        nodes: In any order.
-        steps: The instants at which the program of a rank begins and ends a step, with its span.
-        start_ns: When the run began.
-        latency_share: What part of a transfer is taken for latency where all are of one size, so that nobody can tell.
-        modelled: Whether the model of the machine has told those that the trace could not.
-        world_size: Ranks of the run.
-        meta: What the timeline says of it.
-    """
-
-    nodes: list[Node]
+    nodes: list[Node]  # In any order
+    # The instants at which the program of a rank begins and ends a step, with its span.
     steps: list[tuple[Node, Node, Span]]
-    start_ns: int
+    start_ns: int  # When the run began
+    # What part of a transfer is taken for latency where all are of one size, so that nobody can tell.
     latency_share: float = 0.0
-    modelled: bool = False
-    world_size: int = 0
-    meta: Mapping[str, str] = field(default_factory=dict)
+    modelled: bool = False  # Whether the model of the machine has told those that the trace could not
+    world_size: int = 0  # Ranks of the run
+    meta: Mapping[str, str] = field(default_factory=dict)  # What the timeline says of it

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ..meetings import Key, key_of
-from ..spans import Span, Timeline
+from ..span import Span
+from ..spans import Timeline
 from .graph import Graph, Node
-
-__all__ = ["graph_of", "issued_ns"]
 
 _LOOKED_AT = 64
 """Computes after an operation among which the first is looked for that may need its result."""

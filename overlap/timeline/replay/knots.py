@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable
 from ...errors import UsageError
 from .graph import Graph, Node
 
-__all__ = ["untie"]
-
 
 def untie(graph: Graph) -> None:
     """Let nothing wait for itself: in each knot, what waits for the end of its first operation no longer does.

@@ -11,9 +11,7 @@ from topology import cluster as machine_called
 from ...collectives.generators import GENERATORS
 from ...collectives.select import DIRECT, Plan, plan
 from ...errors import ScheduleError, UsageError
-from ..spans import CollectiveInfo
-
-__all__ = ["Machine", "Taken"]
+from ..span import CollectiveInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from ...errors import UsageError
 from .graph import Graph, Node
 from .turns import streams_of, take_turns
 
-__all__ = ["forward_first"]
-
 
 def forward_first(graph: Graph, text: str) -> None:
     """Let the gradients of each step, group and stream overtake those that were issued before them.

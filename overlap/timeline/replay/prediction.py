@@ -16,31 +16,20 @@ from .inference import graph_of
 from .simulation import run_graph
 from .wires import fits
 
-__all__ = ["Baseline", "Prediction", "predict", "prediction_table"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What would come of a change.
+    """What would come of a change."""
 
-    Attributes:
-        changes: What is different.
-        measured: The verdict of the run.
-        replayed: That of its replay without the changes: how good the replay is.
-        predicted: That of the replay with them, in which what is likely to be waited for is waited for.
-        least_ns: The shortest step, whether only that is waited for which was seen to be waited for, or also what is
-            likely to be; and whether what transfers of one size take depends on the size or not.
-        most_ns: The longest; both allow for as much as the replay is off.
-        timeline: Of the replay with the changes.
-    """
-
-    changes: tuple[Change, ...]
-    measured: Verdict
-    replayed: Verdict
-    predicted: Verdict
+    changes: tuple[Change, ...]  # What is different
+    measured: Verdict  # The verdict of the run
+    replayed: Verdict  # That of its replay without the changes: how good the replay is
+    predicted: Verdict  # That of the replay with them, in which what is likely to be waited for is waited for
+    # The shortest step, whether only that is waited for which was seen to be waited for, or also what is likely to be;
+    # and whether what transfers of one size take depends on the size or not.
     least_ns: int
-    most_ns: int
-    timeline: Timeline
+    most_ns: int  # The longest; both allow for as much as the replay is off
+    timeline: Timeline  # Of the replay with the changes
 
     @property
     def gain_ns(self) -> int:

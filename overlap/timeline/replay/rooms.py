@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .graph import Node
 
-__all__ = ["input_of", "release", "waited_for_room"]
-
 _FOLLOWED = 10_000  # calls of a program in one instant
 
 

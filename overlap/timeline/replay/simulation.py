@@ -10,11 +10,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ..columnar import NONE, SpanColumns
-from ..spans import Span, Timeline
+from ..span import Span
+from ..spans import Timeline
 from .graph import Graph, Node
 from .knots import untie
-
-__all__ = ["run_graph"]
 
 _NEVER = -1e300
 

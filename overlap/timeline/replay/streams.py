@@ -8,13 +8,11 @@ from typing import Any, TypeAlias
 
 from ...collectives.generators import GENERATORS
 from ...errors import UsageError
-from ..spans import Span
+from ..span import Span
 from .graph import Graph, Node
 from .machine import Machine
 from .rooms import release, waited_for_room
 from .turns import streams_of, take_turns
-
-__all__ = ["change_window", "part_streams"]
 
 _Lane: TypeAlias = tuple[int, object]
 """A rank, and what names one of its streams."""

@@ -8,8 +8,6 @@ from statistics import median
 from .graph import Graph, Node
 from .wires import kind_of, nbytes_of
 
-__all__ = ["streams_of", "take_turns"]
-
 
 def streams_of(graph: Graph, ops: Iterable[str]) -> dict[object, list[Node]]:
     """Return the transfers that move bytes for such operations, by group and stream."""

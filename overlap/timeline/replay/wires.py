@@ -8,22 +8,14 @@ from statistics import median
 
 from .graph import Graph, Node
 
-__all__ = ["Fit", "fits", "kind_of", "nbytes_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Time by size: `latency_ns + nbytes * ns_per_byte`.
+    """Time by size: `latency_ns + nbytes * ns_per_byte`."""
 
-    Attributes:
-        latency_ns: What does not depend on the size.
-        ns_per_byte: What does.
-        sizes: How many sizes it is fitted to. Of one alone nobody can tell what is latency (`Graph.latency_share`).
-    """
-
-    latency_ns: float
-    ns_per_byte: float
-    sizes: int
+    latency_ns: float  # What does not depend on the size
+    ns_per_byte: float  # What does
+    sizes: int  # How many sizes it is fitted to. Of one alone nobody can tell what is latency (`Graph.latency_share`).
 
     def work_ns(self, nbytes: float) -> float:
         """Return how long a transfer takes that has the wires to itself."""

@@ -11,8 +11,6 @@ from ...errors import UsageError
 from ...timeline.meetings import PAIRED
 from .tape import Tape
 
-__all__ = ["WORLD", "Growth", "growth_of"]
-
 WORLD = "world"
 _PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[^a-z]|x)")
 """In the name of a group, whose ranks have samples of their own: the axes of a mesh are joined by an x."""
@@ -20,22 +18,14 @@ _PARALLEL = re.compile(r"(?:^|[^a-z]|x)(?:dp|ddp|fsdp|hsdp|data|replicas?)(?:$|[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """How recorded ranks lie among those of a cluster: a grid of outer x grown x inner, whose middle axis grows.
+    """How recorded ranks lie among those of a cluster: a grid of outer x grown x inner, whose middle axis grows."""
 
-    Attributes:
-        recorded: Ranks of the trace.
-        ranks: Of the cluster.
-        degree: Of the axis that grows, in the trace.
-        stride: Between its ranks.
-        names: Of the groups that grow; that of all ranks always does.
-        stand_ins: Of each rank of the trace that was not recorded, the one that was and does what it did.
-    """
-
-    recorded: int
-    ranks: int
-    degree: int
-    stride: int
-    names: frozenset[str]
+    recorded: int  # Ranks of the trace
+    ranks: int  # Of the cluster
+    degree: int  # Of the axis that grows, in the trace
+    stride: int  # Between its ranks
+    names: frozenset[str]  # Of the groups that grow; that of all ranks always does
+    # Of each rank of the trace that was not recorded, the one that was and does what it did.
     stand_ins: Mapping[int, int]
 
     @property

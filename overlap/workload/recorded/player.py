@@ -17,8 +17,6 @@ from ..amounts import numpy_dtype
 from .growth import WORLD, Growth
 from .tape import ITSELF, After, Move, Tape
 
-__all__ = ["play"]
-
 _DEFAULT_LANE = "compute"
 _NAMES = dict.fromkeys(PAIRED, Collective.P2P.text)
 

@@ -16,10 +16,9 @@ from ...timeline.merge import CUT
 from ...timeline.metrics import median_step
 from ...timeline.replay.graph import Node
 from ...timeline.replay.inference import graph_of, issued_ns
-from ...timeline.spans import CollectiveInfo, Span, Timeline
+from ...timeline.span import CollectiveInfo, Span
+from ...timeline.spans import Timeline
 from ...timeline.verdict import verdict_of
-
-__all__ = ["ITSELF", "After", "Move", "MoveKind", "Tape", "tape_of"]
 
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 
@@ -39,41 +38,26 @@ _ROOTED = frozenset(each.text for each in Collective if each.traits.rooted)
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """What has to be over.
+    """What has to be over."""
 
-    Attributes:
-        move: Its index among those of the same rank, or `ITSELF`.
-        delay_ns: How much later, as the trace has it: what no span explains.
-    """
-
-    move: int
-    delay_ns: int
+    move: int  # Its index among those of the same rank, or `ITSELF`
+    delay_ns: int  # How much later, as the trace has it: what no span explains
 
 
 @dataclass(slots=True, kw_only=True)
 class Move:
-    """Something that a rank issues.
+    """Something that a rank issues."""
 
-    Attributes:
-        kind: A compute; a collective; an end of a message; communication whose size or partners nobody knows, which
-            keeps its time; the begin or end of a step.
-        span: As recorded.
-        lane: The stream on which it is issued.
-        dtype: Of what communicates.
-        tag: Of a message, which number it has among those from its sender to its receiver.
-        pause_ns: What the program does before it issues this, that no span explains.
-        awaits: What the program waits for before it does.
-        needs: What it waits for itself.
-    """
-
+    # A compute; a collective; an end of a message; communication whose size or partners nobody knows, which keeps its
+    # time; the begin or end of a step.
     kind: MoveKind
-    span: Span
-    lane: str = ""
-    dtype: str = ""
-    tag: int = 0
-    pause_ns: int = 0
-    awaits: tuple[After, ...] = ()
-    needs: tuple[After, ...] = ()
+    span: Span  # As recorded
+    lane: str = ""  # The stream on which it is issued
+    dtype: str = ""  # Of what communicates
+    tag: int = 0  # Of a message, which number it has among those from its sender to its receiver
+    pause_ns: int = 0  # What the program does before it issues this, that no span explains
+    awaits: tuple[After, ...] = ()  # What the program waits for before it does
+    needs: tuple[After, ...] = ()  # What it waits for itself
 
     @property
     def info(self) -> CollectiveInfo:
@@ -84,25 +68,15 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tape:
-    """A recorded run.
+    """A recorded run."""
 
-    Attributes:
-        world_size: Ranks that it had.
-        moves: Of each rank that was recorded, in the order in which its program issued them.
-        cluster: On which it was, if the trace says so.
-        clock: On which it was.
-        steps: How many it has.
-        step_ns: Its median one, or the whole run.
-        notes: What the trace does not say, and what is done instead.
-    """
-
-    world_size: int
-    moves: Mapping[int, Sequence[Move]]
-    cluster: str | None
-    clock: str
-    steps: int
-    step_ns: int
-    notes: Sequence[str] = field(default=())
+    world_size: int  # Ranks that it had
+    moves: Mapping[int, Sequence[Move]]  # Of each rank that was recorded, in the order in which its program issued them
+    cluster: str | None  # On which it was, if the trace says so
+    clock: str  # On which it was
+    steps: int  # How many it has
+    step_ns: int  # Its median one, or the whole run
+    notes: Sequence[str] = field(default=())  # What the trace does not say, and what is done instead
 
 
 def tape_of(timeline: Timeline) -> Tape:

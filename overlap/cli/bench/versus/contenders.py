@@ -23,16 +23,6 @@ from ...children import Child, environment
 from ..cases import Assignment
 from ..sampling import Times, slowest
 
-__all__ = [
-    "CONTENDERS",
-    "ContenderResult",
-    "ContenderUnavailableError",
-    "Running",
-    "contenders_named",
-    "measure_contender",
-    "running",
-]
-
 TIMEOUT_S = 600.0
 """Absolute, for all rows of one library: gloo needs about a minute for the slowest table here."""
 
@@ -45,39 +35,25 @@ class ContenderUnavailableError(OverlapError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A library to compare with.
+    """A library to compare with."""
 
-    Attributes:
-        name: As `--vs` takes it.
-        module: What must be installed.
-        packages: What pip installs for that.
-        program: The module that each of its ranks runs.
-        start: Starts all ranks, given the size of the world, the interpreter's arguments, and where errors go. The
-            first process returned is the one whose stdout tells the result.
-    """
-
-    name: str
-    module: str
-    packages: str
-    program: str
+    name: str  # As `--vs` takes it
+    module: str  # What must be installed
+    packages: str  # What pip installs for that
+    program: str  # The module that each of its ranks runs
+    # Starts all ranks, given the size of the world, the interpreter's arguments, and where errors go. The first process
+    # returned is the one whose stdout tells the result.
     start: Callable[[int, Sequence[str], IO[bytes]], list[Child]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContenderResult:
-    """What a library measured.
+    """What a library measured."""
 
-    Attributes:
-        name: Of the contender.
-        version: Library and version.
-        times: One for each row, in order.
-        wrong: Elements that were not as expected, for each row.
-    """
-
-    name: str
-    version: str
-    times: tuple[Times, ...]
-    wrong: tuple[int, ...]
+    name: str  # Of the contender
+    version: str  # Library and version
+    times: tuple[Times, ...]  # One for each row, in order
+    wrong: tuple[int, ...]  # Elements that were not as expected, for each row
 
 
 def contenders_named(text: str) -> list[Contender]:
@@ -105,19 +81,12 @@ def measure_contender(contender: Contender, assignment: Assignment) -> Contender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A library's ranks while they run; call it to wait for what they measured.
+    """A library's ranks while they run; call it to wait for what they measured."""
 
-    Attributes:
-        contender: The library.
-        assignment: What they are to measure.
-        ranks: The processes that were started for them.
-        errors: Where their errors go.
-    """
-
-    contender: Contender
-    assignment: Assignment
-    ranks: Sequence[Child]
-    errors: IO[bytes]
+    contender: Contender  # The library
+    assignment: Assignment  # What they are to measure
+    ranks: Sequence[Child]  # The processes that were started for them
+    errors: IO[bytes]  # Where their errors go
 
     @property
     def live(self) -> bool:

@@ -16,8 +16,6 @@ from ....collectives.reduce import Array
 from ..cases import Case
 from .inside import Action, LibraryRank, measure_and_tell
 
-__all__ = ["GlooRank"]
-
 _OPS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 

@@ -18,21 +18,14 @@ from .. import data
 from ..cases import Assignment, Case
 from ..sampling import Sampling
 
-__all__ = ["Action", "LibraryRank", "measure_and_tell", "measure_rows"]
-
 Action = Callable[[], object]
 
 
 class LibraryRank(ABC):
-    """What a library offers to one of its ranks.
+    """What a library offers to one of its ranks."""
 
-    Attributes:
-        rank: Index in the world.
-        version: Which library, for the table.
-    """
-
-    rank: int
-    version: str
+    rank: int  # Index in the world
+    version: str  # Which library, for the table
 
     @abstractmethod
     def barrier(self) -> None:

@@ -15,8 +15,6 @@ from ....collectives.reduce import Array
 from ..cases import Case
 from .inside import Action, LibraryRank, measure_and_tell
 
-__all__ = ["MpiRank"]
-
 _OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}
 
 

@@ -20,8 +20,6 @@ from .cursor import Cursor, Direction
 from .details import details
 from .track import Lane, Track
 
-__all__ = ["TimelineApp"]
-
 _DETAIL_LINES = 9
 _KEYS = (
     "arrows move  +/- zoom  z span  0 all  e/w next exposed/waiting  [/] span\n"

@@ -8,10 +8,8 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 from ....timeline.intervals import Interval
-from ....timeline.spans import Span
+from ....timeline.span import Span
 from .track import Lane, Track
-
-__all__ = ["Cursor", "Direction"]
 
 Direction: TypeAlias = Literal[-1, 1]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ....collectives.kinds import Collective
 from ....timeline.axis import in_unit, unit_for
-from ....timeline.spans import CollectiveInfo, Span
+from ....timeline.span import CollectiveInfo, Span
 from ....units import format_bytes, format_ns
 from .track import Lane, Track
-
-__all__ = ["details"]
 
 
 def details(track: Track, lane: Lane, at_ns: int, spans: list[Span]) -> list[str]:

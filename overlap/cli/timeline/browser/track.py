@@ -14,33 +14,23 @@ from ....timeline.meetings import Last, key_of, last_ranks
 from ....timeline.metrics import coverage
 from ....timeline.reasons import Reason, Reasons, reasons
 from ....timeline.replay.machine import Machine
-from ....timeline.spans import Kind, Span, Timeline
+from ....timeline.span import Kind, Span
+from ....timeline.spans import Timeline
 from ....timeline.verdict import Verdict, judge
-
-__all__ = ["Lane", "Track"]
 
 _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A row: the spans of one lane of a rank, in order of start.
+    """A row: the spans of one lane of a rank, in order of start."""
 
-    Attributes:
-        rank: Whose.
-        kind: Of its spans.
-        name: Of the lane.
-        spans: All of them.
-        starts_ns: When each begins.
-        longest_ns: How long the longest of them is.
-    """
-
-    rank: int
-    kind: Kind
-    name: str
-    spans: tuple[Span, ...]
-    starts_ns: tuple[int, ...]
-    longest_ns: int
+    rank: int  # Whose
+    kind: Kind  # Of its spans
+    name: str  # Of the lane
+    spans: tuple[Span, ...]  # All of them
+    starts_ns: tuple[int, ...]  # When each begins
+    longest_ns: int  # How long the longest of them is
 
     @classmethod
     def of(cls, rank: int, kind: Kind, name: str, spans: Iterable[Span]) -> Lane:
