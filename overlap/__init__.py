@@ -25,18 +25,18 @@
 #                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
 #     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
 #   remote/     what spans processes: spanning communicators, and the control plane
-#   virtual/    the simulated backend: clock, fabric, engine, compute
+#   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
 #   rendezvous/ how they find each other, and prove who they are
 #   membership/ who is there, what they say to each other, and how a loss is noticed
-#   collectives/  schedules as data, the programs made from them, and the arithmetic; pure
+#   collectives/  schedules as data, the programs made from them, and the arithmetic; pure;  cost/  what they cost
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   live/       jobs that run now, seen through those files
 #   state/      what a rank must find again after a restart
 #   timeline/   spans, metrics, trace files, drawing
 #   parallel/   training strategies, built on nothing but what is public
 #   torch/      the backend of `torch.distributed`, and those strategies for its modules
-#   workload/   training steps of language models from a configuration, or from a recorded run
+#   planning/   training steps of language models from a configuration, or from a recorded run
 #   cli/        the `overlap` command
 #   diagnostics   from an error to its culprit
 #   options     how a value of the configuration is told from outside;  trace_files: where runs write their traces
@@ -86,11 +86,11 @@ from .runtime.stream import Stream
 
 if TYPE_CHECKING:
     __version__: str
-    from .collectives.cost.startup import Startup
+    from .cost.startup import Startup
     from .embedded.connection import Connection
     from .embedded.door import connect
-    from .virtual import Conditions, Faults, Interference
-    from .virtual.simulated_backend import Virtual
+    from .simulation import Conditions, Faults, Interference
+    from .simulation.simulated_backend import Virtual
 
 __all__ = [
     "OPS",
@@ -132,12 +132,12 @@ __all__ = [
 ]
 
 _LOADED_WHEN_USED = {
-    "Conditions": "virtual",
+    "Conditions": "simulation",
     "Connection": "embedded.connection",
-    "Faults": "virtual",
-    "Interference": "virtual",
-    "Startup": "collectives.cost.startup",
-    "Virtual": "virtual.simulated_backend",
+    "Faults": "simulation",
+    "Interference": "simulation",
+    "Startup": "cost.startup",
+    "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
 }
 

@@ -75,7 +75,7 @@ def check_cluster(cluster: object) -> None:
 
 def check_algorithm(name: str) -> None:
     """One that there is."""
-    from .collectives import select  # and with it the generators
+    from .cost import select  # and with it the generators
 
     select.check_algorithm(name)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import topology
 
     from .rendezvous.launcher_environment import Place
-    from .virtual.simulated_backend import Virtual
+    from .simulation.simulated_backend import Virtual
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def _asked(clock: str | Virtual, cluster: str | topology.Cluster, **said: Any) -
     asked = RunConfig.given(cluster=None if cluster == "local" else cluster, **said)
     if clock == "real":
         return asked
-    from .virtual.simulated_backend import virtual_of  # and with it the model of the machines
+    from .simulation.simulated_backend import virtual_of  # and with it the model of the machines
 
     return asked.changed(ARGUMENT, virtual=virtual_of(clock))
 
@@ -166,7 +166,7 @@ def _simulate(
     main: Callable[..., Awaitable[T]], args: tuple[object, ...], wanted: RunConfig, keeper: Keeper
 ) -> list[T]:
     """Let a world live in virtual time."""
-    from .virtual.simulated_backend import SimulatedBackend
+    from .simulation.simulated_backend import SimulatedBackend
 
     assert wanted.virtual is not None
     if wanted.wires is not None:

@@ -29,7 +29,7 @@ from .units import parse_bytes
 if TYPE_CHECKING:
     import topology
 
-    from .virtual.simulated_backend import Virtual
+    from .simulation.simulated_backend import Virtual
 
 Wires: TypeAlias = "Transport | Callable[[Transport], Transport]"
 """A transport, or a function that puts one around the transport that the world would have."""

@@ -9,10 +9,10 @@ from textwrap import wrap
 
 from topology import Cluster, cluster, format_ranks, parse_ranks
 
-from ..collectives.cost.parameters import itemsize_of
-from ..collectives.cost.reason import NAMES
 from ..collectives.generators import GENERATORS
-from ..collectives.select import DIRECT, Plan, plan
+from ..cost.parameters import itemsize_of
+from ..cost.reason import NAMES
+from ..cost.select import DIRECT, Plan, plan
 from ..errors import UsageError
 from ..units import format_bytes, format_ns, parse_bytes
 from .configoptions import index

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..collectives.cost.rounds import rounds
 from ..collectives.schedule import Op, Schedule
+from ..cost.rounds import rounds
 
 _WIDTH = 80
 _ROWS = 20

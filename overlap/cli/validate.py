@@ -11,16 +11,9 @@ from textwrap import wrap
 
 from topology import format_ranks
 
-from ..collectives.cost.measurements import GIVEN, TRAINING
-from ..collectives.cost.published import Measurement, Start
-from ..collectives.cost.validation import (
-    Accuracy,
-    Class,
-    Crossover,
-    Judged,
-    Validation,
-    validate,
-)
+from ..cost.measurements import GIVEN, TRAINING
+from ..cost.published import Measurement, Start
+from ..cost.validation import Accuracy, Class, Crossover, Judged, Validation, validate
 from ..units import format_bytes, format_ns
 
 SCHEMA_VERSION = 3

@@ -16,10 +16,10 @@ from ..errors import UsageError
 from ..front import run
 from ..runtime.future import Future
 from ..runtime.rank import Rank
+from ..simulation.simulated_backend import Virtual
 from ..timeline.intervals import Merged, intersect, length, merge
 from ..timeline.span import Span
 from ..units import format_bytes
-from ..virtual.simulated_backend import Virtual
 from .buckets import GradientBucket
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The backend of a world: what time it is, and who computes and moves bytes in that time.
 
-`RealBackend` is here: threads compute and bytes move. The simulated one, with the same seams, is in `overlap.virtual`.
+`RealBackend` is here: threads compute and bytes move. The simulated one is in `overlap.simulation`.
 """
 
 from __future__ import annotations

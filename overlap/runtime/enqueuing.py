@@ -101,7 +101,7 @@ class Enqueuer:
         if operation.shared and operation.out is not None:
             raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
         if operation.insisted is not None:
-            from ..collectives.select import check_algorithm_for  # and with it the generators
+            from ..cost.select import check_algorithm_for  # and with it the generators
 
             size = self._group.size
             check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)

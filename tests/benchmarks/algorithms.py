@@ -31,7 +31,7 @@ from overlap.cli.children import Child, hear, start
 from overlap.collectives.generators import GENERATORS
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.schedule import COLUMNS, Schedule
-from overlap.collectives.select import plan
+from overlap.cost.select import plan
 from overlap.errors import ScheduleError
 from overlap.runtime.future import Future
 from overlap.units import format_bytes, format_ns

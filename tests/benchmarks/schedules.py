@@ -8,18 +8,18 @@ import numpy as np
 
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.collectives.call import call
-from overlap.collectives.cost.maxplus import cost
-from overlap.collectives.cost.parameters import parameters
-from overlap.collectives.cost.placed import on
-from overlap.collectives.cost.rounds import rounds
-from overlap.collectives.cost.star import Star
 from overlap.collectives.generators import generate
 from overlap.collectives.generators.composed import KINDS
 from overlap.collectives.placement import Placement, place
 from overlap.collectives.program import project_all
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import Schedule
-from overlap.collectives.select import plan
+from overlap.cost.maxplus import cost
+from overlap.cost.parameters import parameters
+from overlap.cost.placed import on
+from overlap.cost.rounds import rounds
+from overlap.cost.select import plan
+from overlap.cost.star import Star
 from overlap.runtime.engine.compiler import Compiler
 from topology import cluster
 

@@ -24,8 +24,8 @@ import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.cli.children import hear, start
+from overlap.simulation import Fabric, Kernel, Reached, Traffic
 from overlap.units import format_bytes
-from overlap.virtual import Fabric, Kernel, Reached, Traffic
 
 from .figures import Figure, as_fast_as, time_of
 from .schedules import ring_costing_s

@@ -6,8 +6,8 @@ import pytest
 
 import topology
 from overlap.cli.bench.sampling import Times
-from overlap.collectives.select import plan
 from overlap.collectives.slicing import in_slices
+from overlap.cost.select import plan
 
 from .algorithms import distinct, summary
 from .figures import line

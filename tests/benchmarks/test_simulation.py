@@ -6,7 +6,7 @@ import pytest
 
 import topology
 from overlap.cli.bench.sampling import Sampling
-from overlap.virtual import Fabric
+from overlap.simulation import Fabric
 from tests.benchmarks import simulation
 from tests.benchmarks.figures import Figure
 

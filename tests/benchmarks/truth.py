@@ -20,8 +20,8 @@ import topology
 from overlap import Rank, Virtual, run
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.requested import overriding
+from overlap.simulation import Profile
 from overlap.timeline.spans import Timeline
-from overlap.virtual import Profile
 from transports import LinkSpeed, NeuronLink, Paced
 
 from . import unpaced

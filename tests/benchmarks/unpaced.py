@@ -24,9 +24,9 @@ import numpy as np
 import topology
 from overlap import OverlapError, Rank, Virtual, parallel, run
 from overlap.requested import overriding
+from overlap.simulation import Profile
 from overlap.timeline.spans import Timeline
 from overlap.timeline.tracefile import read_trace
-from overlap.virtual import Profile
 
 __all__ = ["PLACES", "PROGRAMS", "pair"]
 

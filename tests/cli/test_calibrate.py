@@ -7,8 +7,8 @@ import pytest
 
 import topology
 from overlap.cli.calibrate.logs import read
-from overlap.collectives.cost.fitting import Launches, Sample, fit, with_shares
-from overlap.collectives.select import plan
+from overlap.cost.fitting import Launches, Sample, fit, with_shares
+from overlap.cost.select import plan
 from overlap.errors import UsageError
 
 NCCL = """\
@@ -418,7 +418,7 @@ def test_what_does_not_go_with_measuring_here_is_refused(overlap, argv, expected
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_was_measured_here_becomes_a_machine_that_plans_and_says_its_errors(processes, overlap, monkeypatch):
     from overlap.cli.calibrate import here
-    from overlap.collectives.cost.own import OwnSample
+    from overlap.cost.own import OwnSample
 
     def samples(worlds):
         for world in (each for each in worlds if each.layout.nodes <= processes):

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from overlap.cli.simulate.page import exact
-from overlap.collectives.select import plan
+from overlap.cost.select import plan
+from overlap.simulation import Profile
 from overlap.timeline import read_trace
-from overlap.virtual import Profile
 from topology import cluster
 
 TRAIN = """

@@ -91,7 +91,7 @@ def test_what_cannot_be_meant_is_told_in_one_line(overlap, argv, expected):
 
 
 def test_an_interrupted_search_tells_what_it_has_found(overlap, monkeypatch):
-    from overlap.workload import search
+    from overlap.planning import search
 
     real, tried = search.estimate, []
 

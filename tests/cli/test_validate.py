@@ -3,7 +3,7 @@
 import json
 
 from overlap.cli import validate as command
-from overlap.collectives.cost import validation
+from overlap.cost import validation
 
 
 def test_the_whole_page_of_a_machine(overlap):

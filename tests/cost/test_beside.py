@@ -4,11 +4,11 @@ import pytest
 
 import topology
 from overlap.collectives import generate
-from overlap.collectives.cost import Star, cost, on, rounds
-from overlap.collectives.cost.option import Part
 from overlap.collectives.program import Kind, project_all
 from overlap.collectives.schedule import Buffer
-from overlap.collectives.select import plan
+from overlap.cost import Star, cost, on, rounds
+from overlap.cost.option import Part
+from overlap.cost.select import plan
 
 SIZE = 5
 GIVING = [

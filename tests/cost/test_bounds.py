@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import topology
-from overlap.collectives.cost.candidates import candidates
-from overlap.collectives.cost.inslices import apart, in_slices_s
 from overlap.collectives.generators.composed import KINDS
-from overlap.collectives.select import plan
+from overlap.cost.candidates import candidates
+from overlap.cost.inslices import apart, in_slices_s
+from overlap.cost.select import plan
 
 MACHINES = ("trn1.32xlarge", "trn2.48xlarge", "dl1.24xlarge", "p5.48xlarge", "local")
 SIZES = st.integers(min_value=0, max_value=34).map(lambda power: 1 << power)

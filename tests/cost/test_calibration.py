@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 import topology
-from overlap.collectives.cost import on, parameters, rounds
-from overlap.collectives.cost.flat import PlanRequest, flat_options
-from overlap.collectives.cost.geometry import Geometry
-from overlap.collectives.cost.hierarchy import two_level_options
-from overlap.collectives.cost.maxplus import cost
-from overlap.collectives.cost.measurements import COLLECTIVES, STARTS
-from overlap.collectives.cost.parameters import itemsize_of, measured
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
-from overlap.collectives.select import plan
+from overlap.cost import on, parameters, rounds
+from overlap.cost.flat import PlanRequest, flat_options
+from overlap.cost.geometry import Geometry
+from overlap.cost.hierarchy import two_level_options
+from overlap.cost.maxplus import cost
+from overlap.cost.measurements import COLLECTIVES, STARTS
+from overlap.cost.parameters import itemsize_of, measured
+from overlap.cost.select import plan
 from overlap.errors import UsageError
 
 # Figures of the model, what they are called where a row fits them, and a part of them that shows.

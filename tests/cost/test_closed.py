@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlap.collectives import generate
-from overlap.collectives.cost import Parameters, Resolution, Star, cost, on, rounds
+from overlap.cost import Parameters, Resolution, Star, cost, on, rounds
 from overlap.errors import UsageError
 
 from .closed_forms import best_slices, closed_form

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.cost import IDEAL, Parameters, cost, on, rounds
-from overlap.collectives.cost.flat import PlanRequest
-from overlap.collectives.cost.geometry import Geometry
-from overlap.collectives.cost.hierarchy import two_level_options
-from overlap.collectives.cost.inslices import apart, in_slices_s
-from overlap.collectives.cost.rooted import rooted_options
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
+from overlap.cost import IDEAL, Parameters, cost, on, rounds
+from overlap.cost.flat import PlanRequest
+from overlap.cost.geometry import Geometry
+from overlap.cost.hierarchy import two_level_options
+from overlap.cost.inslices import apart, in_slices_s
+from overlap.cost.rooted import rooted_options
 
 
 def options(name, collective, ranks=None, parameters=IDEAL, root=0, make=two_level_options):

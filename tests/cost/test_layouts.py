@@ -5,8 +5,6 @@ import pytest
 
 import topology
 from overlap.collectives import generate
-from overlap.collectives.cost import on, rounds
-from overlap.collectives.cost.geometry import Geometry
 from overlap.collectives.generators.doubling import halving_doubling
 from overlap.collectives.generators.families import READINGS
 from overlap.collectives.generators.kangaring import kangaring
@@ -14,6 +12,8 @@ from overlap.collectives.generators.layouts import device_cube, kangarings, rela
 from overlap.collectives.generators.ring import ring
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
+from overlap.cost import on, rounds
+from overlap.cost.geometry import Geometry
 from overlap.errors import ScheduleError
 
 

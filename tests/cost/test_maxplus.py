@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import topology
 from overlap.collectives import generate
-from overlap.collectives.cost import Parameters, Star, cost, on, parameters, rounds
 from overlap.collectives.placement import place
+from overlap.cost import Parameters, Star, cost, on, parameters, rounds
 
 from .reference import slow_cost
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from overlap.collectives import generate
-from overlap.collectives.cost import Resolution, Star, cost, on, rounds
+from overlap.cost import Resolution, Star, cost, on, rounds
 
 
 @pytest.mark.parametrize(("size", "printed_s"), [(256, "0.160395"), (1024, "0.163936")])

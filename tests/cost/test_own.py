@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from overlap.collectives.cost.own import OwnSample, fit_own, machine_of
-from overlap.collectives.select import DIRECT, plan
+from overlap.cost.own import OwnSample, fit_own, machine_of
+from overlap.cost.select import DIRECT, plan
 from topology import Cluster, cluster
 
 INSIDE = {

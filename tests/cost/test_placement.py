@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.cost import Star
 from overlap.collectives.placement import place
+from overlap.cost import Star
 from topology import TopologyError
 
 MACHINES = {

@@ -3,10 +3,10 @@
 import pytest
 
 import topology
-from overlap.collectives.cost import on, parameters, rounds
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
-from overlap.collectives.select import plan
+from overlap.cost import on, parameters, rounds
+from overlap.cost.select import plan
 
 MACHINE = """\
 extends = "local"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from overlap.collectives import generate
-from overlap.collectives.cost import rounds
-from overlap.collectives.cost.rings import ring_rounds
 from overlap.collectives.schedule import Schedule
+from overlap.cost import rounds
+from overlap.cost.rings import ring_rounds
 
 
 def assert_same(one, other):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 import topology
-from overlap.collectives.cost import cost
-from overlap.collectives.cost.candidates import candidates
-from overlap.collectives.cost.stage import Stage
 from overlap.collectives.generators.composed import KINDS
-from overlap.collectives.select import plan
+from overlap.cost import cost
+from overlap.cost.candidates import candidates
+from overlap.cost.select import plan
+from overlap.cost.stage import Stage
 
 
 def whole_s(part, nbytes):

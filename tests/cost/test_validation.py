@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 
 import topology
-from overlap.collectives.cost import measurements, validation
-from overlap.collectives.cost.published import Knee, Measurement
-from overlap.collectives.cost.startup import Startup, startup
-from overlap.collectives.cost.validation import Accuracy, Crossover, Judged, Validation, validate
-from overlap.collectives.select import plan
+from overlap.cost import measurements, validation
+from overlap.cost.published import Knee, Measurement
+from overlap.cost.select import plan
+from overlap.cost.startup import Startup, startup
+from overlap.cost.validation import Accuracy, Crossover, Judged, Validation, validate
 from overlap.errors import UsageError
 
 

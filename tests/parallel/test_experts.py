@@ -13,7 +13,7 @@ from overlap.parallel import Experts, Local
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
 from tests.parallel import blocks as b
-from tests.virtual.worlds import mesh, simulate, spans
+from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray
 EXPERTS, STEPS = 4, 3

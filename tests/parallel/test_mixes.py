@@ -14,7 +14,7 @@ from overlap.parallel import ColumnLinear, Experts, Local, Pipeline, RowLinear, 
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
 from tests.parallel import blocks as b
-from tests.virtual.worlds import simulate
+from tests.simulation.worlds import simulate
 
 STEPS, MICROBATCHES = 3, 4
 OPTIMIZERS = {"sgd": parallel.SGD(b.LR), "adam": parallel.Adam(1e-2)}

@@ -16,7 +16,7 @@ from overlap.parallel.schedules import FAMILIES, Durations, Kind, PipelineSchedu
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import failing, run
 from tests.parallel import blocks as b
-from tests.virtual.worlds import mesh, simulate, spans
+from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray
 STEPS = 3

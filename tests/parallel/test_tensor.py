@@ -10,7 +10,7 @@ from overlap.parallel import ColumnLinear, Local, Replicated, RowLinear, Sequent
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
 from tests.parallel import blocks as b
-from tests.virtual.worlds import mesh, simulate, spans
+from tests.simulation.worlds import mesh, simulate, spans
 
 Array = np.ndarray
 BLOCKS, STEPS = 2, 3

@@ -10,7 +10,7 @@ from overlap import parallel
 from overlap.parallel import schedules
 from tests.core.companies import by_sockets, run_far
 from tests.core.worlds import run
-from tests.virtual.worlds import simulate
+from tests.simulation.worlds import simulate
 
 WORDS = 12
 NUMBERS = np.random.default_rng(5)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import topology
-from overlap.collectives.cost.parameters import parameters
 from overlap.collectives.generators import GENERATORS, generate
 from overlap.collectives.generators.rank_order import ONLY_FOR_ORDER
 from overlap.collectives.proof import verify
 from overlap.collectives.schedule import EXACT, IN_RANK_ORDER
-from overlap.collectives.select import DIRECT, algorithms, check_algorithm, plan, size_class
+from overlap.cost.parameters import parameters
+from overlap.cost.select import DIRECT, algorithms, check_algorithm, plan, size_class
 from overlap.errors import ScheduleError, UsageError
 from topology import TopologyError
 

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from overlap.runtime import backend, world
 from overlap.runtime.turns import Turns
-from overlap.virtual.faults import Fates, Faults
+from overlap.simulation.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process
 from .raw import raw_sockets

@@ -4,13 +4,13 @@ from dataclasses import asdict
 
 import pytest
 
-from overlap.collectives.cost import on, parameters, rounds
-from overlap.collectives.cost.maxplus import cost
-from overlap.collectives.cost.parameters import IDEAL
-from overlap.collectives.cost.startup import Startup, startup
 from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
-from overlap.collectives.select import plan
+from overlap.cost import on, parameters, rounds
+from overlap.cost.maxplus import cost
+from overlap.cost.parameters import IDEAL
+from overlap.cost.select import plan
+from overlap.cost.startup import Startup, startup
 from topology import Cluster, Curve, TopologyError, cluster, names
 
 BARE = """

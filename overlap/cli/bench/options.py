@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from ... import UsageError
-from ...collectives.select import check_algorithm
+from ...cost.select import check_algorithm
 from ...options import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import topology
 
-from ...collectives.cost.fitting import Fit, Launches, Sample, crosses, fit, wire_s
-from ...collectives.cost.left_out import Fitted
+from ...cost.fitting import Fit, Launches, Sample, crosses, fit, wire_s
+from ...cost.left_out import Fitted
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
 from ..outputs import written

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...collectives.cost.left_out import Fitted
-from ...collectives.cost.own import OwnFit, OwnSample, fit_own
+from ...cost.left_out import Fitted
+from ...cost.own import OwnFit, OwnSample, fit_own
 from ...errors import OverlapError, UsageError
 from ...notice import notify
 from ...units import format_bytes, format_ns

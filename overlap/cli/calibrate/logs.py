@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ...collectives.cost.parameters import itemsize_of
 from ...collectives.generators import GENERATORS
+from ...cost.parameters import itemsize_of
 from ...errors import UsageError
 from ...units import format_bytes
 

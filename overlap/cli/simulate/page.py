@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from topology import Cluster
 
 from ...config import RunConfig
+from ...simulation import AlikeBy, Profile
 from ...timeline.draw import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
-from ...virtual import AlikeBy, Profile
 from .step_summary import Busiest, Shape, StepSummary
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from topology import TopologyError
 
 from ... import Virtual, run
 from ...errors import RankFailedError, UsageError
+from ...planning.recorded import Growth, Tape, growth_of, play, tape_of
 from ...runtime.rank import Rank
 from ...timeline.merge import merged
 from ...timeline.tracefile import read_trace
 from ...units import format_ns
-from ...workload.recorded import Growth, Tape, growth_of, play, tape_of
 from ..program import Program
 from .page import wrapped
 

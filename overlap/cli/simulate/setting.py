@@ -10,18 +10,18 @@ from typing import Any, TypeAlias, cast
 import topology
 
 from ... import Faults, Interference, Virtual
-from ...collectives.select import check_algorithm
 from ...config import RunConfig
+from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...setup.world_setup import DEFAULT_RANKS, cluster_of
-from ...virtual import Profile, Roofline
-from ...virtual.interference import ALL
+from ...simulation import Profile, Roofline
+from ...simulation.interference import ALL
 from ..configoptions import count
 
 Value: TypeAlias = "str | int | float | bool | tuple[str, float]"
 
 COMPUTE_CLASSES = ("flops", "memory", "seconds", ALL)
-"""What computes can be limited by: `overlap.virtual.compute_cost.ComputeClass`, or all of them."""
+"""What computes can be limited by: `overlap.simulation.compute_cost.ComputeClass`, or all of them."""
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -16,12 +16,12 @@ from ...config import RunConfig
 from ...errors import UsageError
 from ...notice import notify, say
 from ...parallel.schedules import FAMILIES
+from ...planning import Layout, Model, estimate, known, load
+from ...planning.estimates import Estimate
+from ...planning.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
+from ...planning.search import FREE, Candidate, Found, candidates, search
+from ...planning.sensitivity import Sensitivity, sensitivities
 from ...units import parse_bytes
-from ...workload import Layout, Model, estimate, known, load
-from ...workload.estimates import Estimate
-from ...workload.layout import BUCKET_BYTES, CHECKPOINTING, ORDERS
-from ...workload.search import FREE, Candidate, Found, candidates, search
-from ...workload.sensitivity import Sensitivity, sensitivities
 from ..configoptions import as_argument, count
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
 from ..outputs import written

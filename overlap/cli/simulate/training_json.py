@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...workload.estimates import Estimate
-from ...workload.search import Found
-from ...workload.sensitivity import Sensitivity
-from ...workload.trust import band_of, band_of_step
-from ...workload.wires import busy
+from ...planning.estimates import Estimate
+from ...planning.search import Found
+from ...planning.sensitivity import Sensitivity
+from ...planning.trust import band_of, band_of_step
+from ...planning.wires import busy
 
 SCHEMA_VERSION = 1
 """It rises when a field changes its meaning or goes."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
+from ...planning.estimates import Estimate
+from ...planning.layout import Layout
+from ...planning.parts import MESSAGE, Amount
+from ...planning.search import Found
+from ...planning.sensitivity import SLOWER, Sensitivity
+from ...planning.trust import Band, band_of, band_of_step
+from ...planning.wires import busy
 from ...timeline.columns import columns
 from ...units import format_bytes, format_ns
-from ...workload.estimates import Estimate
-from ...workload.layout import Layout
-from ...workload.parts import MESSAGE, Amount
-from ...workload.search import Found
-from ...workload.sensitivity import SLOWER, Sensitivity
-from ...workload.trust import Band, band_of, band_of_step
-from ...workload.wires import busy
 
 _LISTED = 8  # operations, and parts of the critical path, that are named one by one
 

@@ -17,9 +17,9 @@ from ...collectives.kinds import Collective
 from ...collectives.program import Program, project
 from ...collectives.proof import verify
 from ...collectives.schedule import IN_RANK_ORDER, Schedule
-from ...collectives.select import plan, size_class
 from ...collectives.slicing import in_slices
 from ...collectives.uneven import uneven
+from ...cost.select import plan, size_class
 from ...errors import ScheduleError
 from .compiled import Compiled
 

@@ -9,7 +9,7 @@ from topology import TopologyError
 from topology import cluster as machine_called
 
 from ...collectives.generators import GENERATORS
-from ...collectives.select import DIRECT, Plan, plan
+from ...cost.select import DIRECT, Plan, plan
 from ...errors import ScheduleError, UsageError
 from ..span import CollectiveInfo
 

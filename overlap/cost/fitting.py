@@ -1,0 +1,190 @@
+"""The figures of a machine's `[collectives]` from measured collectives: a few with a meaning, and how far they carry.
+
+What is fitted: the launch of an operation, what it takes longer between nodes, the share of their bandwidth that wires
+inside nodes give, and that of the network. Every third row of each collective is left out, and tells how well the
+others predict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+import numpy as np
+
+from topology import Cluster, Figure, Machine, WireOverheads
+from topology.overheads import Overheads
+
+from ..collectives.placement import Floats
+from .left_out import Fitted, FittedRows, left_out_rows
+from .select import plan
+
+_LEAST_SHARE = 0.02
+# Each share is looked for by halving what is left of its range in the golden ratio: to 1 % of 50 times.
+_GOLDEN = (5**0.5 - 1) / 2
+_STEPS = 9
+_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured collective."""
+
+    collective: str  # its name
+    nbytes: int  # of the whole vector
+    dtype: str  # of the elements
+    ranks: tuple[int, ...]  # world ranks that took part
+    time_s: float  # that it took
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(FittedRows[Sample]):
+    """What was found."""
+
+    launches: Launches  # of an operation
+    shares: Mapping[str, float]  # of their bandwidth that wires give, by kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """What an operation takes besides its messages."""
+
+    # anywhere; None if no row stayed inside a node, so that what the machine's file says remains.
+    inside_s: float | None
+    between_s: float | None  # besides that, where it needs the network; None if no row did
+
+
+def with_shares(machine: Machine, launches: Launches, shares: Mapping[str, float], source: str) -> Machine:
+    """Return a machine with other figures of collectives; all that the file says besides stays."""
+    told = machine.collectives
+    link = machine.network.link if machine.network else ""
+
+    def changed(overheads: Overheads) -> Overheads:
+        wires = {wire.kind: wire for wire in overheads.wires}
+        for kind, share in shares.items():
+            wires[kind] = replace(wires.get(kind, WireOverheads(kind=kind)), efficiency=_figure(share, source))
+        if link and launches.between_s is not None:
+            between = wires.get(link, WireOverheads(kind=link))
+            wires[link] = replace(between, launch_s=_figure(launches.between_s, source))
+        launch = overheads.launch_s if launches.inside_s is None else _figure(launches.inside_s, source)
+        return replace(overheads, launch_s=launch, wires=tuple(wires.values()))
+
+    between_nodes = None if told.between_nodes is None else changed(told.between_nodes)
+    return replace(machine, collectives=replace(told, usual=changed(told.usual), between_nodes=between_nodes))
+
+
+def _figure(value: float, source: str) -> Figure:
+    return Figure(value=value, source=source, confidence="B")
+
+
+def fit(cluster: Cluster, samples: Sequence[Sample]) -> Fit:
+    """Find the figures that predict samples best: least squares of the logarithms of predicted over measured.
+
+    Cost: some dozens of plans for each collective.
+    """
+    left_out = left_out_rows([sample.collective for sample in samples])
+    seen = [sample for sample, out in zip(samples, left_out, strict=True) if not out]
+    kinds = _kinds(cluster, samples)
+    shares = dict.fromkeys(kinds, 0.8)
+    for _ in range(_TURNS if len(kinds) > 1 else 1):
+        for kind in kinds:
+            shares[kind] = _best(cluster, seen, shares, kind)
+    without_s = _predicted_s(cluster, samples, shares)
+    launches = _launches(cluster, seen, without_s[~np.array(left_out)])
+    rows = (
+        Fitted(sample=sample, predicted_s=time_s, left_out=out)
+        for sample, time_s, out in zip(
+            samples, _launched_s(cluster, samples, without_s, launches), left_out, strict=True
+        )
+    )
+    return Fit(launches=launches, shares=shares, rows=tuple(rows))
+
+
+def crosses(sample: Sample, cluster: Cluster) -> bool:
+    """Whether a collective needs the network."""
+    return len({cluster.place(rank).node for rank in sample.ranks}) > 1
+
+
+def wire_s(cluster: Cluster, sample: Sample) -> float:
+    """Return for how long the busiest wire carries a sample at its full rate, by the best algorithm that is known."""
+    none = Launches(inside_s=0.0, between_s=0.0)
+    whole = dict.fromkeys(_kinds(cluster, [sample]), 1.0)
+    machine = replace(cluster, machine=with_shares(cluster.machine, none, whole, "the most there is"))
+    busiest = plan(sample.collective, sample.nbytes, machine, sample.ranks, dtype=sample.dtype).busiest
+    return busiest.busy_s if busiest else 0.0
+
+
+def _launches(cluster: Cluster, samples: Sequence[Sample], without_s: Floats) -> Launches:
+    """Return the launches that, added to the predictions, make them best."""
+    between = np.array([crosses(sample, cluster) for sample in samples])
+    inside_s, all_s = (
+        _launch_s([s for s, out in zip(samples, some, strict=True) if out], without_s[some]) if some.any() else None
+        for some in (~between, between)
+    )
+    told = cluster.machine.collectives.usual.launch_s
+    known_s = inside_s if inside_s is not None else told.value if told else 0.0
+    return Launches(inside_s=inside_s, between_s=None if all_s is None else max(0.0, all_s - known_s))
+
+
+def _launched_s(cluster: Cluster, samples: Sequence[Sample], without_s: Floats, launches: Launches) -> list[float]:
+    """Return predictions with the launches that they lack."""
+    told = cluster.machine.collectives.usual.launch_s
+    inside_s = launches.inside_s if launches.inside_s is not None else told.value if told else 0.0
+    return [
+        float(time_s) + inside_s + (launches.between_s or 0.0) * crosses(sample, cluster)
+        for sample, time_s in zip(samples, without_s, strict=True)
+    ]
+
+
+def _kinds(cluster: Cluster, samples: Sequence[Sample]) -> list[str]:
+    """Return the kinds of wires that the samples cross and that bound them: inside nodes, and between them."""
+    nodes = max(len({cluster.place(rank).node for rank in sample.ranks}) for sample in samples)
+    wires, network = cluster.machine.wires.link, cluster.machine.network
+    inside = [wires] if wires != "none" else ["chip"]
+    return [*inside, *([network.link] if network and nodes > 1 else [])]
+
+
+def _best(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float], kind: str) -> float:
+    """Return the best share of one kind, the others given."""
+
+    def loss(share: float) -> float:
+        times_s = _predicted_s(cluster, samples, {**shares, kind: exp(share)})
+        return _loss(samples, np.array(_launched_s(cluster, samples, times_s, _launches(cluster, samples, times_s))))
+
+    low, high = log(_LEAST_SHARE), 0.0
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_left, of_right = loss(left), loss(right)
+    for _ in range(_STEPS):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - _GOLDEN * (high - low)
+            of_left = loss(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + _GOLDEN * (high - low)
+            of_right = loss(right)
+    return exp(left if of_left <= of_right else right)
+
+
+def _predicted_s(cluster: Cluster, samples: Sequence[Sample], shares: Mapping[str, float]) -> Floats:
+    """Predict samples on a machine with these shares, without any launch."""
+    none = Launches(inside_s=0.0, between_s=0.0)
+    machine = replace(cluster, machine=with_shares(cluster.machine, none, shares, "being fitted"))
+    return np.array(
+        [plan(s.collective, s.nbytes, machine, s.ranks, dtype=s.dtype).predicted_s for s in samples], np.float64
+    )
+
+
+def _launch_s(samples: Sequence[Sample], without_s: Floats) -> float:
+    """Return the launch that, added to all predictions, makes them best: of those that would be right for one."""
+    choices: list[float] = [
+        0.0,
+        *(s.time_s - each for s, each in zip(samples, without_s.tolist(), strict=True) if s.time_s > each),
+    ]
+    return float(min(choices, key=lambda launch_s: _loss(samples, without_s + launch_s)))
+
+
+def _loss(samples: Sequence[Sample], predicted_s: Floats) -> float:
+    measured_s = np.array([sample.time_s for sample in samples])
+    return float((np.log(np.maximum(predicted_s, 1e-12) / measured_s) ** 2).sum())

@@ -1,0 +1,188 @@
+"""Which algorithms a group can run as one schedule over all its ranks, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ..collectives.generators import GENERATORS, generate
+from ..collectives.generators.along_rings import Rings
+from ..collectives.generators.composed import KINDS
+from ..collectives.generators.families import READINGS, SLICED
+from ..collectives.generators.rank_order import ONLY_FOR_ORDER as _FOR_ORDER
+from ..collectives.placement import Placement
+from ..collectives.schedule import IN_RANK_ORDER, ROOTED, Schedule
+from .geometry import Geometry
+from .option import Flat, Option, Rejected
+from .parameters import Parameters
+from .placed import Placed, on
+from .rings import ring_rounds
+from .rounds import Rounds, rounds
+from .sliced import Sliced
+
+ELSEWHERE = ("hierarchical", "scatter_all_gather", "reduce_scatter_gather")
+"""Algorithms that are costed phase by phase."""
+
+# Beyond this many ranks tables of p * p messages are neither generated nor costed where others exist.
+_MOST_DIRECT = 512
+_DIRECT = ("mesh", "one_shot", "bruck", "rdh", "recursive_doubling")
+# Beyond this many ranks of equal nodes nothing is looked at that takes no notice of nodes, but the direct exchange: it
+# alone sends less than what has two levels.
+_MOST_LEVEL = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What is to be planned, but for the number of bytes."""
+
+    collective: str  # its name
+    geometry: Geometry  # of the group
+    root: int = 0  # of a rooted collective
+    pairs: tuple[tuple[int, int], ...] = ()  # of a permute
+    algorithm: str | None = None  # the only one to consider; any if None
+    exact: bool = False  # whether only those are considered that reduce in the order of ranks
+
+    def considers(self, algorithm: str) -> bool:
+        """Return whether an algorithm is asked for."""
+        if self.exact and algorithm not in IN_RANK_ORDER:
+            return False
+        return self.algorithm == algorithm or (self.algorithm is None and (self.exact or algorithm not in _FOR_ORDER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expansion:
+    """An algorithm fitted to a group."""
+
+    detail: str  # what distinguishes it on this group; may be empty
+    rounds: Rounds  # what it does
+    make: Callable[..., Schedule]  # generates its table; takes further options of the algorithm
+
+
+def flat_options(
+    request: PlanRequest, placement: Placement, parameters: Parameters
+) -> tuple[list[Option], list[Rejected]]:
+    """Fit every algorithm of a collective to a group.
+
+    Returns:
+        Those that apply, and the reasons of those that do not.
+    """
+    options: list[Option] = []
+    rejected: list[Rejected] = []
+    for algorithm in GENERATORS[request.collective]:
+        if algorithm in ELSEWHERE or not request.considers(algorithm):
+            continue
+        if too_wide(request):
+            rejected.append(Rejected(algorithm=algorithm, why=WIDE))
+            continue
+        found = expanded(request, algorithm, slices=1)
+        if isinstance(found, Rejected):
+            rejected.append(found)
+        else:
+            options.append(_option(algorithm, found, placement, parameters))
+    return options, rejected
+
+
+def too_wide(request: PlanRequest) -> bool:
+    """Return whether a group has so many ranks that only what has two levels is looked at, and has two levels."""
+    g = request.geometry
+    named = request.algorithm is not None or request.exact
+    return not named and request.collective in KINDS and g.size > _MOST_LEVEL and g.why_not_by_node() is None
+
+
+WIDE = f"of more than {_MOST_LEVEL} ranks only what has two levels is looked at"
+"""Why what takes no notice of nodes is left out of large groups."""
+
+
+def _option(algorithm: str, found: Expansion, placement: Placement, parameters: Parameters) -> Option:
+    whole = on(placement, found.rounds, parameters=parameters)
+    if algorithm not in SLICED:
+        return Flat(algorithm, found.detail, whole, found.make)
+
+    def placed(slices: int) -> Placed:
+        return on(placement, rounds(found.make(slices=slices)), parameters=parameters)
+
+    return Sliced(algorithm, whole, placed, lambda slices: found.make(slices=slices))
+
+
+def expanded(request: PlanRequest, algorithm: str, *, slices: int | None = None) -> Expansion | Rejected:
+    """Fit one algorithm to a group; one that sends slices, with so many of them, or with its default."""
+    g, collective = request.geometry, request.collective
+    why = why_not(algorithm, g)
+    if why is None and collective in READINGS and algorithm in _DIRECT and g.size > _MOST_DIRECT:
+        why = f"its table grows with the square of {g.size} ranks"
+    one_by_one = algorithm == "chain" or (algorithm == "multi_ring" and collective not in READINGS)
+    if one_by_one and g.size > _MOST_DIRECT:
+        why = f"it has as many steps as there are ranks, {g.size}"
+    if why is not None:
+        return Rejected(algorithm=algorithm, why=why)
+    detail, options = fitted(algorithm, g) if collective in READINGS else ("", {})
+    if collective not in READINGS and algorithm == "multi_ring":
+        detail, options = _count(len(g.rings), "ring"), {"rings": g.device_rings}
+    root = request.root if collective in ROOTED else 0
+    make = partial(generate, collective, algorithm, g.size, root=root, pairs=request.pairs, **options)
+    if collective in READINGS and algorithm in ("ring", "multi_ring") and g.size > 1:
+        asked = ring_rounds(collective, [g.ring_order] if algorithm == "ring" else g.rings)
+    else:
+        asked = rounds(make(slices=slices) if algorithm in SLICED and slices else make())
+    return Expansion(detail=detail, rounds=asked, make=make)
+
+
+def why_not(algorithm: str, g: Geometry) -> str | None:
+    """Return why an algorithm does not apply to a group, None if it does."""
+    if algorithm == "multi_ring" and not g.rings:
+        return "its devices hold no ring of wires"
+    if algorithm == "kangaring":
+        return _why_no_kangaring(g)
+    if algorithm in ("swing", "bucket"):
+        return _why_no_torus(algorithm, g)
+    return None
+
+
+def _why_no_kangaring(g: Geometry) -> str | None:
+    if not g.cluster.whole_devices(g.ranks):
+        return "it needs all ranks of every device in the group"
+    if g.cluster.ranks_per_device % 2:
+        return f"it pairs ranks of a device, and a device has {g.cluster.ranks_per_device}"
+    if len(g.units) > 1:
+        return "only the network joins its nodes"
+    return None if g.rings else "its devices hold no ring of wires"
+
+
+def _why_no_torus(algorithm: str, g: Geometry) -> str | None:
+    grid = g.grid()
+    if grid is None or not all(grid.wraps):
+        return "it needs one rank on each device of a torus, in order"
+    if algorithm == "swing" and any(side % 2 and side > 1 for side in grid.dims):
+        return f"it needs even sides, and they are {grid.dims}"
+    return None
+
+
+def fitted(algorithm: str, g: Geometry) -> tuple[str, Mapping[str, object]]:
+    """Return what distinguishes an algorithm on a group that it applies to, and the options that fit it."""
+    if algorithm == "ring":
+        return "", {"order": g.ring_order}
+    if algorithm == "multi_ring":
+        return _count(len(g.rings), "ring"), {"orders": g.rings}
+    if algorithm == "rdh" and g.why_no_cube() is None:
+        return f"over {len(g.devices)} devices as a cube", {"devices": g.devices}
+    if algorithm == "kangaring":
+        orders = _pair_orders(g)
+        return _count(len(orders), "ring"), {"couples": g.pairs(), "orders": orders}
+    grid = g.grid() if algorithm in ("swing", "bucket") else None
+    return ("", {}) if grid is None else (f"sides {grid.dims}", {"dims": grid.dims})
+
+
+def rings_of(scatter: str, g: Geometry) -> Rings | None:
+    """Return the rings that a root's parts go around, None if they do not."""
+    return g.device_rings if scatter == "multi_ring" else None
+
+
+def _pair_orders(g: Geometry) -> list[list[int]]:
+    """Return the rings as orders of pairs."""
+    pair_of = {rank: number for number, pair in enumerate(g.pairs()) for rank in pair}
+    return [list(dict.fromkeys(pair_of[rank] for rank in order)) for order in g.rings]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -1,0 +1,279 @@
+"""When every rank finishes: max-plus over rounds, on integer ticks.
+
+A rank has two clocks: when all that it was sent has arrived, and when it is free to start another message; and every
+wire on which messages leave a rank has one, when it is free again. A message starts at the latest of the three; it
+keeps the sender busy for the step's overhead, and the wire for its transfer as well, and arrives a latency after that.
+So a rank sends to several others at once where a wire of its own leads to each. Of trees side by side each has clocks
+of its own at every rank. Times are integers, so sums are exact, and the same on every machine.
+
+The map from the clocks before a round to those after is homogeneous: all clocks later by c, all results later by c. So
+as soon as a repetition moves every clock by the same amount, all further ones do, and need not be computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from ..collectives.placement import Floats, Ints
+from .placed import Placed, PlacedRound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """How seconds become ticks."""
+
+    ticks_per_s: int = 10**12  # ticks in a second
+    # "nearest", or "down" as simulators do that cut every message's time to whole ticks.
+    rounding: Literal["nearest", "down"] = "nearest"
+
+    def ticks(self, duration_s: Floats) -> Ints:
+        """Return durations in ticks."""
+        exact = duration_s * self.ticks_per_s
+        return (np.rint(exact) if self.rounding == "nearest" else np.floor(exact)).astype(np.int64)
+
+
+PICOSECONDS = Resolution()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostBreakdown:
+    """Where the time of the last rank to finish goes, along the chain of messages that it waited for."""
+
+    waiting_s: float  # for the rank at the start of that chain to arrive
+    launch_s: float  # to start the operation
+    start_s: float  # to start steps: descriptors, semaphores, and messages issued one after another
+    latency_s: float  # of wires
+    wire_s: float  # of bytes on the busiest wire of each step
+    memory_s: float  # of copies, beyond what the wires take
+    reduction_s: float  # of reductions, beyond what wires and copies take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cost:
+    """What a collective costs."""
+
+    finish_s: Floats  # (size,) when each rank is done, on the clock of the arrivals
+    breakdown: CostBreakdown | None = None  # of the latest of them, None if it was not asked for
+
+    @property
+    def total_s(self) -> float:
+        """When the last rank is done."""
+        return float(self.finish_s.max(initial=0.0))
+
+
+_WAITING, _LAUNCH, _START, _LATENCY, _WIRE, _MEMORY, _REDUCTION = range(7)
+
+
+def cost(
+    placed: Placed,
+    nbytes: float,
+    *,
+    arrivals_s: Floats | None = None,
+    resolution: Resolution = PICOSECONDS,
+    explain: bool = False,
+) -> Cost:
+    """Compute when every rank finishes.
+
+    Args:
+        placed: A schedule on a machine.
+        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        arrivals_s: (size,) when each rank issues the collective; all at 0 by default.
+        resolution: Of the clocks.
+        explain: Whether to follow where the time goes.
+    """
+    size, parameters = placed.placement.size, placed.parameters
+    arrivals = np.tile(resolution.ticks(np.zeros(size) if arrivals_s is None else arrivals_s), placed.lanes)
+    launch = int(resolution.ticks(np.array(parameters.launch_s)))
+    clocks = _Clocks(arrivals, launch, placed.ports, explain=explain)
+    for one, times, hidden in placed.runs():
+        clocks.run(_Step(one, placed, nbytes / placed.rounds.slots, resolution, hidden=hidden), times)
+    finish = np.maximum(clocks.ready, clocks.left)
+    per_s = resolution.ticks_per_s
+    finish_s = finish.reshape(placed.lanes, -1).max(axis=0) / per_s
+    return Cost(finish_s=finish_s, breakdown=clocks.breakdown(int(finish.argmax()), per_s) if explain else None)
+
+
+class _Step:
+    """A placed round for one number of bytes, in ticks."""
+
+    def __init__(
+        self, one: PlacedRound, placed: Placed, slot_bytes: float, resolution: Resolution, *, hidden: bool
+    ) -> None:
+        lane, parameters = one.round.lane, placed.parameters
+        apart = 0 if lane is None else lane * placed.placement.size
+        self.src, self.dst = one.round.src + apart, one.round.dst + apart
+        start_s, latency_s = one.delays_s(slot_bytes, parameters.chunk_pieces if hidden else 1)
+        self.start, self.latency = resolution.ticks(start_s), resolution.ticks(latency_s)
+        self.wire = resolution.ticks(one.wire_s(slot_bytes))
+        memory = resolution.ticks((one.moving_s_per_byte + one.adding_s_per_byte) * slot_bytes)
+        reducing = resolution.ticks(one.reducing_s_per_byte * slot_bytes)
+        self.serial = 0 * reducing if parameters.reduction_overlaps or hidden else reducing
+        resources = (self.wire, memory) if self.serial.any() else (self.wire, memory, reducing)
+        self.transfer: Ints = np.maximum.reduce(resources)
+        self.copies = np.maximum(resolution.ticks(one.moving_s_per_byte * slot_bytes) - self.wire, 0)
+        self.busy = self.start + self.transfer
+        self.local = np.tile(resolution.ticks(one.local_s_per_byte * slot_bytes), placed.lanes)
+        self.beside = np.tile(resolution.ticks(one.beside_s_per_byte * slot_bytes), placed.lanes)
+        self.by_dst = _Segments(self.dst)
+        self.by_src = _Segments(self.src)
+        self.port = one.port
+        self.by_port = _Segments(self.port)
+
+    def terms(self) -> Ints:
+        """Return (terms, messages) what keeps the sender of each message busy."""
+        none = np.zeros_like(self.busy)
+        rest = self.transfer - self.wire - self.copies
+        return np.stack([none, none, self.start, none, self.wire, self.copies, rest])
+
+
+class _Segments:
+    """Messages sorted by rank."""
+
+    def __init__(self, rank: Ints) -> None:
+        self.order = np.argsort(rank, kind="stable")
+        ranks = rank[self.order]
+        self.first = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])) if len(rank) else np.zeros(0, np.int64)
+        self.rank = ranks[self.first]
+        self.alone = len(self.first) == len(rank)
+
+    def latest(self, time: Ints) -> Ints:
+        """Return the latest time of each rank in `rank`."""
+        times = time[self.order]
+        return times if self.alone else np.maximum.reduceat(times, self.first)
+
+    def winner(self, time: Ints) -> Ints:
+        """Return the message with the latest time of each rank in `rank`, the first of several."""
+        number = np.repeat(np.arange(len(self.first)), np.diff(np.append(self.first, len(self.order))))
+        best = np.flatnonzero(time[self.order] == self.latest(time)[number])
+        return self.order[best[np.unique(number[best], return_index=True)[1]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Times:
+    """What clocks show."""
+
+    ready: Ints  # (ranks,) when all that a rank was sent is there
+    free: Ints  # (ranks,) when it has started its last message
+    left: Ints  # (ranks,) when its last message has left, and what it copies beside its messages is copied
+    port: Ints  # (wires,) when the last message on a wire has left
+
+    def plus(self, other: _Times, times: int) -> _Times:
+        """Return these, later by so many times what they are later than others."""
+        mine, theirs = ((each.ready, each.free, each.left, each.port) for each in (self, other))
+        return _Times(*(now + times * (now - then) for now, then in zip(mine, theirs, strict=True)))
+
+
+class _Clocks:
+    """The clocks of every rank, and of every wire on which messages leave one; and what they are made of."""
+
+    def __init__(self, arrivals: Ints, launch: int, ports: int, *, explain: bool) -> None:
+        begin = arrivals + launch
+        self._now = _Times(begin, begin, begin, np.zeros(ports, np.int64))
+        self._terms: _Times | None = None
+        if explain:
+            terms = np.zeros((7, len(arrivals)), np.int64)
+            terms[_WAITING], terms[_LAUNCH] = arrivals, launch
+            self._terms = _Times(terms, terms, terms, np.zeros((7, ports), np.int64))
+
+    @property
+    def ready(self) -> Ints:
+        """When all that each rank was sent is there."""
+        return self._now.ready
+
+    @property
+    def left(self) -> Ints:
+        """When the last message of each rank has left."""
+        return self._now.left
+
+    def run(self, step: _Step, repeat: int) -> None:
+        """Repeat a step."""
+        for done in range(1, repeat + 1):
+            before, terms = self._now, self._terms
+            self._once(step)
+            # Looking for the steady state costs about a step, so it is done after 1, 2, 4, 8, ... of them.
+            if done < repeat and not done & (done - 1) and self._moved_alike(before, step):
+                self._now = self._now.plus(before, repeat - done)
+                if self._terms is not None and terms is not None:
+                    self._terms = self._terms.plus(terms, repeat - done)
+                return
+
+    def _moved_alike(self, before: _Times, step: _Step) -> bool:
+        now, by = self._now, self._now.ready[0] - before.ready[0]
+        ranks = ((now.ready, before.ready), (now.free, before.free), (now.left, before.left))
+        alike = all((after - then == by).all() for after, then in ranks)
+        return bool(alike and (now.port[step.port] - before.port[step.port] == by).all())
+
+    def _once(self, step: _Step) -> None:
+        if step.local.any():
+            self._locally(step.local)
+        if step.beside.any():
+            self._copies(step.beside)
+        if not len(step.src):
+            return
+        now = self._now
+        start = np.maximum(np.maximum(now.ready, now.free)[step.src], now.port[step.port])
+        leaves = start + step.busy
+        arrives = leaves + step.latency
+        if self._terms is not None:
+            self._follow(step, start, leaves, arrives)
+        if step.serial.any():
+            arrives = np.maximum(arrives, now.ready[step.dst]) + step.serial
+        ready, free, left, port = now.ready.copy(), now.free.copy(), now.left.copy(), now.port.copy()
+        ready[step.by_dst.rank] = np.maximum(ready[step.by_dst.rank], step.by_dst.latest(arrives))
+        free[step.by_src.rank] = step.by_src.latest(start + step.start)
+        left[step.by_src.rank] = np.maximum(left[step.by_src.rank], step.by_src.latest(leaves))
+        port[step.by_port.rank] = step.by_port.latest(leaves)
+        self._now = _Times(ready, free, left, port)
+
+    def _locally(self, local: Ints) -> None:
+        now, works = self._now, local > 0
+        if self._terms is not None:
+            terms = np.where(works & (now.left > now.ready), self._terms.left, self._terms.ready)
+            terms[_MEMORY] += local
+            self._terms = replace(self._terms, ready=terms)
+        self._now = replace(now, ready=np.where(works, np.maximum(now.ready, now.left) + local, now.ready))
+
+    def _copies(self, beside: Ints) -> None:
+        """Let ranks copy what no message waits for: like one that leaves later than others."""
+        now, done = self._now, self._now.ready + beside
+        last = (beside > 0) & (done > now.left)
+        if self._terms is not None:
+            terms = self._terms.ready.copy()
+            terms[_MEMORY] += beside
+            self._terms = replace(self._terms, left=np.where(last, terms, self._terms.left))
+        self._now = replace(now, left=np.where(last, done, now.left))
+
+    def _follow(self, step: _Step, start: Ints, leaves: Ints, arrives: Ints) -> None:
+        """Carry along what the clocks are made of."""
+        now, terms = self._now, self._terms
+        assert terms is not None
+        begun = np.where(now.free > now.ready, terms.free, terms.ready)[:, step.src]
+        held = start > np.maximum(now.ready, now.free)[step.src]
+        begun = np.where(held, terms.port[:, step.port], begun)
+        issued = begun.copy()
+        issued[_START] += step.start
+        busy = begun + step.terms()
+        there = busy.copy()
+        there[_LATENCY] += step.latency
+        ready, free, left, port = (each.copy() for each in (terms.ready, terms.free, terms.left, terms.port))
+        first = step.by_dst.winner(arrives)
+        late = first[arrives[first] > now.ready[step.dst[first]]]
+        ready[:, step.dst[late]] = there[:, late]
+        ready[_REDUCTION, step.dst[first]] += step.serial[first]
+        first = step.by_src.winner(start + step.start)
+        free[:, step.src[first]] = issued[:, first]
+        first = step.by_src.winner(leaves)
+        late = first[leaves[first] > now.left[step.src[first]]]
+        left[:, step.src[late]] = busy[:, late]
+        first = step.by_port.winner(leaves)
+        port[:, step.port[first]] = busy[:, first]
+        self._terms = _Times(ready, free, left, port)
+
+    def breakdown(self, rank: int, ticks_per_s: int) -> CostBreakdown:
+        """Return what the later clock of a rank is made of."""
+        assert self._terms is not None
+        terms = self._terms.left if self._now.left[rank] > self._now.ready[rank] else self._terms.ready
+        return CostBreakdown(**dict(zip(CostBreakdown.__slots__, (terms[:, rank] / ticks_per_s).tolist(), strict=True)))

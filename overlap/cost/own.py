@@ -1,0 +1,204 @@
+"""The figures of the plain machine, `local`, from what was measured on this computer.
+
+Inside a process: what meeting costs each rank, what handing work to threads costs, and the bandwidth of memory and
+caches. Between processes that share memory: what meeting costs; bytes cost what they cost one processor inside. Between
+others: what starting an operation and its messages costs, what a byte costs, and what a reducer adds. Every third row
+is left out of the fit, and tells how well the others predict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Any
+
+import numpy as np
+
+from topology import Cluster, Figure, Machine, WireOverheads, cluster
+from topology.overheads import Overheads
+
+from .flat import PlanRequest
+from .geometry import Geometry
+from .left_out import Fitted, FittedRows, left_out_rows
+from .select import plan
+from .shortcut import short_cut_options
+
+_SPAN = log(30)  # a figure is looked for between a 30th and 30 times of what `local` says
+_GOLDEN = (5**0.5 - 1) / 2
+_STEPS = 10  # cuts in the golden ratio: in the last turn to 2 %
+_TURNS = {True: 4, False: 2}  # of figures of shared memory, which are soon priced, and of others
+_SOURCE = "measured: overlap calibrate --here"
+
+# Where a search for what the plain machine does not tell begins.
+_BEGINNINGS = {
+    "meeting_s": 20e-6,
+    "phase_s": 30e-6,
+    "piece_s": 2e-6,
+    "handing_s": 150e-6,
+    "cached_bytes": 1e6,
+    "cached_bytes_per_s": 50e9,
+    "spread_bytes": 64e6,
+    "spread_bytes_per_s": 40e9,
+    "copied_bytes_per_s": 30e9,
+}
+_INSIDE = (
+    "meeting_s",
+    "piece_s",
+    "cached_bytes",
+    "cached_bytes_per_s",
+    "memory_bytes_per_s",
+    "handing_s",
+    "spread_bytes",
+    "spread_bytes_per_s",
+    "copied_bytes_per_s",
+)
+_INLINE_BYTES = float(2 << 20)  # overlap/runtime/engine/workers.py
+_JOINED = ("launch_s", "step_s", "busy_s", "busy_bytes_per_s", "reducer_bytes_per_s")
+_SHARING = ("meeting_s", "phase_s", "memory_bytes_per_s")  # of one processor, where inside all work together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSample:
+    """One measured collective."""
+
+    collective: str  # its name
+    nbytes: int  # of the whole vector
+    ranks: int  # that took part
+    processes: int  # that they were in
+    time_s: float  # that it took
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnFit(FittedRows[OwnSample]):
+    """What was found."""
+
+    inside: Mapping[str, float]  # figures by name, of ranks of one process
+    # the same of ranks of several; empty if none were measured. With `phase_s`, they share memory.
+    between: Mapping[str, float]
+
+
+def fit_own(samples: Sequence[OwnSample], *, cores: int, shared_memory: bool = False) -> OwnFit:
+    """Find the figures that predict samples best: least sum of the logarithms of predicted over measured.
+
+    Args:
+        samples: Inside one process and, if there are any, between several.
+        cores: That all processes share.
+        shared_memory: Whether processes read each other's memory.
+    """
+    own = cluster("local").machine
+    inside, between = {name: _told(own, name) for name in _INSIDE}, dict[str, float]()
+    left_out = left_out_rows([str(each.processes) for each in samples])  # of each collective other sizes
+    seen = [each for each, out in zip(samples, left_out, strict=True) if not out]
+    within = [each for each in seen if each.processes == 1]
+    across = [each for each in seen if each.processes > 1]
+    if within:
+        inside = _found(inside, lambda told: _loss(within, machine_of(own, told, {}, cores)), turns=_TURNS[True])
+    if across:
+        starts = {name: _told(own, name, between=True) for name in (_SHARING if shared_memory else _JOINED)}
+        turns = _TURNS[shared_memory]
+        between = _found(starts, lambda told: _loss(across, machine_of(own, inside, told, cores)), turns=turns)
+    machine = machine_of(own, inside, between, cores)
+    rows = (
+        Fitted(sample=sample, predicted_s=_predicted_s(sample, machine), left_out=out)
+        for sample, out in zip(samples, left_out, strict=True)
+    )
+    return OwnFit(inside=inside, between=between, rows=tuple(rows))
+
+
+def machine_of(machine: Machine, inside: Mapping[str, float], between: Mapping[str, float], cores: int) -> Machine:
+    """Return the machine with other figures; all that it says besides stays."""
+    told = machine.collectives
+    figures: dict[str, Any] = {name: _figure(value) for name, value in inside.items()}
+    if "handing_s" in inside:
+        figures["inline_bytes"] = Figure(
+            value=_INLINE_BYTES, source="overlap/runtime/engine/workers.py", confidence="A"
+        )
+    usual = replace(told.usual, **figures)
+    found = told.between_nodes
+    if "phase_s" in between and found is not None:
+        shared: dict[str, Any] = {name: _figure(value) for name, value in between.items()}
+        found = replace(found, **{**figures, **shared}, cores=_figure(cores), shared_memory=True)
+    elif between and found is not None:
+        network = machine.network
+        kind = network.link if network else "none"
+        wires = tuple(_wire(wire, between) if wire.kind == kind else wire for wire in found.wires)
+        found = replace(
+            found,
+            launch_s=_figure(between["launch_s"]),
+            reducer_bytes_per_s=_figure(between["reducer_bytes_per_s"]),
+            cores=_figure(cores),
+            wires=wires,
+        )
+    return replace(machine, collectives=replace(told, usual=usual, between_nodes=found))
+
+
+def _wire(wire: WireOverheads, told: Mapping[str, float]) -> WireOverheads:
+    return replace(
+        wire,
+        step_s=_figure(told["step_s"]),
+        gap_s=_figure(told["step_s"]),
+        incast_s=_figure(told["step_s"]),
+        busy_s=_figure(told["busy_s"]),
+        busy_bytes_per_s=_figure(told["busy_bytes_per_s"]),
+    )
+
+
+def _figure(value: float) -> Figure:
+    return Figure(value=value, source=_SOURCE, confidence="D")
+
+
+def _told(machine: Machine, name: str, *, between: bool = False) -> float:
+    """Return what the file says."""
+    of: Overheads | None = machine.collectives.between_nodes if between else machine.collectives.usual
+    assert of is not None, "the plain machine says what processes cost"
+    network = machine.network.link if machine.network else "none"
+    wire = next((wire for wire in of.wires if wire.kind == network), None)
+    figure = getattr(of, name, None) or getattr(wire, name, None)
+    return float(figure.value) if figure is not None and name not in _BEGINNINGS else _BEGINNINGS[name]
+
+
+def _found(starts: Mapping[str, float], loss: Callable[[dict[str, float]], float], *, turns: int) -> dict[str, float]:
+    """Improve one figure after the other, in ever smaller ranges."""
+    found = dict(starts)
+    for turn in range(turns):
+        for name in found:
+            span = _SPAN / (4**turn if turn < 2 else 8)
+
+            def of(step: float, name: str = name, middle: float = log(found[name])) -> float:
+                return loss({**found, name: exp(middle + step)})
+
+            found[name] *= exp(_lowest(of, -span, span))
+    return found
+
+
+def _lowest(of: Callable[[float], float], low: float, high: float) -> float:
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    of_left, of_right = of(left), of(right)
+    for _ in range(_STEPS):
+        if of_left <= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - _GOLDEN * (high - low)
+            of_left = of(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + _GOLDEN * (high - low)
+            of_right = of(right)
+    return left if of_left <= of_right else right
+
+
+def _loss(samples: Sequence[OwnSample], machine: Machine) -> float:
+    errors = np.array([log(_predicted_s(each, machine) / each.time_s) for each in samples])
+    return float(np.abs(errors).sum())  # what else ran meanwhile spoils single rows, which must not draw the others
+
+
+def _predicted_s(sample: OwnSample, machine: Machine) -> float:
+    where = Cluster.of(machine, nodes=sample.processes, ranks=sample.ranks)
+    between = machine.collectives.between_nodes
+    if sample.processes > 1 and not (between is not None and between.shared_memory):
+        return plan(sample.collective, sample.nbytes, where).predicted_s
+    geometry = Geometry(
+        cluster=where, ranks=tuple(range(sample.ranks))
+    )  # what ranks that share memory take if they can
+    (option,), _ = short_cut_options(PlanRequest(collective=sample.collective, geometry=geometry))
+    return option.price(sample.nbytes).total_s

@@ -1,0 +1,188 @@
+"""What the cost model knows beyond the figures of wires and memories: a few numbers with a physical meaning.
+
+They are the `[collectives]` of a machine's file, which says of each where it comes from: published, or fitted to
+published measurements, over all sizes and collectives of a machine at once and never to single ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topology import Cluster, Curve, Figure
+
+from ..collectives.placement import Floats
+from ..errors import UsageError
+from .measurements import COLLECTIVES
+
+ByKind = tuple[tuple[str, float], ...]
+Curves = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+
+# Pieces in flight where a file does not say: of Neuron's runtime (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/
+# nec.h).
+_SLICES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Overheads and efficiencies. The defaults are those of a perfect machine."""
+
+    launch_s: float = 0.0  # to start an operation, once
+    start_s: ByKind = ()  # to start a message, on the sender, by kind of its first wire; 0 for kinds left out
+    # between two messages that one rank starts in one step, by kind of the first wire; 0 for kinds left out.
+    gap_s: ByKind = ()
+    incast_s: ByKind = ()  # for each further message that comes to a rank in one step, by kind of its last wire
+    reduce_s: ByKind = ()  # to start reducing what came in one message, by kind of its last wire
+    # share of a wire's latency that counts where bytes only pass through a device on their way.
+    cut_through: float = 1.0
+    # share of a wire's bandwidth that payload gets, by kind, of the sizes that get most; 1 for kinds left out.
+    efficiency: ByKind = ()
+    curves: Curves = ()  # the same by the size of a message, as (bytes, share), for kinds where it depends on that
+    memory_efficiency: float = 1.0  # share of a memory's bandwidth that collectives get
+    dma_s_per_byte: float = 0.0  # for the engines that move what one rank sends, 0 where that is not known
+    reduction_s_per_byte: float = 0.0  # for the reducer of one rank, 0 where memory is the limit
+    reduction_overlaps: bool = True  # whether reducing goes on while more arrives, as with chunks cut in slices
+    chunk_pieces: int = 1  # that rings cut each chunk in which they reduce and pass on
+    # pieces that the data of a composed collective may be cut in, to be pipelined through its phases.
+    most_slices: int = _SLICES
+    slice_bytes: float = 0.0  # the least bytes of the vector that such a piece is
+    # processors that all ranks share, where their nodes are processes of one computer; None: no limit.
+    cores: float | None = None
+    # how many times as much a byte takes of a processor as long as several processes work on it in a step.
+    crowding: float = 1.0
+    busy_s: ByKind = ()  # what a message takes of them, at both ends together, by kind of its first wire
+    busy_s_per_byte: ByKind = ()  # what a byte of a message takes of them, likewise
+    wake_s: float = 0.0  # what a rank takes of them in each step that it waits for messages in
+    copied_s_per_byte: float = 0.0  # what a byte that a rank reads or writes to copy takes of them
+
+    def starts_s(self, kind: NDArray[np.str_]) -> Floats:
+        """Return the start of messages that leave over wires of some kinds."""
+        return _by_kind(kind, self.start_s, 0.0)
+
+    def gaps_s(self, kind: NDArray[np.str_]) -> Floats:
+        """Return the gap of messages that leave over wires of some kinds."""
+        return _by_kind(kind, self.gap_s, 0.0)
+
+    def incasts_s(self, kind: NDArray[np.str_]) -> Floats:
+        """Return what one more message costs that comes over wires of some kinds."""
+        return _by_kind(kind, self.incast_s, 0.0)
+
+    def reduces_s(self, kind: NDArray[np.str_]) -> Floats:
+        """Return what it takes to start reducing what comes over wires of some kinds."""
+        return _by_kind(kind, self.reduce_s, 0.0)
+
+    def busy(self, kind: NDArray[np.str_]) -> tuple[Floats, Floats]:
+        """Return what messages take of shared processors, by the kinds of their wires: each, and for each byte."""
+        return _by_kind(kind, self.busy_s, 0.0), _by_kind(kind, self.busy_s_per_byte, 0.0)
+
+    def efficiencies(self, kind: NDArray[np.str_]) -> Floats:
+        """Return the efficiency of each wire."""
+        return _by_kind(kind, self.efficiency, 1.0)
+
+
+def _by_kind(kind: NDArray[np.str_], figures: ByKind, default: float) -> Floats:
+    found = np.full(len(kind), default)
+    for name, figure in figures:
+        found[kind == name] = figure
+    return found
+
+
+IDEAL = Parameters()
+"""Published figures only: what closed forms are compared with."""
+
+
+def parameters(
+    cluster: Cluster,
+    *,
+    peer_direct: bool = True,
+    ranks_per_process: int = 1,
+    processes: int = 1,
+    networked: bool = False,
+) -> Parameters:
+    """Return what the machine's file says of collectives; a file that says nothing describes a perfect machine.
+
+    Args:
+        cluster: The machine.
+        peer_direct: Whether adapters read device memory themselves; matters where the file says what copies cost.
+        ranks_per_process: How many ranks share a process; matters where they share what starts their messages.
+        networked: Whether the operation crosses the network.
+        processes: How many there are; matters where they share processors.
+    """
+    told = cluster.machine.collectives
+    figures = told.usual if cluster.nodes == 1 or told.between_nodes is None else told.between_nodes
+    if not peer_direct and told.host_copies is not None:
+        figures = told.host_copies
+    network = cluster.machine.network
+    handshakes = [
+        wire.launch_s.value for wire in figures.wires if wire.launch_s and network and wire.kind == network.link
+    ]
+    times = ranks_per_process if figures.shared_loop else 1
+    crowd = max(1.0, processes / figures.cores.value) if figures.cores else 1.0
+    memory = figures.memory_bytes_per_s if figures.cores else None
+    reducer, dma = figures.reducer_bytes_per_s, cluster.machine.chip.dma_bytes_per_s
+    return Parameters(
+        launch_s=times * crowd * _value(figures.launch_s, 0.0) + (sum(handshakes) if networked else 0.0),
+        start_s=tuple((wire.kind, times * wire.step_s.value) for wire in figures.wires if wire.step_s),
+        gap_s=tuple((wire.kind, times * wire.gap_s.value) for wire in figures.wires if wire.gap_s),
+        incast_s=tuple((wire.kind, wire.incast_s.value) for wire in figures.wires if wire.incast_s),
+        reduce_s=tuple((wire.kind, wire.reduce_s.value) for wire in figures.wires if wire.reduce_s),
+        cut_through=_value(figures.cut_through, 1.0),
+        efficiency=tuple((wire.kind, _most(wire.efficiency)) for wire in figures.wires if wire.efficiency),
+        curves=tuple((w.kind, w.efficiency.points) for w in figures.wires if isinstance(w.efficiency, Curve)),
+        memory_efficiency=_value(figures.memory_efficiency, 1.0),
+        dma_s_per_byte=1 / (dma.value * cluster.lnc) if dma else 0.0,
+        reduction_s_per_byte=1 / (reducer.value * cluster.lnc) if reducer else 0.0,
+        reduction_overlaps=not figures.serial_reduction,
+        chunk_pieces=int(_value(figures.chunk_pieces, 1)),
+        most_slices=int(_value(figures.slices, _SLICES)),
+        slice_bytes=_value(figures.slice_bytes, 0.0),
+        cores=figures.cores.value if figures.cores else None,
+        crowding=_value(figures.crowding, 1.0),
+        busy_s=tuple((wire.kind, wire.busy_s.value) for wire in figures.wires if wire.busy_s),
+        busy_s_per_byte=tuple((w.kind, 1 / w.busy_bytes_per_s.value) for w in figures.wires if w.busy_bytes_per_s),
+        wake_s=_value(figures.wake_s, 0.0) if crowd > 1 else 0.0,
+        copied_s_per_byte=1 / memory.value if memory else 0.0,
+    )
+
+
+def _value(figure: Figure | None, otherwise: float) -> float:
+    return otherwise if figure is None else figure.value
+
+
+def _most(efficiency: Figure | Curve) -> float:
+    return efficiency.most if isinstance(efficiency, Curve) else efficiency.value
+
+
+def measured(cluster: Cluster, ranks: int, collective: str, nbytes: int, dtype: str) -> bool:
+    """Return whether a prediction lies inside a measured shape; all others are extrapolations.
+
+    A shape is a machine, a number of ranks, a collective and a dtype, between the smallest and the largest size
+    published.
+    """
+    shape = cluster.name, ranks, collective, dtype
+    known = [
+        row.nbytes
+        for row in COLLECTIVES
+        if (row.machine, row.ranks, row.collective, row.dtype) == shape and not (row.group or row.beyond_bytes)
+    ]
+    default = cluster.lnc == cluster.machine.chip.lnc[0]
+    return default and bool(known) and min(known) <= nbytes <= max(known)
+
+
+def itemsize_of(dtype: str) -> int:
+    """Return the bytes of an element.
+
+    Raises:
+        UsageError: If there is no such dtype.
+    """
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        import ml_dtypes
+
+        known = getattr(ml_dtypes, dtype, None)
+        if not isinstance(known, type):
+            raise UsageError(f"dtype: {dtype!r} is unknown; expected a name such as float32 or bfloat16") from None
+        return np.dtype(known).itemsize

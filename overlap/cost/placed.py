@@ -1,0 +1,292 @@
+"""Rounds on a machine: what each message of each round costs, as a fixed part and a part for each byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+
+from ..collectives.placement import Floats, Ints, Placement, Routes, Wires
+from .parameters import IDEAL, Parameters
+from .processors import processors
+from .rounds import Round, Rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlacedRound:
+    """One round on the machine. Times for each slot are to be multiplied by the bytes of a slot."""
+
+    round: Round  # what travels
+    latency_s: Floats  # (messages,) of the wires of each message
+    start_s: Floats  # (messages,) to start a step on the sender, and to issue all its messages
+    wire_s_per_byte: Floats  # (messages,) on the busiest wire of each message, for each byte of a slot
+    moving_s_per_byte: Floats  # (messages,) in the busier one of the two memories, for copies
+    adding_s_per_byte: Floats  # (messages,) in the same memory, for reductions
+    reducing_s_per_byte: Floats  # (messages,) in the reducer of the receiver
+    local_s_per_byte: Floats  # (size,) in each rank's memory, and its reducer, before its first message
+    beside_s_per_byte: Floats  # (size,) in each rank's memory, beside its messages
+    load_s_per_byte: Floats  # (wires,) on every wire, for the whole round once
+    # (cores,) of each processor that ranks share, for the whole round once; of none if there are no such.
+    core_s: Floats
+    core_s_per_byte: Floats  # (cores,) the same, for each byte of a slot
+    hops: dict[str, int]  # wires crossed by the message with the longest way, by kind
+    port: Ints  # (messages,) number, among all that the schedule uses, of the wire that each leaves its sender on
+    gap_s: Floats  # (messages,) until the same sender could start another one
+    reduce_s: Floats  # (messages,) to start reducing what each brings
+    # which messages get a share of their wires that depends on their size, and (bytes, share) of that.
+    curves: tuple[tuple[Ints, Floats, Floats], ...] = ()
+
+    def wire_s(self, slot_bytes: float) -> Floats:
+        """Return (messages,) how long each has bytes on its busiest wire, for so many bytes of a slot."""
+        alone_s = self.wire_s_per_byte * slot_bytes
+        for which, sizes, shares in self.curves:
+            length = self.round.sent[which] / (1.0 if self.round.count is None else self.round.count[which])
+            share = np.interp(np.log(np.maximum(length * slot_bytes, 1.0)), sizes, shares)
+            alone_s[which] *= shares.max() / share
+        return alone_s
+
+    def delays_s(self, slot_bytes: float, pieces: int) -> tuple[Floats, Floats]:
+        """Return (messages,) what each takes to start and to arrive, besides its bytes.
+
+        What a ring reduces and passes on in pieces takes as long as all its bytes, or as the delays and a piece of
+        them: while one piece is on the wire another one is reduced. The last step has nothing to hide behind.
+
+        Args:
+            slot_bytes: Of a slot.
+            pieces: Of what is passed on; 1 where nothing hides.
+        """
+        if pieces == 1:
+            return self.start_s, self.latency_s + self.reduce_s
+        wire_s = self.wire_s(slot_bytes)
+        memory_s = (self.moving_s_per_byte + self.adding_s_per_byte) * slot_bytes
+        then_s = np.maximum(memory_s, self.reducing_s_per_byte * slot_bytes)
+        whole_s, piece_s = np.maximum(wire_s, then_s), (wire_s + then_s) / pieces
+        delay_s = self.start_s + (pieces - 1) * self.gap_s + self.latency_s
+        shown_s = np.maximum(delay_s + piece_s - whole_s, 0.0)
+        latency_s = np.minimum(self.latency_s, shown_s)
+        return shown_s - latency_s, latency_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placed:
+    """All rounds of a schedule on a machine."""
+
+    rounds: Rounds  # what was placed
+    placement: Placement  # where
+    parameters: Parameters  # the model's
+    each: tuple[PlacedRound, ...]  # one for each round
+
+    @property
+    def lanes(self) -> int:
+        """Parts of the data that do not wait for each other."""
+        return 1 + max((int(one.lane.max(initial=0)) for one in self.rounds.rounds if one.lane is not None), default=0)
+
+    @property
+    def ports(self) -> int:
+        """Wires that messages leave their senders on."""
+        return max((int(one.port.max(initial=-1)) + 1 for one in self.each), default=0)
+
+    def runs(self) -> Iterator[tuple[PlacedRound, int, bool]]:
+        """Yield every round, how many of its repetitions, and whether these hide delays behind the step after them."""
+        in_pieces = self.parameters.chunk_pieces > 1
+        for one, after in zip_longest(self.each, self.each[1:]):
+            goes_on = after is not None and after.round.passed_on
+            hiding = one.round.repeat - (not goes_on) if in_pieces and one.round.passed_on else 0
+            if hiding:
+                yield one, hiding, True
+            if hiding < one.round.repeat:
+                yield one, one.round.repeat - hiding, False
+
+    def hops(self) -> dict[str, int]:
+        """Count the wires that the longest way of every step crosses, by kind: what the steps wait for, one by one."""
+        total: dict[str, int] = {}
+        for one in self.each:
+            for kind, count in one.hops.items():
+                total[kind] = total.get(kind, 0) + count * one.round.repeat
+        return total
+
+    def memory_s_per_byte(self) -> float:
+        """Return how long the busiest memory reads and writes, for each byte of the vector; 0 where it is not known."""
+        bytes_per_s = self.placement.memory_bytes_per_s
+        if bytes_per_s is None:
+            return 0.0
+        total = np.zeros(self.placement.size)
+        for one in self.rounds.rounds:
+            total += one.repeat * one.touched
+        busiest = float(np.bincount(self.placement.device, total).max(initial=0.0))
+        return busiest / (bytes_per_s * self.parameters.memory_efficiency * self.rounds.slots)
+
+    def processors_s(self, nbytes: float) -> float:
+        """Return how long processors that ranks share are busy with `nbytes`: in each step the one that is longest."""
+        slot_bytes = nbytes / self.rounds.slots
+        each_s = (each.core_s + each.core_s_per_byte * slot_bytes for each in self.each)
+        busiest_s = (core_s.max(initial=0.0) for core_s in each_s)
+        return float(sum(each.round.repeat * s for each, s in zip(self.each, busiest_s, strict=True)))
+
+    def busiest_s_per_byte(self) -> float:
+        """Return how long the busiest wire carries bytes, for each byte of the vector; 0 if nothing travels."""
+        return float(self._loads_s().max(initial=0.0)) / self.rounds.slots
+
+    def least_delay_s(self) -> float:
+        """Return what no message is there before, besides its bytes: the least to start one and of its latency."""
+        return min((float((one.start_s + one.latency_s).min()) for one in self.each if len(one.start_s)), default=0.0)
+
+    def busiest_wire(self) -> int | None:
+        """Return the wire that is busy longest, of several the first by its ends; None if nothing travels."""
+        loads_s = self._loads_s()
+        return self.placement.first_of(np.flatnonzero(loads_s == loads_s.max())) if loads_s.any() else None
+
+    def busy_s_per_slot(self) -> Floats:
+        """Return how long everything is busy with a slot's bytes in all rounds: reducers, memories, then wires."""
+        reducing, touched = np.zeros(self.placement.size), np.zeros(self.placement.size)
+        for one in self.rounds.rounds:
+            reducing += one.repeat * (one.added + one.local_added)
+            touched += one.repeat * one.touched
+        memory = np.bincount(self.placement.device, touched, int(self.placement.device.max(initial=0)) + 1)
+        rate = self.placement.memory_bytes_per_s
+        memory_s = memory / (rate * self.parameters.memory_efficiency) if rate else 0.0 * memory
+        return np.concatenate([reducing * self.parameters.reduction_s_per_byte, memory_s, self._loads_s()])
+
+    def _loads_s(self) -> Floats:
+        """Return how long each wire carries a slot's bytes in all rounds."""
+        size = max((len(one.load_s_per_byte) for one in self.each), default=0)
+        total = np.zeros(size)
+        for one in self.each:
+            total[: len(one.load_s_per_byte)] += one.round.repeat * one.load_s_per_byte
+        return total
+
+
+def on(placement: Placement, rounds: Rounds, *, parameters: Parameters = IDEAL, contention: bool = True) -> Placed:
+    """Put rounds on a machine.
+
+    Args:
+        placement: Of the group.
+        rounds: What the group does.
+        parameters: Overheads and efficiencies.
+        contention: Whether messages of a round share wires and memories; if not, each has them for itself.
+
+    Raises:
+        TopologyError: If no wire joins two ranks that talk.
+    """
+    routes = [placement.routes(one.src, one.dst, one.far) for one in rounds.rounds]
+    wires = placement.wires()
+    rate = wires.bytes_per_s * parameters.efficiencies(wires.kind)
+    first = [way.wire[way.first[:-1]] for way in routes]
+    used = np.zeros(len(rate), np.bool_)
+    for each_first in first:
+        used[each_first] = True
+    number = np.cumsum(used) - 1
+    each = tuple(
+        _placed(one, way, number[out], wires, rate, placement, parameters, contention)
+        for one, way, out in zip(rounds.rounds, routes, first, strict=True)
+    )
+    return Placed(rounds=rounds, placement=placement, parameters=parameters, each=each)
+
+
+def _placed(
+    one: Round,
+    way: Routes,
+    port: Ints,
+    wires: Wires,
+    rate: Floats,
+    placement: Placement,
+    parameters: Parameters,
+    contention: bool,
+) -> PlacedRound:
+    hops, start = np.diff(way.first), way.first[:-1]
+    sent = np.repeat(one.sent, hops)
+    load = np.bincount(way.wire, sent, len(rate)) / rate
+    taken = load[way.wire] if contention else sent / rate[way.wire]
+    latency_s = _latencies(way, wires, parameters) + _incasts(one, way, wires, parameters)
+    copied = np.zeros(placement.size) if one.beside is None else one.beside
+    touched = one.moving, one.adding, one.local, copied
+    moving, adding, local, beside = (_memory(each, placement, parameters, contention) for each in touched)
+    # Of the two memories a message waits for the one that is busy longer.
+    busier = np.where((moving + adding)[one.src] > (moving + adding)[one.dst], one.src, one.dst)
+    reducer = parameters.reduction_s_per_byte
+    work = processors(one, wires.kind[way.wire[start]], placement, parameters)
+    return PlacedRound(
+        round=one,
+        latency_s=latency_s,
+        start_s=_starts(one, way, wires, parameters),
+        wire_s_per_byte=_over(np.maximum, taken, start),
+        moving_s_per_byte=moving[busier],
+        adding_s_per_byte=adding[busier],
+        reducing_s_per_byte=one.added[one.dst] * reducer,
+        local_s_per_byte=np.where(one.local > 0, local, 0.0) + one.local_added * reducer,
+        beside_s_per_byte=np.where(copied > 0, beside, 0.0),
+        load_s_per_byte=load,
+        core_s=work.once_s,
+        core_s_per_byte=work.s_per_byte,
+        hops=_longest(latency_s, way, wires),
+        port=port,
+        gap_s=parameters.gaps_s(wires.kind[way.wire[start]]),
+        reduce_s=_reduces(one, way, wires, parameters),
+        curves=tuple(_curves(way, wires, parameters)),
+    )
+
+
+def _latencies(way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return the latency of each message: of its slowest wire whole, of the others what cutting through leaves."""
+    each, start = wires.latency_s[way.wire], way.first[:-1]
+    slowest = _over(np.maximum, each, start)
+    return slowest + parameters.cut_through * (_over(np.add, each, start) - slowest)
+
+
+def _incasts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return how much later each message is there because others come to the same rank."""
+    if not parameters.incast_s or not len(one.dst):
+        return np.zeros(len(one.dst))
+    others = np.bincount(one.dst, one.count)[one.dst] - 1
+    return others * parameters.incasts_s(wires.kind[way.wire[way.first[1:] - 1]])
+
+
+def _reduces(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return what it takes to start reducing what each message brings."""
+    if not parameters.reduce_s or not len(one.dst):
+        return np.zeros(len(one.dst))
+    kinds = wires.kind[way.wire[way.first[1:] - 1]]
+    further = np.bincount(one.dst, one.count)[one.dst] - 1
+    start_s = np.maximum(parameters.reduces_s(kinds) - further * parameters.gaps_s(kinds), 0.0)
+    return np.where(one.added[one.dst] > 0, start_s, 0.0)
+
+
+def _curves(way: Routes, wires: Wires, parameters: Parameters) -> Iterator[tuple[Ints, Floats, Floats]]:
+    """Yield for each kind with a curve the messages that leave over such a wire, and its points over log bytes."""
+    for kind, points in parameters.curves if len(way.wire) else ():
+        which = np.flatnonzero(wires.kind[way.wire[way.first[:-1]]] == kind)
+        if len(which):
+            sizes, shares = np.array(points).T
+            yield which, np.log(np.maximum(sizes, 1.0)), shares
+
+
+def _over(how: np.ufunc, values: Floats, start: Ints) -> Floats:
+    return how.reduceat(values, start) if len(start) else np.zeros(0)
+
+
+def _memory(touched: Floats, placement: Placement, parameters: Parameters, contention: bool) -> Floats:
+    """Return the time that each rank's memory needs, for each byte of a slot."""
+    if placement.memory_bytes_per_s is None or not contention:
+        return np.zeros(placement.size)
+    of_device = np.bincount(placement.device, touched)
+    return of_device[placement.device] / (placement.memory_bytes_per_s * parameters.memory_efficiency)
+
+
+def _starts(one: Round, way: Routes, wires: Wires, parameters: Parameters) -> Floats:
+    """Return what a sender spends on each message and on issuing its others."""
+    outward = wires.kind[way.wire[way.first[:-1]]]
+    gap_s = parameters.gaps_s(outward)
+    total = np.bincount(one.src, gap_s if one.count is None else one.count * gap_s, len(one.added))
+    return parameters.starts_s(outward) + np.maximum(total[one.src] - gap_s, 0.0)
+
+
+def _longest(latency_s: Floats, way: Routes, wires: Wires) -> dict[str, int]:
+    if not len(latency_s):
+        return {}
+    message = int(latency_s.argmax())
+    crossed = way.wire[way.first[message] : way.first[message + 1]]
+    # A way through a switch or the network is two wires and one hop: the second half has no latency.
+    kinds, counts = np.unique(wires.kind[crossed[wires.latency_s[crossed] > 0]], return_counts=True)
+    return dict(zip(kinds.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,259 @@
+"""Which algorithm a collective becomes: the cheapest on the machine it is placed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from typing import TYPE_CHECKING
+
+from ..collectives.generators import GENERATORS, fits
+from ..collectives.proof import verify
+from ..collectives.schedule import EXACT, IN_RANK_ORDER, Schedule
+from ..errors import ScheduleError, UsageError, shown
+
+if TYPE_CHECKING:
+    from topology import Cluster
+
+    from .maxplus import CostBreakdown
+    from .option import Option, Price, Rejected
+
+DIRECT = "direct"
+
+# 16 TiB, more than a rank's memory. Times of more bytes on slow wires would not fit in 64 bits of picoseconds.
+_MOST_BYTES = 1 << 44
+
+# Size classes in each power of two: a class is a quarter wide, less than the cost of a wrong choice in it.
+_CLASSES_PER_OCTAVE = 4
+
+
+def algorithms() -> list[str]:
+    """Return the names that `algorithm=` takes."""
+    return [DIRECT, *sorted({name for by_name in GENERATORS.values() for name in by_name})]
+
+
+def check_algorithm(name: str) -> None:
+    """Refuse a name that no collective has.
+
+    Raises:
+        UsageError: Naming the known ones.
+    """
+    if not isinstance(name, str) or name not in algorithms():
+        raise UsageError(f"algorithm: {shown(name)} is unknown; known are {', '.join(algorithms())}")
+
+
+def check_algorithm_for(collective: str, name: object, size: int, *, exact: bool = False) -> None:
+    """Refuse a name that a collective does not have, or that does not take so many ranks.
+
+    Raises:
+        UsageError: Naming those that it has.
+    """
+    has = [DIRECT, *(each for each in GENERATORS[collective] if not exact or each in IN_RANK_ORDER)]
+    if isinstance(name, str) and name in has and (name == DIRECT or fits(name, size)):
+        return
+    if not isinstance(name, str) or name not in (DIRECT, *GENERATORS[collective]):
+        wrong = f"{collective} has no {shown(name)}"
+    elif name not in has:
+        wrong = f"{name!r} does not reduce in the order of ranks, as exact=True asks"
+    else:
+        wrong = f"{name!r} needs an even number of ranks, and the group has {size}"
+    able = [each for each in has if each == DIRECT or fits(each, size)]
+    raise UsageError(f"algorithm: {wrong}; expected one of {', '.join(able)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """An algorithm that was considered."""
+
+    algorithm: str  # its name
+    detail: str = ""  # what it is made of; may be empty
+    predicted_s: float | None = None  # its time, None if it does not apply
+    why_not: str | None = None  # why it does not apply, None if it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusiestWire:
+    """The wire that is busy longest."""
+
+    kind: str  # of the wire
+    name: str  # its ends
+    busy_s: float  # how long bytes are on it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a collective becomes on a machine, and why."""
+
+    op: str  # the collective
+    nbytes: int  # of the whole vector: the larger one of a rank's input and output
+    ranks: tuple[int, ...]  # world ranks of the group, in group order
+    cluster: str  # name of the machine
+    dtype: str  # of the elements
+    algorithm: str  # the cheapest
+    detail: str  # what it is made of; may be empty
+    slices: int  # pieces that the data is cut in
+    predicted_s: float  # from the last rank's call to the last rank's result
+    extrapolated: bool  # whether no published measurement of this shape went into the model
+    breakdown: CostBreakdown  # where the time goes
+    steps: int  # steps in which anything travels, with the data in one piece
+    bytes_per_rank: int  # sent by the busiest rank
+    hops: tuple[tuple[str, int], ...]  # kinds of wires, and how many the longest way of every step crosses
+    busiest: BusiestWire | None  # the wire that is busy longest, None if nothing travels
+    alternatives: tuple[Alternative, ...]  # all others, the fastest first, then those that do not apply
+    reason: str  # why it won
+    option: Option = field(repr=False, compare=False)  # the cheapest, as placed and priced
+
+    def schedule(self) -> Schedule:
+        """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
+
+        Raises:
+            ScheduleError: If the table does not compute the collective, or there is none, as of the short cut.
+        """
+        return _proved(self.option, self.slices)
+
+
+@lru_cache(maxsize=64)
+def _proved(option: Option, slices: int) -> Schedule:
+    schedule = option.schedule(slices)
+    verify(schedule)
+    return schedule
+
+
+def size_class(nbytes: int) -> int:
+    """Return the largest size of the class that `nbytes` is in: those in a class share one plan."""
+    if nbytes <= _CLASSES_PER_OCTAVE:
+        return nbytes
+    unit = 1 << (nbytes.bit_length() - _CLASSES_PER_OCTAVE.bit_length())
+    return -(-nbytes // unit) * unit
+
+
+def plan(
+    op: str,
+    nbytes: int,
+    cluster: Cluster,
+    ranks: Sequence[int] | None = None,
+    *,
+    dtype: str = "float32",
+    root: int = 0,
+    pairs: Sequence[tuple[int, int]] | None = None,
+    peer_direct: bool = True,
+    programs_only: bool = False,
+    algorithm: str | None = None,
+    exact: bool = False,
+) -> Plan:
+    """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
+
+    Args:
+        op: Name of the collective.
+        nbytes: Of the whole vector: the larger one of a rank's input and output.
+        cluster: The machine.
+        ranks: World ranks of the group, in group order; all by default.
+        dtype: Of the elements.
+        root: Group rank of the root, for rooted collectives.
+        pairs: Of a permute, in group ranks; every rank to the next one by default.
+        peer_direct: Whether network adapters read device memory themselves; matters where the machine's file says what
+            copies cost.
+        programs_only: Leave out the short cut through shared memory: what is asked for is a table.
+        algorithm: The only one to consider, in all its forms; any by default.
+        exact: Consider only those that reduce every element in the order of ranks.
+
+    Raises:
+        UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
+        ScheduleError: If `algorithm` does not apply to the group.
+        TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
+    """
+    group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
+    sent = None if pairs is None else tuple(pairs)
+    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact)
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    op: str,
+    nbytes: int,
+    cluster: Cluster,
+    ranks: tuple[int, ...] | None,
+    dtype: str,
+    root: int,
+    pairs: tuple[tuple[int, int], ...] | None,
+    peer_direct: bool,
+    programs_only: bool,
+    algorithm: str | None,
+    exact: bool,
+) -> Plan:
+    from .candidates import candidates
+    from .parameters import itemsize_of, measured
+
+    if op not in GENERATORS:
+        raise UsageError(f"op: {op!r} is no collective; known are {', '.join(GENERATORS)}")
+    if exact and op not in EXACT:
+        raise UsageError(f"exact: {' and '.join(EXACT)} reduce in the order of ranks if asked to, {op} does not")
+    if not 0 <= nbytes <= _MOST_BYTES:
+        raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
+    itemsize_of(dtype)  # refuses what is no dtype
+    group = tuple(range(cluster.world_size)) if ranks is None else ranks
+    options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact)
+    options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
+    if not options:
+        raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
+    priced = _priced(options, nbytes)
+    price, best = priced[0]
+    breakdown = best.breakdown(nbytes, price.slices)
+    return Plan(
+        op=op,
+        nbytes=nbytes,
+        ranks=group,
+        cluster=cluster.name,
+        dtype=dtype,
+        algorithm=best.algorithm,
+        detail=best.detail,
+        slices=price.slices,
+        predicted_s=price.total_s,
+        extrapolated=not measured(cluster, len(group), op, nbytes, dtype),
+        breakdown=breakdown,
+        steps=best.steps,
+        bytes_per_rank=round(best.sent_share * nbytes),
+        hops=tuple(sorted(best.hops().items())),
+        busiest=_busiest(best, nbytes),
+        alternatives=_alternatives(priced[1:], rejected),
+        reason=_reason(breakdown, priced[1:], nbytes),
+        option=best,
+    )
+
+
+def _priced(options: Sequence[Option], nbytes: int) -> list[tuple[Price, Option]]:
+    """Return options with their prices, the cheapest first; an earlier one tells a later one what to beat."""
+    priced: list[tuple[Price, Option]] = []
+    below_s = inf
+    for option in options:
+        price = option.price(nbytes, below_s=below_s)
+        priced.append((price, option))
+        below_s = min(below_s, price.total_s)
+    return sorted(priced, key=lambda each: each[0].total_s)
+
+
+def _reason(winner: CostBreakdown, others: Sequence[tuple[Price, Option]], nbytes: int) -> str:
+    from .reason import reason
+
+    if not others:
+        return "nothing else applies"
+    price, option = others[0]
+    return reason(winner, option.breakdown(nbytes, price.slices), option.label)
+
+
+def _busiest(option: Option, nbytes: int) -> BusiestWire | None:
+    found = option.busiest_wire()
+    if found is None:
+        return None
+    placed, wire, s_per_byte = found
+    kind, name = str(placed.placement.wires().kind[wire]), placed.placement.describe(wire)
+    return BusiestWire(kind=kind, name=name, busy_s=s_per_byte * nbytes)
+
+
+def _alternatives(priced: Sequence[tuple[Price, Option]], rejected: Sequence[Rejected]) -> tuple[Alternative, ...]:
+    slower = (
+        Alternative(algorithm=option.algorithm, detail=option.detail, predicted_s=price.total_s)
+        for price, option in priced
+    )
+    return (*slower, *(Alternative(algorithm=each.algorithm, why_not=each.why) for each in rejected))

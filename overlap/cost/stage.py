@@ -1,0 +1,120 @@
+"""What has to be looked at of a group of equal nodes to know what a phase takes: a few of its ranks stand for all.
+
+Inside nodes one node stands for all. Between nodes, where all nodes do the same, the nodes of one unit stand for all,
+which is a node or an UltraServer; where they do not, as in a tree, the ranks that share one set of adapters stand for
+those that share others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..collectives.placement import Placement, place
+from .geometry import Geometry
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """Some ranks that stand for all."""
+
+    placement: Placement  # of these ranks
+    groups: Sequence[Sequence[int]]  # those that do a phase at once, as numbers in the placement
+    # ranks that do the same as others in a node of their own, and are all that is looked at of it: their numbers, and
+    # those of the others.
+    alike: tuple[Sequence[int], Sequence[int]] = ((), ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A group of equal nodes."""
+
+    geometry: Geometry  # of the group
+    placement: Placement  # of the group
+    home: int  # the node that stands for all
+    folds: bool  # whether one stands for all: they have the same places, and there is a network between some
+
+    @classmethod
+    def of(cls, geometry: Geometry, placement: Placement, home: int) -> Stage:
+        """Look at a group."""
+        cluster, ranks = geometry.cluster, geometry.ranks
+        places = {tuple(ranks[index] % cluster.ranks_per_node for index in node) for node in geometry.nodes}
+        folds = len(places) == 1 and len(geometry.units) > 1 and cluster.machine.network is not None
+        return cls(geometry=geometry, placement=placement, home=home, folds=folds)
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
+        """World ranks of the home node."""
+        return tuple(self.geometry.ranks[index] for index in self.geometry.nodes[self.home])
+
+    @cached_property
+    def ring(self) -> tuple[int, ...]:
+        """The nodes of a unit, as numbers in it, in the order in which a ring of one place passes them; none if units
+        do not stand for each other.
+        """
+        g, whole = self.geometry, self.geometry.cluster.ranks_per_unit
+        places = {tuple(g.ranks[index] % whole for index in unit) for unit in g.units}
+        if not self.folds or len(places) > 1:
+            return ()
+        count = len(g.nodes) // len(g.units)
+        return g.part([node[0] for node in g.nodes[:count]]).ring_order if count > 1 else (0,)
+
+    @cached_property
+    def unit(self) -> Sample:
+        """The first unit alone, where it has one neighbour in the network: of more, nothing is different."""
+        cluster, count = self.geometry.cluster, len(self.ring)
+        two = replace(cluster, nodes=2 * cluster.servers, world_size=2 * cluster.ranks_per_unit)
+        world = [self.geometry.ranks[index] % cluster.ranks_per_unit for index in self.geometry.units[0]]
+        groups = [range(at, at + len(self._ranks)) for at in range(0, count * len(self._ranks), len(self._ranks))]
+        return Sample(placement=place(two, world), groups=groups)
+
+    @cached_property
+    def _bundles(self) -> tuple[tuple[int, ...], ...]:
+        """The places of a node, those together that share adapters; all of them together if they are not alike."""
+        cluster = self.geometry.cluster
+        sets: dict[int, list[int]] = {}
+        for number, rank in enumerate(self._ranks):
+            sets.setdefault(cluster.nic_of(rank), []).append(number)
+        whole = len(self._ranks) == cluster.ranks_per_node and cluster.devices_per_node % len(sets) == 0
+        return tuple(tuple(sets[nic]) for nic in sorted(sets)) if whole else (tuple(range(len(self._ranks))),)
+
+    @property
+    def _bundle(self) -> tuple[int, ...]:
+        """Those that stand for the others."""
+        return self._bundles[0]
+
+    @cached_property
+    def _some(self) -> tuple[Placement, dict[int, int]]:
+        """The home node and the first places of all others, and where each of the group's ranks is among them."""
+        nodes = self.geometry.nodes
+        chosen = list(nodes[self.home])
+        chosen += [node[place] for number, node in enumerate(nodes) if number != self.home for place in self._bundle]
+        world = tuple(self.geometry.ranks[index] for index in chosen)
+        return place(self.geometry.cluster, world), {index: number for number, index in enumerate(chosen)}
+
+    def inside(self, folded: bool) -> Sample | None:
+        """Return who stands for phases inside nodes: a unit, or the home node among those that stand for others."""
+        if not self.folds:
+            return None
+        if folded:
+            return self.unit
+        placement, size = self._some[0], len(self._ranks)
+        others = range(size, placement.size)
+        like = self._bundle * (len(others) // len(self._bundle))
+        return Sample(placement=placement, groups=[range(size)], alike=(others, like))
+
+    def root_node(self) -> Sample | None:
+        """Return who stands for a phase inside the home node: all of it, among those that stand for others."""
+        return Sample(placement=self._some[0], groups=[range(len(self._ranks))]) if self.folds else None
+
+    def between(self) -> Sample | None:
+        """Return who stands for phases between nodes in which these differ."""
+        if not self.folds:
+            return None
+        placement, number = self._some
+        groups = [[number[node[place]] for node in self.geometry.nodes] for place in self._bundle]
+        others = [
+            place for bundle in self._bundles[1:] for place in bundle
+        ]  # of the home node, the first in the placement
+        return Sample(placement=placement, groups=groups, alike=(others, self._bundle * len(self._bundles[1:])))

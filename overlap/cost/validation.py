@@ -1,0 +1,309 @@
+"""The model against what was published: every row of `measurements` beside what the model says of it.
+
+Errors are of times, also where a bandwidth was published. A row that a figure was fitted to says little; what counts
+are the rows that the model has not seen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+
+from topology import TopologyWarning, cluster
+
+from ..errors import UsageError
+from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING
+from .published import Knee, Measurement, Start, Training
+from .select import plan
+from .startup import startup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is asked of predictions of rows that the model has not seen."""
+
+    median: float  # error, as a share
+    worst: float  # the same
+
+
+_NEURON = Asked(median=0.08, worst=0.20)
+_BY_DATA = Asked(median=0.15, worst=0.40)
+
+_START_BYTES, _START_DTYPE = 32 << 10, "bfloat16"
+# Crossovers are looked for in this many octaves around what is published, and found to a hundredth of the size.
+_OCTAVES = 3
+_CLOSE = 1.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A published figure and what the model says of it."""
+
+    of: Measurement | Start | Training  # the row
+    measured: float  # seconds; for a training run the ratio of its two throughputs
+    predicted: float  # in the same unit
+    fits: str  # the figure of the model that was fitted to this row, empty if the model has not seen it
+    # whether no rows that figures were fitted to enclose this one: same machine, ranks and operation, and sizes below
+    # and above.
+    extrapolated: bool
+
+    @property
+    def error(self) -> float:
+        """The prediction's, as a share of what was measured."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossover:
+    """Where an algorithm takes over from another."""
+
+    knee: Knee  # what is published
+    # the size from which the model chooses the second one; None if it does not change from the one to the other
+    # anywhere near.
+    predicted_bytes: int | None
+
+    @property
+    def inside(self) -> bool:
+        """Whether that is in the published range."""
+        return self.predicted_bytes is not None and (
+            self.knee.least_bytes <= self.predicted_bytes <= self.knee.most_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Errors of some rows, as shares."""
+
+    rows: int  # how many
+    median: float  # of the absolute errors; 0 without rows
+    worst: float  # the largest of them
+
+    @classmethod
+    def of(cls, rows: Sequence[Judged]) -> Accuracy:
+        """Add up the errors of some rows."""
+        errors = [abs(row.error) for row in rows]
+        return cls(rows=len(rows), median=median(errors) if errors else 0.0, worst=max(errors, default=0.0))
+
+    def meets(self, asked: Asked) -> bool:
+        """Return whether median and worst are what is asked."""
+        return self.median <= asked.median and self.worst <= asked.worst
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Class:
+    """Rows of one chip, network or not, and one dtype: what they say of the planner."""
+
+    name: str  # the chip, and whether nodes are joined
+    dtype: str  # of the elements
+    asked: Asked  # of its unseen rows
+    unseen: Accuracy  # accuracy on rows that nothing was fitted to
+    fitted: int  # how many rows figures were fitted to
+
+    @property
+    def as_asked(self) -> bool:
+        """Whether its unseen rows are as asked."""
+        return self.unseen.meets(self.asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Everything published of some machines, beside the model."""
+
+    collectives: tuple[Judged, ...]  # one for each measured collective
+    starts: tuple[Judged, ...]  # one for each measured execution of a program
+    training: Judged | None  # the training run, where its machine was asked for
+    crossovers: tuple[Crossover, ...]  # one for each published change of algorithm
+
+    @property
+    def rows(self) -> tuple[Judged, ...]:
+        """All rows with an error."""
+        return (*self.collectives, *self.starts, *((self.training,) if self.training else ()))
+
+    @property
+    def all(self) -> Accuracy:
+        """Accuracy over all rows."""
+        return Accuracy.of(self.rows)
+
+    @property
+    def unseen(self) -> Accuracy:
+        """Accuracy of the planner over the rows that nothing was fitted to."""
+        return Accuracy.of([row for row in self.collectives if not row.fits])
+
+    @property
+    def classes(self) -> tuple[Class, ...]:
+        """The planner's accuracy by chip and dtype: what starting programs costs, and ratios, are not its."""
+        return _classes(self.collectives)
+
+    @property
+    def as_asked(self) -> bool:
+        """Whether every class and all crossovers are as asked."""
+        return all(each.as_asked for each in self.classes) and all(each.inside for each in self.crossovers)
+
+
+def validate(machine: str | None = None) -> Validation:
+    """Predict everything that was published.
+
+    Args:
+        machine: Only rows of this one, with any number of nodes unless it names one; all by default.
+
+    Raises:
+        UsageError: If nothing is published of it.
+    """
+    known = sorted({_base(row.machine) for row in COLLECTIVES})
+    if machine is not None and _base(machine) not in known:
+        raise UsageError(f"machine: nothing is published of {machine!r}; known are {', '.join(known)}")
+    return Validation(
+        collectives=tuple(_collective(row) for row in COLLECTIVES if _asked(row.machine, machine)),
+        starts=tuple(_start(row) for row in STARTS if _asked(row.machine, machine)),
+        training=_training() if _asked(TRAINING.machine, machine) else None,
+        crossovers=tuple(_crossover(knee) for knee in KNEES if _asked(knee.machine, machine)),
+    )
+
+
+def classes_of(machine: str | None = None, *, place: str | None = None) -> tuple[Class, ...]:
+    """Judge collectives alone, which is a part of the work of `validate`.
+
+    Args:
+        machine: Only rows of this one; all by default. Of one that nothing is published of there are none.
+        place: Only "one node", or "across nodes"; both by default.
+    """
+    rows = [row for row in COLLECTIVES if _asked(row.machine, machine) and place in (None, _place(row))]
+    return _classes([_collective(row) for row in rows])
+
+
+def _classes(collectives: Sequence[Judged]) -> tuple[Class, ...]:
+    found: dict[tuple[str, str, bool], list[Judged]] = {}
+    for row in collectives:
+        assert isinstance(row.of, Measurement)
+        machine = cluster(row.of.machine, strict=False).machine
+        name = f"{machine.chip.name}, {_place(row.of)}"
+        found.setdefault((name, row.of.dtype, machine.wires.link != "nvlink"), []).append(row)
+    return tuple(
+        Class(
+            name=name,
+            dtype=dtype,
+            asked=_NEURON if closely else _BY_DATA,
+            unseen=Accuracy.of([row for row in rows if not row.fits]),
+            fitted=sum(bool(row.fits) for row in rows),
+        )
+        for (name, dtype, closely), rows in found.items()
+    )
+
+
+def _place(row: Measurement) -> str:
+    return "across nodes" if " x" in row.machine else "one node"
+
+
+def _base(machine: str) -> str:
+    return machine.split(" x")[0]
+
+
+def _asked(machine: str, wanted: str | None) -> bool:
+    return wanted in (None, machine, _base(machine))
+
+
+def _collective(row: Measurement) -> Judged:
+    fitted = [other.nbytes for other in COLLECTIVES if other.fits and _alike(other, row)]
+    return Judged(
+        of=row,
+        measured=row.measured_s,
+        predicted=_collective_s(row),
+        fits=row.fits,
+        extrapolated=not fitted or not min(fitted) <= row.nbytes <= max(fitted),
+    )
+
+
+def _alike(one: Measurement, other: Measurement) -> bool:
+    def shape(row: Measurement) -> tuple[object, ...]:
+        return row.machine, row.ranks, row.group, row.collective, row.dtype, row.peer_direct
+
+    return shape(one) == shape(other)
+
+
+def _collective_s(row: Measurement) -> float:
+    whole_s = _planned_s(row, row.nbytes)
+    return whole_s - _planned_s(row, row.beyond_bytes) if row.beyond_bytes else whole_s
+
+
+def _planned_s(row: Measurement, nbytes: int) -> float:
+    """Return the price of what the planner chooses, or of the best that the machine's own library has."""
+    group, machine = row.group or None, cluster(row.machine)
+    found = plan(row.collective, nbytes, machine, group, dtype=row.dtype, peer_direct=row.peer_direct)
+    library = machine.machine.collectives.library
+    if library is None or found.algorithm in library.algorithms:
+        return found.predicted_s
+    return next(
+        other.predicted_s
+        for other in found.alternatives
+        if other.predicted_s is not None and other.algorithm in library.algorithms
+    )
+
+
+def _start(row: Start) -> Judged:
+    fitted = [each.ranks for each in STARTS if each.fits and _alike_starts(each, row)]
+    return Judged(
+        of=row,
+        measured=row.figure_ms / 1e3,
+        predicted=_start_s(row),
+        fits=row.fits,
+        extrapolated=not fitted or not min(fitted) <= row.ranks <= max(fitted),
+    )
+
+
+def _alike_starts(one: Start, other: Start) -> bool:
+    return (one.machine, one.operations) == (other.machine, other.operations)
+
+
+def _start_s(row: Start) -> float:
+    machine = cluster(row.machine, strict=False)
+    with warnings.catch_warnings():
+        # The first 32 ranks of trn2 were timed, which its rules do not list.
+        warnings.simplefilter("ignore", TopologyWarning)
+        operation = plan("all_reduce", _START_BYTES, machine, tuple(range(row.ranks)), dtype=_START_DTYPE)
+    return startup(machine).program_s(row.ranks, row.operations, operation.predicted_s)
+
+
+def _training() -> Judged:
+    """Predict the ratio of two throughputs where all that a step takes is its communication.
+
+    ZeRO-2 reduces and scatters the gradients and gathers the parameters. This is the ratio without any compute, which
+    brings it nearer to 1: with compute calibrated on one of the two throughputs of the published batch, the other is
+    missed by far (examples/08_bert_peer_direct.py).
+    """
+    nbytes, machine = round(TRAINING.parameters * TRAINING.itemsize), cluster(TRAINING.machine)
+    host_s, direct_s = (
+        sum(plan(op, nbytes, machine, peer_direct=direct).predicted_s for op in ("reduce_scatter", "all_gather"))
+        for direct in (False, True)
+    )
+    return Judged(
+        of=TRAINING,
+        measured=TRAINING.peer_direct / TRAINING.host_copies,
+        predicted=host_s / direct_s,
+        fits="",
+        extrapolated=True,
+    )
+
+
+def _crossover(knee: Knee) -> Crossover:
+    machine, ranks = cluster(knee.machine), tuple(range(knee.ranks))
+
+    def chosen(nbytes: int) -> str:
+        return plan(knee.collective, nbytes, machine, ranks).algorithm
+
+    below, above = knee.least_bytes >> _OCTAVES, knee.most_bytes << _OCTAVES
+    while above > below * _CLOSE:
+        middle = round(sqrt(below * above))
+        below, above = (middle, above) if _before(chosen(middle), knee) else (below, middle)
+    found = (chosen(below), chosen(above)) == (knee.below, knee.above)
+    return Crossover(knee=knee, predicted_bytes=above if found else None)
+
+
+# In the order of sizes: an algorithm before the one that takes over is below the knee.
+_BY_SIZE = ("one_shot", "mesh", "rdh", "kangaring")
+
+
+def _before(algorithm: str, knee: Knee) -> bool:
+    return algorithm in _BY_SIZE[: _BY_SIZE.index(knee.above)]

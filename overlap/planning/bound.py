@@ -1,0 +1,209 @@
+"""What a step takes at least: so that a search need not simulate what cannot win.
+
+A rank computes one thing after the other, and cannot begin before what the first microbatch has to pass; what `tp` and
+`ep` exchange within an action of the schedule lies between its computes, but for what is computed again meanwhile; the
+gradients of the last microbatch, and the new weights, pass the busiest wire of their group one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from topology import Cluster
+
+from .. import Virtual
+from ..cost.select import plan
+from ..parallel.schedules import FAMILIES
+from ..simulation.compute_cost import ComputeCosts, Profile, Roofline
+from .amounts import UPDATE_BYTES, Amounts, Work
+from .layout import Layout
+from .model import Model
+
+_SPLIT = frozenset(name for name, of in FAMILIES.items() if of.make(1, 2, of.chunks or 2).splits_backward)
+
+
+def bound_s(model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool = True) -> float:
+    """Return seconds that no simulation of the step is below.
+
+    Args:
+        model: What is trained.
+        layout: How it lies.
+        cluster: Where.
+        virtual: What is assumed.
+        planned: Whether collectives count, which takes a plan of each; else only computes do.
+
+    Raises:
+        TopologyError: If a group of ranks is illegal there.
+    """
+    return _Bound(model, layout, cluster, virtual, planned=planned).step_s()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """Seconds of one microbatch."""
+
+    forward: float
+    backward: float  # until its gradient is there for the stage before
+    weights: float  # later
+
+
+class _Bound:
+    """Of one layout."""
+
+    def __init__(self, model: Model, layout: Layout, cluster: Cluster, virtual: Virtual, *, planned: bool) -> None:
+        self._model, self._layout, self._cluster, self._virtual = model, layout, cluster, virtual
+        self._plans = planned
+        self._amounts = Amounts(model=model, layout=layout)
+        rates = {"efficiency": virtual.efficiency, "memory_efficiency": virtual.memory_efficiency}
+        profile = virtual.profile
+        self._costs = ComputeCosts(
+            roofline=Roofline.of(cluster, dtype=layout.dtype, **rates),
+            profile=profile if isinstance(profile, Profile) or profile is None else Profile.read(profile),
+        )
+        self._half_s = self._exchange_s()
+
+    def step_s(self) -> float:
+        """Return the bound."""
+        layout = self._layout
+        stages = [self._stage(stage) for stage in range(layout.pp * layout.chunks)]
+        return max(self._of_rank(stages, rank) for rank in range(layout.pp))
+
+    def _of_rank(self, stages: list[_Stage], rank: int) -> float:
+        layout, m = self._layout, self._layout.microbatches
+        mine = [stages[stage] for stage in layout.stages_of(rank)]
+        before_s = sum(each.forward for each in stages[:rank])
+        after_s = sum(each.backward for each in stages[:rank])
+        once_s = sum(each.forward + each.backward + each.weights for each in mine)
+        last_s = sum(each.backward + each.weights for each in mine)
+        reduced_s, gathered_s = self._replicas_s(rank)
+        waiting_s = max(0.0, reduced_s - last_s) if layout.zero < 2 else 0.0
+        own_s = before_s + m * once_s + waiting_s + max(self._update_s(rank), gathered_s)
+        later_s = sum(each.weights for each in mine)  # may be computed while the stages before end
+        return max(own_s, before_s + m * (once_s - later_s) + after_s + self._update_s(0))
+
+    # -- one microbatch --------------------------------------------------------------------------------------------
+
+    def _stage(self, stage: int) -> _Stage:
+        layers = self._layout.layers_of(self._model, stage)
+        kinds, split = self._model.kinds(layers), self._layout.schedule in _SPLIT
+        forward = sum(self._layer_s(one, "forward", 1.0) * like for one, like in kinds)
+        backward = sum(self._layer_s(one, "backward", 1.0 if split else 2.0) * like for one, like in kinds)
+        again = forward - (self._half_s if layers else 0.0) * len(layers) if self._again else 0.0
+        if stage == self._layout.pp * self._layout.chunks - 1:
+            forward += self._s("scores", self._amounts.scoring())
+            backward += self._s("scores backward", self._amounts.scoring().times(1.0 if split else 2.0))
+        weights = sum(self._weights_s(one) * like for one, like in kinds) if split else 0.0
+        slack = 2 * self._half_s  # the last exchange of an action may lie beside the first compute of the next
+        return _Stage(forward=max(0.0, forward - slack), backward=max(0.0, backward + again - slack), weights=weights)
+
+    @property
+    def _again(self) -> bool:
+        return self._layout.checkpointing == "full"
+
+    def _layer_s(self, layer: int, what: str, times: float) -> float:
+        """A layer's computes, and what `tp` and `ep` exchange between them."""
+        amounts, back = self._amounts, what == "backward"
+        scores = amounts.scores()
+        if back:
+            scores = scores.times(3.0 if self._layout.checkpointing == "selective" else 2.0)
+        projections = amounts.projections().times(times)
+        if self._layout.cp > 1:
+            found = self._s(f"projections {what}", projections) + self._layout.cp * self._s(f"scores {what}", scores)
+        else:
+            found = self._s(f"attention {what}", projections.plus(scores))
+        found += self._half_s
+        if back and self._again:
+            found -= self._gather_s  # of the gradient, while the layer is computed again
+        if self._model.has_experts(layer):
+            return found + self._sparse_s(times, what)
+        return found + self._s(f"perceptron {what}", amounts.perceptron(layer).times(times)) + self._half_s
+
+    def _sparse_s(self, times: float, what: str) -> float:
+        """Half a layer with experts; those that all tokens meet may compute while others travel."""
+        amounts, there_s, back_s, around_s = self._amounts, 0.0, 0.0, 0.0
+        if self._layout.ep > 1:
+            there_s = back_s = self._planned_s("all_to_all", amounts.routed_bytes, "ep")
+        if amounts.gathers_routed:
+            nbytes = amounts.routed_bytes * self._layout.tp
+            there_s += self._planned_s("all_gather", nbytes, "tp")
+            back_s += self._planned_s("reduce_scatter", nbytes, "tp")
+        else:
+            around_s = self._half_s
+        shared_s = self._s(f"shared {what}", amounts.shared().times(times)) if self._model.shared_experts else 0.0
+        router_s = self._s(f"router {what}", amounts.router().times(times))
+        experts_s = self._s(f"experts {what}", amounts.experts().times(times))
+        combine_s = self._s(f"combine {what}", amounts.combining())
+        return around_s + router_s + max(there_s, shared_s) + experts_s + back_s + combine_s
+
+    def _weights_s(self, layer: int) -> float:
+        work = self._amounts.projections().plus(self._amounts.perceptron(layer))
+        if self._model.has_experts(layer):
+            work = work.plus(self._amounts.experts())
+        return self._s("weights backward", work)
+
+    def _s(self, name: str, work: Work) -> float:
+        return self._costs.duration_ns(name, flops=work.flops, bytes_moved=work.nbytes)[0] / 1e9
+
+    # -- groups ------------------------------------------------------------------------------------------------------
+
+    def _exchange_s(self) -> float:
+        """What tp exchanges for half a layer."""
+        self._gather_s = 0.0
+        if self._layout.tp == 1:
+            return 0.0
+        nbytes = self._amounts.tokens * self._model.hidden * self._amounts.itemsize
+        if not self._layout.sequence_parallel:
+            return self._planned_s("all_reduce", nbytes, "tp")
+        self._gather_s = self._planned_s("all_gather", nbytes, "tp")
+        return self._gather_s + self._planned_s("reduce_scatter", nbytes, "tp")
+
+    def _planned_s(self, op: str, nbytes: int, *axes: str) -> float:
+        if not self._plans:
+            return 0.0
+        return _planned(op, nbytes, self._cluster, _group(self._layout, axes), self._layout.dtype, self._peer)[0]
+
+    @property
+    def _peer(self) -> bool:
+        return self._virtual.peer_direct
+
+    def _replicas_s(self, rank: int) -> tuple[float, float]:
+        """For how long gradients, and new weights, keep the busiest wire of the replicas busy."""
+        layout = self._layout
+        if layout.replicas == 1 or not self._plans:
+            return 0.0, 0.0
+        nbytes = self._dense(rank) * self._amounts.itemsize
+        group = _group(layout, ("dp", "cp", "ep"))
+
+        def busy_s(op: str) -> float:
+            return _planned(op, layout.bucket_bytes, self._cluster, group, layout.dtype, self._peer)[1] * nbytes
+
+        reduced_s = busy_s("reduce_scatter" if layout.zero else "all_reduce")
+        return reduced_s, busy_s("all_gather") if layout.zero in (1, 2) else 0.0
+
+    def _dense(self, rank: int) -> int:
+        return sum(self._amounts.held(stage)[0] for stage in self._layout.stages_of(rank))
+
+    def _update_s(self, rank: int) -> float:
+        share = self._layout.replicas if self._layout.zero else 1
+        rate = self._costs.roofline
+        return UPDATE_BYTES * self._dense(rank) / share / ((rate.bytes_per_s or float("inf")) * rate.memory_efficiency)
+
+
+def _group(layout: Layout, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ranks of the first group along some axes."""
+    found, stride = [0], layout.world_size
+    for axis, size in layout.axes.items():
+        stride //= size
+        if axis in axes:
+            found = [rank + place * stride for rank in found for place in range(size)]
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    op: str, nbytes: int, cluster: Cluster, group: tuple[int, ...], dtype: str, peer_direct: bool
+) -> tuple[float, float]:
+    """Return what an operation takes alone, and seconds of the busiest wire for each byte, of any algorithm least."""
+    found = plan(op, nbytes, cluster, group, dtype=dtype, peer_direct=peer_direct)
+    return found.predicted_s, found.busiest.busy_s / nbytes if found.busiest and nbytes else 0.0

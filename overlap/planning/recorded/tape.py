@@ -1,0 +1,319 @@
+"""A measured run as what each rank issues: in which order, and after what. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal, TypeAlias
+
+from ...collectives.kinds import Collective
+from ...cost.parameters import itemsize_of
+from ...errors import UsageError
+from ...timeline.meetings import PAIRED
+from ...timeline.merge import CUT
+from ...timeline.metrics import median_step
+from ...timeline.replay.graph import Node
+from ...timeline.replay.inference import graph_of, issued_ns
+from ...timeline.span import CollectiveInfo, Span
+from ...timeline.spans import Timeline
+from ...timeline.verdict import verdict_of
+
+MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
+
+UNTYPED = "float32"
+"""What elements are taken for of which a trace does not say it."""
+
+ITSELF = -1
+"""Instead of the index of a move: its own issue."""
+
+_DTYPES = {
+    "float": "float32", "double": "float64", "half": "float16", "c10::half": "float16", "c10::bfloat16": "bfloat16",
+    "int": "int32", "long": "int64", "long int": "int64", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
+}  # fmt: skip
+_KNOWN = frozenset(each.text for each in Collective) - PAIRED
+_ROOTED = frozenset(each.text for each in Collective if each.traits.rooted)
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What has to be over."""
+
+    move: int  # Its index among those of the same rank, or `ITSELF`
+    delay_ns: int  # How much later, as the trace has it: what no span explains
+
+
+@dataclass(slots=True, kw_only=True)
+class Move:
+    """Something that a rank issues."""
+
+    # A compute; a collective; an end of a message; communication whose size or partners nobody knows, which keeps its
+    # time; the begin or end of a step.
+    kind: MoveKind
+    span: Span  # As recorded
+    lane: str = ""  # The stream on which it is issued
+    dtype: str = ""  # Of what communicates
+    tag: int = 0  # Of a message, which number it has among those from its sender to its receiver
+    pause_ns: int = 0  # What the program does before it issues this, that no span explains
+    awaits: tuple[After, ...] = ()  # What the program waits for before it does
+    needs: tuple[After, ...] = ()  # What it waits for itself
+
+    @property
+    def info(self) -> CollectiveInfo:
+        """What is known of communication."""
+        assert self.span.info is not None
+        return self.span.info
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """A recorded run."""
+
+    world_size: int  # Ranks that it had
+    moves: Mapping[int, Sequence[Move]]  # Of each rank that was recorded, in the order in which its program issued them
+    cluster: str | None  # On which it was, if the trace says so
+    clock: str  # On which it was
+    steps: int  # How many it has
+    step_ns: int  # Its median one, or the whole run
+    notes: Sequence[str] = field(default=())  # What the trace does not say, and what is done instead
+
+
+def tape_of(timeline: Timeline) -> Tape:
+    """Read off a timeline what its ranks issued, and after what; `replay.inference` says how.
+
+    Raises:
+        UsageError: If it is empty.
+    """
+    if not any(span.kind in ("compute", "comm") for span in timeline.spans):
+        raise UsageError("a trace with neither compute nor communication is no program")
+    notes: Counter[str] = Counter()
+    told = _Told(timeline, notes)
+    moves = _moves(timeline, told)
+    if timeline.dropped:
+        notes["spans of its beginning were not recorded"] += timeline.dropped
+    if CUT in timeline.meta:
+        notes["file or more was cut off: what is complete of it is taken"] += 1
+    return Tape(
+        world_size=timeline.world_size,
+        moves=moves,
+        cluster=timeline.meta.get("cluster"),
+        clock=timeline.clock,
+        steps=len(timeline.steps()),
+        step_ns=verdict_of(timeline, step=median_step(timeline)).wall_ns,
+        notes=[f"{count} {text}" for text, count in notes.items()],
+    )
+
+
+class _Told:
+    """What a timeline says of each span of communication: a kind, a dtype and a tag.
+
+    Args:
+        timeline: All of it.
+        notes: Counts what is not known.
+    """
+
+    def __init__(self, timeline: Timeline, notes: Counter[str]) -> None:
+        self._notes = notes
+        comm = [span for span in timeline.spans if span.kind == "comm"]
+        self._ours = "origin" not in timeline.meta
+        self._tags = _tags(comm)
+        self._complete = _complete(comm, timeline.ranks())
+
+    def of(self, span: Span) -> Move | None:
+        """Return what is issued for a span; None if it has to be left out."""
+        info = span.info
+        if span.kind == "compute":
+            return Move(kind="compute", span=span)
+        if info is None or (info.op not in _KNOWN and id(span) not in self._tags):
+            return self._kept(span, "operations of an unknown kind or with unknown partners keep their recorded time")
+        if not info.nbytes and info.op != Collective.BARRIER.text:
+            return self._kept(span, "operations of unknown size keep their recorded time")
+        if id(span) in self._tags:
+            lane = self._lane(span, info)
+            return Move(kind="message", span=span, lane=lane, dtype=self._dtype(info), tag=self._tags[id(span)])
+        if not self._complete[_meeting(info)]:
+            self._notes["operations are left out: not all ranks of their groups recorded them"] += 1
+            return None
+        if info.op in _ROOTED:
+            self._notes["rooted operations: the first rank of the group is taken for the root"] += 1
+        if info.op == Collective.PERMUTE.text:
+            self._notes["permutations: each rank is taken to send to the next one"] += 1
+        return Move(kind="collective", span=span, lane=self._lane(span, info), dtype=self._dtype(info))
+
+    def _lane(self, span: Span, info: CollectiveInfo) -> str:
+        """Others' traces number the operations of each kind, and do not tell in which order all of them were issued."""
+        return span.lane if self._ours else info.op
+
+    def tag(self, span: Span) -> int | None:
+        """Return that of a message; None of anything else."""
+        return self._tags.get(id(span))
+
+    def _kept(self, span: Span, why: str) -> Move:
+        self._notes[why] += 1
+        return Move(kind="kept", span=span)
+
+    def _dtype(self, info: CollectiveInfo) -> str:
+        name = _DTYPES.get(info.dtype.lower(), info.dtype.lower())
+        try:
+            itemsize_of(name or "unknown")
+        except UsageError:
+            if info.op != Collective.BARRIER.text:
+                self._notes[f"operations of unknown type are taken to be {UNTYPED}"] += 1
+            return UNTYPED
+        return name
+
+
+def _meeting(info: CollectiveInfo) -> tuple[object, ...]:
+    return info.group, info.ranks, info.op, info.seq
+
+
+def _complete(comm: Iterable[Span], recorded: Sequence[int]) -> dict[tuple[object, ...], bool]:
+    """Return of each collective whether all ranks of its group have it that have anything."""
+    met: dict[tuple[object, ...], set[int]] = {}
+    for span in comm:
+        if span.info is not None:
+            met.setdefault(_meeting(span.info), set()).add(span.rank)
+    there = set(recorded)
+    return {key: ranks >= there.intersection(key[1]) for key, ranks in met.items()}  # type: ignore[arg-type]
+
+
+def _tags(comm: Iterable[Span]) -> dict[int, int]:
+    """Return the tags of messages by the identity of a span, the same at both ends; no end is left alone.
+
+    A trace has no tags. Ours number the messages of each tag; those of others get a tag each.
+    """
+    ends: dict[tuple[tuple[int, ...], bool], list[Span]] = {}
+    for span in comm:
+        info = span.info
+        if info is not None and info.op in PAIRED and len(info.ranks) == 2 and span.rank in info.ranks:
+            ends.setdefault((info.ranks, span.rank == info.ranks[0]), []).append(span)
+    tags: dict[int, int] = {}
+    for (ranks, sends), spans in ends.items():
+        others = len(ends.get((ranks, not sends), ()))
+        spans.sort(key=_order)
+        counts: list[int] = []  # of the messages with each tag, which are numbered from 0
+        for span in spans[:others]:
+            number = span.info.seq if span.info and span.info.op == Collective.P2P.text else 0
+            tag = next((tag for tag, count in enumerate(counts) if count == number), len(counts))
+            counts[tag : tag + 1] = [number + 1]
+            tags[id(span)] = tag
+    return tags
+
+
+def _order(span: Span) -> tuple[int, int, int]:
+    """Both ends of a message of ours have met at the same instant; of others only the order is known."""
+    assert span.info is not None
+    at_ns = span.info.met_ns if span.info.op == Collective.P2P.text else span.start_ns
+    return at_ns, span.info.seq, span.info.nbytes
+
+
+def _moves(timeline: Timeline, told: _Told) -> dict[int, list[Move]]:
+    """Return what each rank issues: the nodes of a replay in the order of its program."""
+    graph = graph_of(timeline)
+    program: dict[int, list[Node]] = {}
+    works: dict[Node, Node] = {}  # by the instants of programs that issue them
+    arrivals: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.kind == "program":
+            program.setdefault(node.ranks[0], []).append(node)
+        elif node.kind in ("compute", "arrival"):
+            works[node.after[0][0]] = node
+            arrivals[id(node.spans[0])] = node
+    over = {node: arrivals[id(node.spans[0])] for node in graph.nodes if node.kind == "end"}
+    marks: dict[Node, Move] = {}
+    for begin, end, span in graph.steps:
+        marks[begin], marks[end] = Move(kind="begin", span=span), Move(kind="end", span=span)
+    return {rank: _Program(works, over, marks, told).moves(nodes) for rank, nodes in program.items()}
+
+
+class _Program:
+    """What one rank issues.
+
+    Args:
+        works: Computes and arrivals of communication, by the instant that issues them.
+        over: Arrivals of communication by its end.
+        marks: Begins and ends of steps by their instant.
+        told: What is known of communication.
+    """
+
+    def __init__(
+        self, works: Mapping[Node, Node], over: Mapping[Node, Node], marks: Mapping[Node, Move], told: _Told
+    ) -> None:
+        self._works, self._over, self._marks, self._told = works, over, marks, told
+        self._moves: list[Move] = []
+        self._places: dict[Node, int] = {}
+        self._before: dict[tuple[object, ...], Node] = {}  # on the same stream of a group
+
+    def moves(self, nodes: Sequence[Node]) -> list[Move]:
+        """Return all of it."""
+        for _, instant in groupby(nodes, self._issued_ns):
+            self._add_all(list(instant))
+        return self._moves
+
+    def _issued_ns(self, node: Node) -> int:
+        if node in self._marks:
+            span = self._marks[node].span
+            return span.start_ns if self._marks[node].kind == "begin" else span.end_ns
+        return issued_ns(self._works[node].spans[0])
+
+    def _add_all(self, nodes: Sequence[Node]) -> None:
+        """Append what is issued in one instant, whose order a trace does not tell: nothing before what it needs."""
+        first = len(self._moves)
+        awaited = self._after(each for node in nodes for each in (*node.after, *((n, 0.0) for n in node.likely)))
+        waiting = {self._works[node]: node for node in nodes if node in self._works}
+        before: dict[Node, Node] = {}
+        last: dict[tuple[object, ...], Node] = {}
+        for work in sorted((each for each in waiting if each.kind == "arrival"), key=_seq):
+            info = work.spans[0].info
+            if info is not None:
+                key = info.group, info.ranks, work.spans[0].lane, self._told.tag(work.spans[0])
+                if key in last:
+                    before[work] = last[key]
+                last[key] = work
+
+        def add(work: Node) -> None:
+            pending = [work]
+            while pending:
+                top = pending[-1]
+                needed = [self._over.get(each, each) for each, _ in top.after]
+                needed += [before[top]] if top in before else []
+                missing = [each for each in needed if each in waiting and each is not top]
+                if missing and len(pending) <= len(nodes):
+                    pending.append(missing[0])
+                    continue
+                pending.pop()
+                if waiting.pop(top, None) is not None:
+                    self._append(self._work(top))
+
+        for node in nodes:
+            if node in self._marks:
+                self._append(self._marks[node])
+            elif self._works[node] in waiting:
+                add(self._works[node])
+        move = self._moves[first]
+        move.awaits = awaited
+        move.pause_ns = round(nodes[0].work_ns + sum(delay for each, delay in nodes[0].after if each.kind == "program"))
+
+    def _append(self, move: Move) -> None:
+        self._moves.append(move)
+
+    def _work(self, work: Node) -> Move:
+        span = work.spans[0]
+        move = self._told.of(span) or Move(kind="kept", span=replace(span, end_ns=span.start_ns))
+        move.needs = self._after([*work.after, *((each, 0.0) for each in work.likely)], issued=work.after[0][0])
+        self._places[work] = len(self._moves)
+        return move
+
+    def _after(self, nodes: Iterable[tuple[Node, float]], issued: Node | None = None) -> tuple[After, ...]:
+        found = []
+        for node, delay_ns in nodes:
+            place = ITSELF if node is issued else self._places.get(self._over.get(node, node))
+            if place is not None and (place != ITSELF or delay_ns):
+                found.append(After(place, round(delay_ns)))
+        return tuple(dict.fromkeys(found))
+
+
+def _seq(node: Node) -> int:
+    info = node.spans[0].info
+    return -1 if info is None else info.seq

@@ -1,0 +1,79 @@
+"""How far to trust what communication is predicted to take: the planner's errors on rows that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from topology import Cluster
+
+from ..cost.parameters import measured
+from ..cost.validation import Class, classes_of
+from .parts import MESSAGE, Operation, Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Errors, as shares."""
+
+    typical: float  # The median one
+    worst: float  # The largest
+    rows: int  # Published rows, which nothing was fitted to, that say so
+    of: str  # What they are of
+    measured: bool  # Whether the size lies within published sizes of that very shape
+
+
+def band_of(cluster: Cluster, operation: Operation) -> Band:
+    """Return the band of an operation: that of its chip, network or not, and dtype, or of the nearest that is known."""
+    where = "across nodes" if len({cluster.place(rank).node for rank in operation.ranks}) > 1 else "one node"
+    found = _nearest(cluster.machine.name.split()[0], f"{cluster.machine.chip.name}, {where}", operation.dtype)
+    size, inside = operation.nbytes, False
+    if operation.op != MESSAGE:
+        inside = measured(cluster, len(operation.ranks), operation.op, size, operation.dtype)
+    return _joined(found, inside)
+
+
+@cache
+def _nearest(machine: str, name: str, dtype: str) -> list[Class]:
+    """Return the classes of a name and dtype; where nothing is known, of any dtype, then any chip, then all."""
+    own = [each for each in classes_of(machine) if each.name == name and each.unseen.rows]
+    if own:
+        return [each for each in own if each.dtype == dtype] or own
+    return _of_place(name.split(", ")[1]) or _of_place(None)
+
+
+@cache
+def _of_place(place: str | None) -> list[Class]:
+    return [each for each in classes_of(place=place) if each.unseen.rows]
+
+
+def _joined(classes: Sequence[Class], inside: bool) -> Band:
+    rows = sum(each.unseen.rows for each in classes)
+    names = f"{classes[0].name}, {classes[0].dtype}" if len(classes) == 1 else _shared([each.name for each in classes])
+    return Band(
+        typical=max(each.unseen.median for each in classes),
+        worst=max(each.unseen.worst for each in classes),
+        rows=rows,
+        of=names,
+        measured=inside,
+    )
+
+
+def _shared(names: Sequence[str]) -> str:
+    chips, places = ({name.split(", ")[part] for name in names} for part in (0, 1))
+    return ", ".join(each.pop() if len(each) == 1 else other for each, other in ((chips, "all chips"), (places, "all")))
+
+
+def band_of_step(cluster: Cluster, parts: Parts) -> tuple[float, float]:
+    """Return the typical and the worst error of a step, as shares, if all of its exposed bytes are off alike.
+
+    What computes take is not in it: that is as good as the efficiency that was stated.
+    """
+    typical = worst = 0.0
+    for operation, amount in parts.operations.items():
+        if amount.wire_ns:
+            band = band_of(cluster, operation)
+            typical += band.typical * amount.wire_ns / parts.step_ns
+            worst += band.worst * amount.wire_ns / parts.step_ns
+    return typical, worst

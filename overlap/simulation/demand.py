@@ -1,0 +1,246 @@
+"""What an operation asks of the machine when nothing else does: when each rank is done, and what is busy how long.
+
+This is the cost model's answer to the nanosecond; the fabric only stretches it. Pure; no Trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost import cost, on
+from ..cost.option import Option, Part, Price
+from .conditions import SlowWires
+from .flow import Flow, Stage, quantised
+from .loads import Loads
+from .resources import Resources
+from .unfolded import Plan, alone
+from .unfolding import unfolding
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+# Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
+_REMEMBERED = 64
+# Between what a collective takes as a whole and message by message, alone.
+_CLOSE = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demand:
+    """An operation on its own, from the arrival of its last rank."""
+
+    ranks: Ints  # (size,) world ranks in group order
+    marks_ns: tuple[int, ...]  # when some ranks are done, ascending
+    positions: tuple[Ints, ...]  # for each mark, which ranks are done then, as positions in `ranks`, ascending
+    resources: Ints  # (needs,) what it keeps busy at any time, each once
+    ends_ns: tuple[int, ...]  # when each stage ends, ascending
+    shares: Floats  # (stages, needs) for how much of a stage
+    messages: Floats  # (stages, needs) how many of its messages share it at a time
+    stages: tuple[Stage, ...] = field(init=False, repr=False)  # the same, as flows have them
+
+    def __post_init__(self) -> None:
+        each = zip(self.ends_ns, self.shares, self.messages, strict=True)
+        stages = tuple(Stage.of(end_ns, self.resources, shares, messages) for end_ns, shares, messages in each)
+        object.__setattr__(self, "stages", stages)
+
+    @property
+    def alone_ns(self) -> int:
+        """How long it takes alone."""
+        return self.marks_ns[-1]
+
+    @property
+    def busy_ns(self) -> Floats:
+        """(stages, needs) For how long it keeps what busy."""
+        return self.shares * np.diff(self.ends_ns, prepend=0)[:, None]
+
+    @classmethod
+    def of(
+        cls,
+        ranks: Ints,
+        left_ns: Ints,
+        resources: Ints,
+        busy_ns: Floats,
+        took: Floats | None = None,
+        messages: Floats | None = None,
+    ) -> Demand:
+        """Sort ranks by when they are done.
+
+        Args:
+            ranks: (size,) World ranks.
+            left_ns: (size,) What each of them has to go, from the arrival of the last.
+            resources: (needs,) What is kept busy.
+            busy_ns: (stages, needs) For how long in each stage; or (needs,) all the time.
+            took: (stages,) How long the stages take, relative to each other.
+            messages: (stages, needs) How many messages share it at a time; one if None.
+        """
+        marks: tuple[int, ...] = (int(left_ns[0]),)
+        positions: tuple[Ints, ...] = (np.arange(len(ranks)),)
+        if (left_ns != left_ns[0]).any():  # seldom
+            distinct, which = np.unique(left_ns, return_inverse=True)
+            order = np.argsort(which, kind="stable")
+            marks = tuple(distinct.tolist())
+            positions = tuple(np.split(order, np.searchsorted(which[order], np.arange(1, len(marks)))))
+        busy_ns = np.atleast_2d(busy_ns)
+        each = np.ones(busy_ns.shape) if messages is None else messages
+        ends, shares, each = _stages(marks[-1], np.ones(1) if took is None else took, busy_ns, each)
+        needs = shares.any(axis=0)
+        return cls(
+            ranks=ranks,
+            marks_ns=marks,
+            positions=positions,
+            resources=resources[needs],
+            ends_ns=tuple(ends.tolist()),
+            shares=shares[:, needs],
+            messages=each[:, needs],
+        )
+
+
+def _stages(total_ns: int, took: Floats, busy_ns: Floats, messages: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return when stages end that share a time, and (stages, needs) what shares of everything they take, in how many
+    messages.
+    """
+    if not total_ns:  # nobody can be in its way
+        return np.zeros(1, np.int64), np.zeros((1, busy_ns.shape[1])), messages[:1]
+    ends_ns = np.rint(np.cumsum(took) * (total_ns / took.sum())).astype(np.int64)
+    lengths_ns = np.diff(ends_ns, prepend=0)
+    some = np.flatnonzero(lengths_ns)
+    return ends_ns[some], quantised(busy_ns[some] / lengths_ns[some, None]), messages[some]
+
+
+class Pricing:
+    """An operation of one group, for any number of bytes and any arrivals.
+
+    Attributes:
+        ranks: World ranks in group order.
+    """
+
+    def __init__(
+        self,
+        phases: Callable[[int], Sequence[Part]],
+        priced: Callable[[float], Price],
+        ranks: Ints,
+        resources: Resources,
+        slow: SlowWires,
+        in_slices_s: Callable[[Sequence[float], int], float] = lambda phases_s, _: sum(phases_s),
+    ) -> None:
+        self.ranks, self._resources, self._slow, self._in_slices_s = ranks, resources, slow, in_slices_s
+        self._phases, self._priced = phases, priced
+        self._parts: dict[int, tuple[Part, ...]] = {}  # by slices
+        self._known: dict[tuple[float, bytes], Demand] = {}
+        self._loads: Loads | None = None
+        self._plans: dict[float, Plan | None] = {}
+
+    @classmethod
+    def of_option(cls, option: Option, ranks: Sequence[int], resources: Resources, slow: SlowWires) -> Pricing:
+        """Price a collective that has become an algorithm."""
+        return cls(option.phases, option.price, np.asarray(ranks, np.int64), resources, slow, option.in_slices_s)
+
+    def demand(self, nbytes: float, late_ns: Ints) -> Demand:
+        """Cost it.
+
+        Nobody is done before the last rank has arrived: an operation begins with a handshake of all ranks, and
+        completes when the slowest one has come (aws-neuron/aws-neuron-sdk:src/libnrt/include/nrt/nec.h).
+
+        Args:
+            nbytes: Of the whole vector.
+            late_ns: (size,) how long after the first rank each one arrives.
+        """
+        key = nbytes, late_ns.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            found = self._known[key] = self._computed(nbytes, late_ns)
+        return found
+
+    def plan(self, nbytes: float) -> Plan | None:
+        """Return what its messages do if all ranks arrive at once; None if they are too many, or take another time.
+
+        Another time: that of slices in phases beside each other, or of bounds which no single message knows.
+        """
+        if nbytes not in self._plans:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            self._plans[nbytes] = self._planned(nbytes)
+        return self._plans[nbytes]
+
+    def _planned(self, nbytes: float) -> Plan | None:
+        price = self._priced(nbytes)
+        parts = self._under_way(price.slices)
+        if not parts or (len(parts) > 1 and price.slices > 1):
+            return None
+        phases = unfolding(parts, nbytes, self.ranks, self._resources)
+        if phases is None:
+            return None
+        launch_s = price.total_s - sum(
+            p.total_s(nbytes) - p.model.parameters.launch_s for p in self._phases(price.slices)
+        )
+        found = Plan(launch_ns=round(max(launch_s, 0.0) * 1e9), phases=phases, ranks=len(self.ranks))
+        expected_ns = self.demand(nbytes, np.zeros(len(self.ranks), np.int64)).alone_ns
+        whole = Flow((), (expected_ns,), (Stage.of(expected_ns, np.zeros(0, np.int64), np.zeros(0)),))
+        taken_ns, _, _ = alone(whole, found)
+        return found._replace(taken_ns=taken_ns) if abs(taken_ns - expected_ns) <= _CLOSE * expected_ns else None
+
+    def _computed(self, nbytes: float, late_ns: Ints) -> Demand:
+        left_ns = np.maximum(self._computed_ns(nbytes, late_ns) - late_ns.max(), 0)
+        if self._loads is None:
+            self._loads = Loads(self._under_way(1), self.ranks, self._resources)
+        took_s, busy_s, messages = self._loads.stages(nbytes, evenly=self._priced(nbytes).slices > 1)
+        resources, cores = self._loads.resources, self._resources.cluster.cc_cores_per_rank
+        if cores:  # every operation in flight has one, the whole time
+            resources = np.concatenate([resources, self._resources.cc_cores(self.ranks)])
+            core_s = took_s / took_s.sum() * int(left_ns.max()) / 1e9 / cores
+            busy_s = np.hstack([busy_s, np.repeat(core_s[:, None], len(self.ranks), axis=1)])
+            messages = np.hstack([messages, np.ones((len(messages), len(self.ranks)))])
+        return Demand.of(self.ranks, left_ns, resources, busy_s * 1e9, took_s, messages)
+
+    def _computed_ns(self, nbytes: float, late_ns: Ints) -> Ints:
+        """Return when each rank is done, after the first arrival.
+
+        Phases follow one another as a whole, and slices as in a pipeline: that is how they are priced. So lateness
+        moves the first phase, and ranks differ by what they differ in the last one.
+        """
+        price, late_s = self._priced(nbytes), late_ns / 1e9
+        parts = self._under_way(price.slices)
+        if not parts:  # without messages: all meet, then the work is done
+            return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
+        piece = nbytes / price.slices if len(parts) > 1 else nbytes
+        first, last = parts[0], parts[-1]
+        late = cost(first.placed, first.share * piece, arrivals_s=late_s)
+        if len(parts) == 1:
+            return _ns(late.finish_s)
+        total_s = price.total_s + (late.total_s - first.total_s(piece)) + self._worse_s(piece, price.slices)
+        finish_s = cost(last.placed, last.share * piece).finish_s
+        return _ns(np.array(total_s)) - _ns(finish_s.max() - finish_s)
+
+    def _under_way(self, slices: int) -> tuple[Part, ...]:
+        """Return the phases on wires as they are."""
+        if slices not in self._parts:
+            healthy = self._phases(slices)
+            self._parts[slices] = tuple(_under(self._slow, part) for part in healthy)
+        return self._parts[slices]
+
+    def _worse_s(self, piece: float, slices: int) -> float:
+        """Return what slow wires add to the price."""
+        now, before = self._under_way(slices), self._phases(slices)
+        if all(part is healthy for part, healthy in zip(now, before, strict=True)):
+            return 0.0
+        now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
+        return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
+
+
+def _ns(duration_s: Floats) -> Ints:
+    return np.rint(duration_s * 1e9).astype(np.int64)
+
+
+def _under(slow: SlowWires, part: Part) -> Part:
+    placed = part.placed
+    placement = slow.under(placed.placement)
+    if placement is placed.placement:
+        return part
+    return Part(on(placement, placed.rounds, parameters=placed.parameters), part.share)

@@ -1,0 +1,149 @@
+"""What an operation keeps busy, and when: wires and memories round by round, in the order in which it uses them. Pure.
+
+A round is busy while its bytes are on the wires, and idle while it starts its next step and the last bytes arrive. An
+operation that is alone does not care; another one that comes meanwhile does: it uses the wires while this one is idle,
+or other wires than this one does now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost.option import Part
+from ..cost.placed import PlacedRound
+from .resources import Resources
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+# Operations of more rounds are taken to load what they need evenly: their rounds are short against the whole.
+_MOST_ROUNDS = 8
+# Of a round: a part that is shorter is no stage of its own.
+_SHORT = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Load:
+    """One round, with its repetitions."""
+
+    busy_s_per_byte: Floats  # (needs,) how long everything is busy, for each byte of the vector
+    messages: Floats  # (needs,) how many messages share it meanwhile
+    idle_s: float  # for which nothing is
+    taken_s_per_byte: float  # for which anything is
+    whole: bool  # whether busy and idle parts alternate so often that they are one
+
+    def stages(self, nbytes: float) -> list[tuple[float, Floats, Floats]]:
+        """Return how long each stage takes, for how long of that everything is busy, and with how many messages."""
+        taken_s, busy_s = self.taken_s_per_byte * nbytes, self.busy_s_per_byte * nbytes
+        total_s = taken_s + self.idle_s
+        if self.whole or min(taken_s, self.idle_s) < _SHORT * total_s:
+            return [(total_s, busy_s, self.messages)]
+        return [(taken_s, busy_s, self.messages), (self.idle_s, np.zeros(len(busy_s)), self.messages)]
+
+
+class Loads:
+    """What the phases of an operation keep busy.
+
+    Attributes:
+        resources: (needs,) What it keeps busy at any time.
+    """
+
+    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+        """Look at every round of every phase.
+
+        Args:
+            parts: The phases, on wires as they are.
+            ranks: (size,) World ranks.
+            resources: Of the cluster.
+        """
+        rounds = [(part, one) for part in parts for one in part.placed.each]
+        self._memories = _Memories(parts, ranks, resources)
+        total_s = np.zeros(max((len(one.load_s_per_byte) for _, one in rounds), default=0))
+        for part, one in rounds:
+            total_s[: len(one.load_s_per_byte)] += _times(part, one) * one.load_s_per_byte
+        self._wires = np.flatnonzero(total_s)
+        self.resources = np.concatenate([self._memories.numbers, resources.wires(self._wires)])
+        loads = [self._load(part, one) for part, one in rounds]
+        self._busy_s_per_byte, self._messages = np.zeros(len(self.resources)), np.zeros(len(self.resources))
+        for each in loads:
+            self._busy_s_per_byte += each.busy_s_per_byte
+            self._messages += each.busy_s_per_byte * each.messages
+        busy = self._busy_s_per_byte > 0
+        self._messages[busy] /= self._busy_s_per_byte[busy]
+        self._rounds = loads if len(rounds) <= _MOST_ROUNDS else []
+
+    def stages(self, nbytes: float, *, evenly: bool) -> tuple[Floats, Floats, Floats]:
+        """Return how long each stage takes, relative to the others, and (stages, needs) for how long what is busy, and
+        with how many messages at a time.
+
+        Args:
+            nbytes: Of the whole vector.
+            evenly: Whether phases run beside each other, so that there is one stage.
+        """
+        if evenly or not self._rounds:
+            return np.ones(1), self._busy_s_per_byte[None, :] * nbytes, self._messages[None, :]
+        stages = [stage for each in self._rounds for stage in each.stages(nbytes) if stage[0]]
+        if not stages:
+            none = np.zeros((1, len(self.resources)))
+            return np.ones(1), none, none
+        took_s, busy_s, messages = zip(*stages, strict=True)
+        return np.array(took_s), np.array(busy_s), np.array(messages)
+
+    def _load(self, part: Part, one: PlacedRound) -> _Load:
+        wires_s = np.zeros(int(self._wires.max(initial=-1)) + 1)
+        known = one.load_s_per_byte[: len(wires_s)]  # wires are numbered as they are first used
+        wires_s[: len(known)] = _times(part, one) * known
+        copied = np.maximum(one.wire_s_per_byte, one.moving_s_per_byte + one.adding_s_per_byte)
+        moved_s = float(np.maximum(copied, one.reducing_s_per_byte).max(initial=0.0))
+        taken_s = max(moved_s, float(one.beside_s_per_byte.max(initial=0.0)))
+        on_memories, on_wires = self._memories.messages(one), _on_wires(part, one, len(wires_s))
+        return _Load(
+            busy_s_per_byte=np.concatenate([self._memories.busy_s(part, one), wires_s[self._wires]]),
+            messages=np.maximum(np.concatenate([on_memories, on_wires[self._wires]]), 1.0),
+            idle_s=float((one.start_s + one.latency_s).max(initial=0.0)) * one.round.repeat,
+            taken_s_per_byte=(taken_s + float(one.local_s_per_byte.max(initial=0.0))) * _times(part, one),
+            whole=one.round.repeat > 1,
+        )
+
+
+class _Memories:
+    """The memories of the devices that some ranks have, where it is known how fast they are."""
+
+    def __init__(self, parts: Sequence[Part], ranks: Ints, resources: Resources) -> None:
+        self._rate = parts[0].placed.placement.memory_bytes_per_s if parts else None
+        self.numbers, self._which = np.unique(resources.memories(ranks), return_inverse=True)
+        if self._rate is None:
+            self.numbers = self.numbers[:0]
+
+    def busy_s(self, part: Part, one: PlacedRound) -> Floats:
+        """Return how long a round keeps each of them busy, for each byte of the vector."""
+        if self._rate is None:
+            return np.zeros(0)
+        touched = _times(part, one) * one.round.touched
+        rate = self._rate * part.placed.parameters.memory_efficiency
+        return np.bincount(self._which, touched, len(self.numbers)) / rate
+
+    def messages(self, one: PlacedRound) -> Floats:
+        """Return how many messages of a round come from or go to each of them."""
+        if self._rate is None:
+            return np.zeros(0)
+        ends = np.concatenate([one.round.src, one.round.dst])
+        each = None if one.round.count is None else np.tile(one.round.count, 2)
+        return np.bincount(self._which[ends], each, len(self.numbers)).astype(np.float64)
+
+
+def _on_wires(part: Part, one: PlacedRound, wires: int) -> Floats:
+    """Return how many messages of a round cross each wire."""
+    way = part.placed.placement.routes(one.round.src, one.round.dst, one.round.far)
+    each = None if one.round.count is None else np.repeat(one.round.count, np.diff(way.first))
+    return np.bincount(way.wire, each, wires)[:wires].astype(np.float64)
+
+
+def _times(part: Part, one: PlacedRound) -> float:
+    """Return how many bytes of a slot there are for each byte of the vector, with all repetitions."""
+    return one.round.repeat * part.share / part.placed.rounds.slots

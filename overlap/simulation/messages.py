@@ -1,0 +1,120 @@
+"""What messages between two ranks ask of the machine.
+
+There are as many pairs of ranks as ranks squared, but few ways to be joined: pairs whose ways have the same figures,
+wire by wire, take the same time and the same shares, each of memories, processors and wires of its own. So the cost
+model is asked once for each kind of way. Pure; no Trio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..collectives.placement import place
+from ..cost import Parameters, Round, Rounds, on
+from ..cost.option import Part, Price
+from .conditions import SlowWires
+from .demand import Demand, Pricing
+from .resources import Resources
+
+Ints: TypeAlias = NDArray[np.int64]
+
+# Messages that are remembered: training loops send the same ones in every step.
+_REMEMBERED = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pair:
+    """A sender and a receiver."""
+
+    ranks: Ints  # (2,) of the world
+    # all that a message between them can keep busy, in the same order for pairs that are joined alike.
+    resources: list[int]
+    like: tuple[Pricing, list[int]]  # how the first such pair is priced, and its resources
+
+
+class Messages:
+    """Prices messages.
+
+    Args:
+        figures: Of the cost model.
+        resources: Of the cluster.
+        slow: The jitter of its wires.
+    """
+
+    def __init__(self, figures: Parameters, resources: Resources, slow: SlowWires) -> None:
+        self._figures, self._resources, self._slow = figures, resources, slow
+        self._alike: dict[object, tuple[Pricing, list[int]]] = {}
+        self._pairs: dict[tuple[int, int], _Pair] = {}
+        self._known: dict[tuple[int, int, float, int], Demand] = {}
+
+    def demand(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
+        """Cost a message; from a rank to itself it is a copy in its memory.
+
+        Args:
+            src: World rank.
+            dst: World rank.
+            nbytes: How many.
+            late_ns: How long the receiver came after the sender, less than 0 if it came before.
+
+        Raises:
+            TopologyError: If no wire joins them.
+        """
+        asked = src, dst, nbytes, late_ns
+        found = self._known.get(asked)
+        if found is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[asked] = self._computed(*asked)
+        return found
+
+    def _computed(self, src: int, dst: int, nbytes: float, late_ns: int) -> Demand:
+        pair = self._pairs.get((src, dst))
+        if pair is None:
+            pair = self._pairs[src, dst] = self._pair(src, dst)
+        pricing, resources = pair.like
+        if src == dst:  # it is priced for a group of one, and has two ends
+            like = replace(pricing.demand(nbytes, np.zeros(1, np.int64)), positions=(np.arange(2),))
+        else:
+            like = pricing.demand(nbytes, np.array([max(-late_ns, 0), max(late_ns, 0)], np.int64))
+        own = dict(zip(resources, pair.resources, strict=True))
+        needed = np.array([own[resource] for resource in like.resources.tolist()], np.int64)
+        return replace(like, ranks=pair.ranks, resources=needed)
+
+    def _pair(self, src: int, dst: int) -> _Pair:
+        of, ranks = self._resources, np.array([src] if src == dst else [src, dst])
+        placement = self._slow.under(place(of.cluster, ranks.tolist()))
+        ends = np.arange(len(ranks) - 1)
+        wires = placement.routes(ends, ends + 1).wire
+        resources = np.concatenate([of.memories(ranks), of.cc_cores(ranks), of.wires(wires)]).tolist()
+        figures = placement.wires()
+        way = (figures.kind[wires].tolist(), figures.latency_s[wires].tolist(), figures.bytes_per_s[wires].tolist())
+        joined = repr((placement.device.tolist(), way))
+        if joined not in self._alike:
+            self._alike[joined] = self._pricing(ranks), resources
+        return _Pair(ranks=np.array([src, dst]), resources=resources, like=self._alike[joined])
+
+    def _pricing(self, ranks: Ints) -> Pricing:
+        rounds = _message(len(ranks))
+        part = Part(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
+
+        def priced(nbytes: float) -> Price:
+            return Price(total_s=part.total_s(nbytes))
+
+        return Pricing(lambda _: (part,), priced, ranks, self._resources, self._slow)
+
+
+@lru_cache(maxsize=2)
+def _message(size: int) -> Rounds:
+    """Return one message from rank 0 to rank 1, or a copy on one rank."""
+    none, touched = np.zeros(size), np.ones(size)
+    ends = np.zeros(size - 1, np.int64)
+    one = Round(
+        repeat=1, src=ends, dst=ends + 1, sent=np.ones(size - 1), added=none, local_added=none,
+        moving=touched if size > 1 else none, adding=none, local=none if size > 1 else 2 * touched,
+    )  # fmt: skip
+    return Rounds(size=size, slots=1, rounds=(one,))

@@ -1,0 +1,281 @@
+"""A world on the virtual clock: the same program, on a modelled cluster, in deterministic simulated time.
+
+Functions run at once, in the event loop, and take what they are stated to cost. Collectives move their data at once,
+when all ranks have met, and take what the cost model says of the schedule that they become on the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import numpy as np
+import trio
+from trio.lowlevel import TrioToken
+
+from transports import NeuronLink
+
+from ..collectives.kinds import Shape
+from ..collectives.reduce import Array
+from ..cost.startup import Startup, startup
+from ..errors import UsageError
+from ..runtime.backend import Backend
+from ..runtime.communicator import BaseEngine
+from ..runtime.communicators import Communicators
+from ..runtime.compute import ComputeStream
+from ..runtime.context import RankContext
+from ..runtime.shapes import shape_only
+from ..runtime.world import World
+from ..timeline.recording import KeptSteps
+from . import (
+    CALM,
+    NO_INTERFERENCE,
+    Alike,
+    AlikeBy,
+    ComputeCosts,
+    Conditions,
+    Fabric,
+    Fates,
+    Faults,
+    Interference,
+    Kernel,
+    Order,
+    Profile,
+    Roofline,
+    Traffic,
+)
+from .faulty_world import Doom, FaultyCommunicators, FaultyWorld
+from .simulated_compute import SimulatedCompute, Starts
+from .simulated_engine import SimulatedEngine
+from .symmetric_world import SymmetricCommunicators, SymmetricEngine, SymmetricWorld
+
+if TYPE_CHECKING:
+    from topology import Cluster
+    from transports import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Virtual:
+    """The assumptions of a simulation: pass it as `clock=`, or "virtual" for the defaults."""
+
+    dtype: str = "bfloat16"  # That ranks compute in; their device's peak for it counts
+    efficiency: float = 1.0  # Share of that peak that computes reach, more than 0 and at most 1
+    memory_efficiency: float = 1.0  # Share of the memory's bandwidth that they reach
+    # A trace file of a real run: computes take what those of their name took there.
+    profile: str | PathLike[str] | Profile | None = None
+    conditions: Conditions = CALM  # Jitter, stragglers and slow wires, by seed
+    # What goes wrong, by seed: `overlap.Faults(seed=17)`; nothing by default. Ranks are not `alike` then.
+    faults: Faults | None = None
+    # How computes and communication slow each other down while they overlap; not at all by default.
+    interference: Interference = NO_INTERFERENCE
+    peer_direct: bool = True  # Whether network adapters read device memory themselves
+    shapes_only: bool = False  # Arrays have shape and dtype, and no data; see `overlap.shape_only`
+    # Which ranks behave alike, so that of each class only the first runs, for all, and the last, as a witness: 1 for
+    # all ranks, n for each of n equal blocks of consecutive ranks, such as pipeline stages, or what returns the class
+    # of a rank. 0: every rank runs. It needs `shapes_only`, calm conditions, and groups that are rows of a grid, as
+    # those of meshes are. Ranks of a class are done with an operation when the last of them is; a message on a group is
+    # taken to be sent by all ranks like its sender, to as many places on.
+    alike: AlikeBy = 0
+    # Whether it costs time to start a compiled program, which every `rank.step` is then taken to be: the rank's
+    # computes and collectives begin when it has started. True for the published figures of the cluster's chips, or
+    # figures of your own. Programs are taken to hold collectives of the whole world.
+    startup: bool | Startup = False
+
+    def meta(self) -> dict[str, str]:
+        """Return what a timeline should say of it."""
+        return {
+            "dtype": self.dtype,
+            "efficiency": f"{self.efficiency:g}",
+            "memory efficiency": f"{self.memory_efficiency:g}",
+            "peer direct": "yes" if self.peer_direct else "no",
+            "conditions": str(self.conditions),
+            "interference": str(self.interference),
+            **({"alike": "by a function" if callable(self.alike) else str(self.alike)} if self.alike else {}),
+            **({"faults": str(self.faults)} if self.faults else {}),
+            "startup": str(self.startup) if isinstance(self.startup, Startup) else "yes" if self.startup else "no",
+        }
+
+
+class SimulatedCommunicators(Communicators):
+    """Where the ranks of a simulation meet."""
+
+    def __init__(self, engine: BaseEngine, kernel: Kernel) -> None:
+        super().__init__(engine)
+        self._kernel = kernel
+
+    def choose_soon(self, context: RankContext, look: Callable[[], None]) -> None:
+        """Call `look` when all tasks have done what they do in this instant, whatever their order."""
+        self._kernel.at(self._kernel.now_ns, context.rank, look, order=Order.SETTLE)
+
+
+class SimulatedBackend(Backend):
+    """Virtual time, and who works in it.
+
+    Args:
+        assumptions: Of the simulation.
+        cluster: The machine.
+
+    Raises:
+        UsageError: If the profile cannot be read, or the machine has no peak for the dtype.
+    """
+
+    name = "virtual"
+
+    def __init__(self, assumptions: Virtual, cluster: Cluster) -> None:
+        super().__init__()
+        self.assumptions, self.shapes_only = assumptions, assumptions.shapes_only
+        self.kernel = Kernel()
+        self._computes: dict[int, SimulatedCompute] = {}
+        self._alike: Alike | None = None
+        self._size = cluster.world_size
+        self._notes: dict[tuple[object, int], dict[int, list[int]]] = {}
+        fabric = Fabric(
+            cluster,
+            peer_direct=assumptions.peer_direct,
+            conditions=assumptions.conditions,
+            interference=assumptions.interference,
+        )
+        self.traffic, self.fabric = Traffic(self.kernel, fabric), fabric
+        self.startup = _startup(assumptions, cluster)
+        self._doom = Doom(Fates(assumptions.faults), self.kernel) if assumptions.faults else None
+        self._starts = Starts(self.traffic, _costs(assumptions, cluster), assumptions.conditions, self._doom)
+
+    def empty(self, shape: Shape, dtype: np.dtype[np.generic]) -> Array:
+        """Return a new array, or the shape of one."""
+        return shape_only(shape, dtype) if self.shapes_only else super().empty(shape, dtype)
+
+    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+        """Return the same page to all ranks."""
+        return self._notes.setdefault((key, seq), {})
+
+    def limit(self, timeout_s: float, stop: Callable[[], None], nursery: trio.Nursery) -> None:
+        """Call a function at an instant, unless everybody is blocked for ever before."""
+        self.kernel.limit(self.kernel.now_ns + round(timeout_s * 1e9), stop)
+
+    def meta(self) -> dict[str, str]:
+        """Return the assumptions."""
+        return self.assumptions.meta()
+
+    def now_ns(self) -> int:
+        """Return the present instant, from 0."""
+        return self.kernel.clock.now_ns
+
+    def world(
+        self,
+        size: int,
+        cluster: Cluster,
+        *,
+        algorithm: str | None,
+        check: str | None = None,
+        steps: KeptSteps | None = None,
+    ) -> World:
+        """Return a world that lives in this time, and records such steps.
+
+        Raises:
+            UsageError: If some ranks are to stand for others that cannot be like them.
+        """
+        self._size = size
+        transport, self._alike = NeuronLink(size), _alike(self.assumptions, size)
+        if self._doom is not None:
+            return FaultyWorld(
+                size, cluster, transport, algorithm=algorithm, check=check, backend=self, doom=self._doom, steps=steps
+            )
+        if self._alike is None:
+            return World(size, cluster, transport, algorithm=algorithm, check=check, backend=self, steps=steps)
+        return SymmetricWorld(
+            size, cluster, transport, algorithm=algorithm, backend=self, alike=self._alike, steps=steps
+        )
+
+    def communicators(self, engine: BaseEngine) -> Communicators:
+        """Return where the ranks of a world meet, or those who stand for them."""
+        if self._doom is not None:
+            return FaultyCommunicators(engine, self._doom)
+        if self._alike is not None:
+            return SymmetricCommunicators(engine, self._alike)
+        return SimulatedCommunicators(engine, self.kernel)
+
+    def compute_stream(self, context: RankContext, lane: str) -> ComputeStream:
+        """Return a stream without a thread."""
+        made = SimulatedCompute(context, self._starts, lane)
+        self._computes.setdefault(context.rank, made)  # its first stream is the one that programs start on
+        return made
+
+    def engine(self, transport: Transport, cluster: Cluster, token: TrioToken, *, algorithm: str | None) -> BaseEngine:
+        """Return the engine that prices what it moves."""
+        kind = SymmetricEngine if self.assumptions.alike else SimulatedEngine
+        return kind(
+            self.traffic,
+            cluster,
+            startup=self.startup,
+            algorithm=algorithm,
+            peer_direct=self.assumptions.peer_direct,
+            shapes_only=self.shapes_only,
+            computes=self._computes,
+        )
+
+    @contextmanager
+    def going_wrong(self) -> Iterator[None]:
+        """Run a world inside: what ends it badly is told which seed repeats that."""
+        if self._doom is None:
+            yield
+            return
+        try:
+            with self._doom.fates.ordering_tasks():
+                yield
+        except Exception as error:
+            error.add_note(self._doom.fates.repeating)
+            raise
+
+    def step_begins(self, context: RankContext) -> None:
+        """Let the rank's program start, which takes its time."""
+        cost_ns = round(self.startup.before_s(self._size) * 1e9)
+        if cost_ns:
+            self._computes[context.rank].start_program(cost_ns)
+
+
+def _alike(assumptions: Virtual, size: int) -> Alike | None:
+    if not assumptions.alike:
+        return None
+    if not assumptions.shapes_only:
+        raise UsageError("alike: needs shapes_only=True; without all ranks' data there are no results")
+    if assumptions.faults is not None:
+        raise UsageError(f"alike: ranks are not alike where things go wrong ({assumptions.faults})")
+    if not assumptions.conditions.calm:
+        raise UsageError(f"alike: ranks are not alike where there is {assumptions.conditions}")
+    return Alike.of(assumptions.alike, size)
+
+
+def _startup(assumptions: Virtual, cluster: Cluster) -> Startup:
+    asked = assumptions.startup
+    return asked if isinstance(asked, Startup) else startup(cluster) if asked else Startup()
+
+
+def _costs(assumptions: Virtual, cluster: Cluster) -> ComputeCosts:
+    profile = assumptions.profile
+    if profile is not None and not isinstance(profile, Profile):
+        profile = Profile.read(profile)
+    roofline = Roofline.of(
+        cluster,
+        dtype=assumptions.dtype,
+        efficiency=assumptions.efficiency,
+        memory_efficiency=assumptions.memory_efficiency,
+    )
+    return ComputeCosts(roofline=roofline, profile=profile)
+
+
+def virtual_of(clock: object) -> Virtual | None:
+    """Read the `clock` argument of `run`: None is the real clock.
+
+    Raises:
+        UsageError: If it cannot be meant.
+    """
+    if clock == "real":
+        return None
+    if isinstance(clock, Virtual):
+        return clock
+    if clock == "virtual":
+        return Virtual()
+    raise UsageError(f"clock: {clock!r} is unknown; known are 'real', 'virtual' and overlap.Virtual(...)")

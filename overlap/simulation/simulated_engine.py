@@ -1,0 +1,232 @@
+"""The engine of a simulation: moves data at once, when all ranks have met, and lets the modelled time pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+
+from ..collectives.congruence import congruence
+from ..collectives.generators import GENERATORS, fits, generate
+from ..collectives.kinds import Collective
+from ..collectives.placement import place
+from ..collectives.schedule import IN_RANK_ORDER
+from ..cost import on, parameters, rounds
+from ..cost.geometry import Geometry
+from ..cost.option import Flat
+from ..cost.select import DIRECT, plan, size_class
+from ..cost.startup import Startup
+from ..errors import ScheduleError
+from ..runtime.communicator import BaseEngine, Communicator
+from ..runtime.engine.shared_memory import fit_all, run_here
+from ..runtime.future import Failure, call_when_done
+from ..runtime.match import Match
+from ..runtime.operation import Operation
+from . import Kernel, Order, Reached, Traffic, Transfer
+from .simulated_compute import SimulatedCompute
+from .uneven_costs import UnevenCosts
+
+if TYPE_CHECKING:
+    from topology import Cluster
+
+    from ..collectives.call import Call
+    from ..cost import Placed, Rounds
+    from ..cost.option import Option
+    from ..cost.select import Plan
+
+
+class SimulatedEngine(BaseEngine):
+    """Moves data at once, when all ranks have met, and lets the modelled time pass.
+
+    Args:
+        traffic: What carries it, in the model.
+        cluster: The machine.
+        startup: What starting programs costs.
+        algorithm: The only one to use; by default the cheapest for each operation.
+        peer_direct: Whether network adapters read device memory themselves.
+        shapes_only: Whether there is no data to move.
+        computes: The compute streams, by rank.
+    """
+
+    _MEANT_AS: ClassVar = {Collective.BARRIER: "all_reduce"}
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        cluster: Cluster,
+        *,
+        startup: Startup,
+        algorithm: str | None,
+        peer_direct: bool,
+        shapes_only: bool,
+        computes: Mapping[int, SimulatedCompute],
+    ) -> None:
+        self._traffic, self._cluster, self._algorithm = traffic, cluster, algorithm
+        self._free, self._trigger_ns = startup == Startup(), round(startup.trigger_s * 1e9)
+        self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
+        self._options: dict[tuple[object, ...], Option] = {}
+        self._best: dict[tuple[object, ...], str] = {}
+        self._uneven = UnevenCosts()
+
+    def direct(self, members: tuple[int, ...]) -> bool:
+        """All ranks meet; what happens then is a matter of the model."""
+        return True
+
+    def arrived(self, communicator: Communicator, match: Match, operation: Operation) -> None:
+        """Move the data of an operation that has met, and begin its time."""
+        self._move(match)
+        if self._free:
+            self._begin(communicator, match)
+        else:
+            self._once_launched(_ends(match), partial(self._trigger, communicator, match))
+
+    def start(self, communicator: Communicator, match: Match) -> None:
+        """Never asked for: no other process takes part."""
+        raise AssertionError("a modelled world is one process")
+
+    async def aclose(self) -> None:
+        """Nothing is left to wait for."""
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _move(self, match: Match) -> None:
+        operations, pattern = _ends(match), _pattern(match)
+        if self._shapes_only:  # there is nothing to lend or to move
+            fit_all(operations, pattern)
+            return
+        for operation in operations:
+            operation.lock()
+        with np.errstate(all="ignore"):
+            run_here(operations, pattern)
+
+    def _trigger(self, communicator: Communicator, match: Match) -> None:
+        kernel, begin = self._traffic.kernel, partial(self._begin_late, communicator, match)
+        kernel.at(kernel.now_ns + self._trigger_ns, communicator.members[0], begin, order=Order.TRANSFER)
+
+    def _once_launched(self, operations: Sequence[Operation], then: Callable[[], None]) -> None:
+        """Call `then` when the programs that the operations belong to have started on all their ranks."""
+        for operation in operations:
+            launch = self._computes[operation.context.rank].launch_of(operation)
+            if launch is not None:
+                call_when_done(launch, partial(self._once_launched, operations, then))
+                return
+        then()
+
+    def _begin_late(self, communicator: Communicator, match: Match) -> None:
+        try:
+            self._begin(communicator, match)
+        except Exception as error:  # no wire joins them, or no schedule fits: that is for the ranks to hear
+            communicator.fail_one(match, _ends(match)[-1], Failure(error))
+
+    def _begin(self, communicator: Communicator, match: Match) -> None:
+        operations, pattern = _ends(match), _pattern(match)
+        arrivals_ns = [operation.started_ns for operation in operations]
+        transfer = self._transfer(communicator, operations, pattern, arrivals_ns)
+        told = partial(_reached, operations, pattern, max(arrivals_ns), self._traffic.kernel)
+        self._traffic.begin(transfer, told)
+
+    def _transfer(
+        self, communicator: Communicator, operations: list[Operation], pattern: Call, arrivals_ns: list[int]
+    ) -> Transfer:
+        fabric, name = self._traffic.fabric, str(communicator.key)
+        # Messages count from 0 again once a pair has been at rest; the instant tells those apart.
+        key = ("comm", name, operations[0].seq, max(arrivals_ns))
+        priority = min([operation.priority for operation in operations])
+        if pattern.kind is Collective.P2P:
+            (src, dst), late_ns = communicator.members, arrivals_ns[-1] - arrivals_ns[0]
+            # Whatever their tags, messages of a pair leave in the order of their sends.
+            return fabric.message(key, src, dst, pattern.nbytes, late_ns=late_ns, priority=priority, lane=(src, dst))
+        option, nbytes = self._priced(communicator.members, pattern)
+        for operation in operations:
+            operation.algorithm = option.algorithm
+        met_ns = np.array(arrivals_ns, np.int64)
+        return fabric.collective(
+            key, pattern.kind.value, option, nbytes, communicator.members, met_ns, priority=priority, lane=name
+        )
+
+    def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
+        """Return what an operation becomes; `like` is what it became for others, who are like these."""
+        key = (*_choice(pattern), members)
+        found = self._options.get(key)
+        if found is None:
+            found = self._options[key] = self._chosen(members, pattern, pattern.algorithm or like or self._algorithm)
+        return found
+
+    def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
+        """Return what an operation becomes, and for how many bytes; blocks that differ are priced one by one."""
+        option = self._option(members, pattern)
+        if not pattern.counts or option.algorithm == DIRECT:
+            return option, pattern.nbytes
+        return self._uneven.priced(option, pattern, members, partial(self._placed, members, pattern))
+
+    def _chosen(self, members: tuple[int, ...], pattern: Call, insisted: str | None) -> Option:
+        """Choose as the compiler of real worlds does: by cost, or what is insisted on wherever it exists."""
+        collective = self._MEANT_AS.get(pattern.kind, pattern.kind.value)
+        choose = partial(
+            plan,
+            collective,
+            size_class(pattern.nbytes),
+            self._cluster,
+            members,
+            dtype="uint8" if pattern.dtype is None else str(pattern.dtype),
+            root=pattern.root,
+            pairs=pattern.pairs if pattern.kind is Collective.PERMUTE else None,
+            peer_direct=self._peer_direct,
+            exact=pattern.exact,
+        )
+        known = [name for name in (DIRECT, *GENERATORS[collective]) if not pattern.exact or name in IN_RANK_ORDER]
+        if insisted is None or insisted not in known:
+            return self._cheapest(choose, members, pattern)
+        try:
+            return choose(algorithm=insisted).option
+        except ScheduleError:
+            if insisted == DIRECT or not fits(insisted, len(members)):
+                return self._cheapest(choose, members, pattern)
+        # It does not fit these wires; in its plain form it still takes this number of ranks.
+        return self._plain(collective, insisted, members, pattern)
+
+    def _cheapest(self, choose: Callable[..., Plan], members: tuple[int, ...], pattern: Call) -> Option:
+        """Choose for the first of groups that sit alike, and the same for the others: a tenth of the time."""
+        alike = congruence(self._cluster, members)
+        key = (*_choice(pattern), alike)
+        known = None if alike is None else self._best.get(key)
+        if known is not None:
+            return choose(algorithm=known).option
+        option = choose().option
+        self._best[key] = option.algorithm
+        return option
+
+    def _plain(self, collective: str, algorithm: str, members: tuple[int, ...], pattern: Call) -> Option:
+        make = partial(generate, collective, algorithm, len(members), root=pattern.root, pairs=pattern.pairs)
+        return Flat(algorithm, "", self._placed(members, pattern, rounds(make())), make)
+
+    def _placed(self, members: tuple[int, ...], pattern: Call, asked: Rounds) -> Placed:
+        geometry = Geometry(cluster=self._cluster, ranks=members)
+        together = max(len(node) for node in geometry.nodes)
+        figures = parameters(
+            self._cluster, peer_direct=self._peer_direct, ranks_per_process=together, networked=len(geometry.units) > 1
+        )
+        return on(place(self._cluster, members), asked, parameters=figures)
+
+
+def _ends(match: Match) -> list[Operation]:
+    return cast("list[Operation]", match.arrived)
+
+
+def _pattern(match: Match) -> Call:
+    return cast("Call", match.pattern)
+
+
+def _choice(pattern: Call) -> tuple[object, ...]:
+    """Return what an algorithm is chosen by, besides the group."""
+    wanted = pattern.exact, pattern.algorithm
+    return pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, *wanted
+
+
+def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:
+    """Finish the operation on those ranks that are done with it."""
+    match, now_ns = operations[0].describe(pattern, met_ns), kernel.now_ns
+    for position in reached.positions.tolist():
+        operations[position].finish(now_ns, match)

@@ -1,0 +1,114 @@
+"""The search for a layout: the same as trying all, what it leaves out and why, and what an interrupt leaves."""
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+
+import overlap
+from overlap.planning import Layout, estimate, load, memory_of
+from overlap.planning import search as searching
+from overlap.planning.search import CANNOT_WIN, OUT_OF_MEMORY, Found, candidates, search
+from topology import TopologyError, cluster
+
+MACHINE = cluster("trn2.3xlarge")
+MODEL = replace(load("llama-8b"), name="small", layers=2, sequence=1024)
+CLOCK = overlap.Virtual(efficiency=0.5)
+LIKE = Layout(global_batch=16)
+NAMES = ("tp", "pp", "dp", "bucket_bytes", "order", "zero")
+
+SOME = ("tp", "pp", "dp", "zero")
+
+
+@cache
+def searched(model=MODEL, names=NAMES, like=LIKE):
+    found = Found()
+    ordered = candidates(model, like, names, MACHINE, CLOCK, found)
+    search(model, ordered, MACHINE, CLOCK, found)
+    return found, ordered
+
+
+def step_of(layout, model=MODEL):
+    try:
+        return estimate(model, layout, MACHINE, CLOCK).step_s
+    except TopologyError:  # illegal there
+        return float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [SOME, pytest.param((*NAMES, "checkpointing"), marks=pytest.mark.slow)], ids=len)
+def test_the_best_layout_is_that_of_trying_all(names):
+    found, ordered = searched(names=names)
+    steps = {each.layout: step_of(each.layout) for each in ordered}
+    assert len(found.simulated) < len(ordered)
+    assert found.complete
+    assert found.best.step_s == min(steps.values())
+    assert all(each.bound_s <= steps[each.layout] for each in ordered)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_of_any_small_model_the_best_layout_is_that_of_trying_all(seed):
+    random = Random(seed)
+    heads = random.choice((4, 8, 16))
+    model = replace(
+        load(random.choice(("llama-8b", "mixtral-8x7b", "gpt3-175b"))), name="random", layers=random.randint(1, 5),
+        hidden=heads * random.choice((64, 128)), heads=heads, kv_heads=heads // random.choice((1, 2, 4)),
+        ffn=random.choice((1024, 4096, 16384)), expert_ffn=0, sequence=random.choice((256, 1024, 4096)),
+    )  # fmt: skip
+    like = Layout(global_batch=random.choice((8, 16)), zero=random.randint(0, 3))
+    names = ("tp", "pp", "dp", "schedule", "checkpointing", random.choice(("micro_batch", "order", "bucket_bytes")))
+    found, ordered = searched(model, names, like)
+    steps = [step_of(each.layout, model) for each in ordered]
+    assert found.complete
+    assert found.best.step_s == min(steps)
+    assert all(each.bound_s <= step for each, step in zip(ordered, steps, strict=True))
+
+
+def test_every_layout_is_simulated_or_left_out_for_a_reason():
+    found, _ = searched(names=SOME)
+    assert found.tried == len(found.simulated) + sum(map(len, found.left_out.values()))
+    assert CANNOT_WIN in found.left_out
+
+
+def test_what_needs_more_memory_than_there_is_is_left_out():
+    large = replace(MODEL, layers=32)
+    found, ordered = searched(large, SOME)
+    there = MACHINE.memory_bytes()
+    assert all(memory_of(large, each.layout).total <= there for each in ordered)
+    assert found.left_out[OUT_OF_MEMORY]
+    assert all(memory_of(large, each).total > there for each in found.left_out[OUT_OF_MEMORY])
+
+
+def test_orders_of_axes_that_are_the_same_are_tried_once():
+    _, ordered = searched(names=("tp", "pp", "dp", "order"))
+    alone = [each.layout for each in ordered if each.layout.dp == MACHINE.world_size]
+    assert len(alone) == 1
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch):
+    tried = []
+
+    def interrupted(*args, **kwargs):
+        if tried:
+            raise KeyboardInterrupt
+        tried.append(estimate(*args, **kwargs))
+        return tried[0]
+
+    monkeypatch.setattr(searching, "estimate", interrupted)
+    found = Found()
+    everything = [replace(each, bound_s=0.0) for each in candidates(MODEL, LIKE, NAMES, MACHINE, CLOCK, found)]
+    with pytest.raises(KeyboardInterrupt):
+        search(MODEL, everything, MACHINE, CLOCK, found)
+    assert found.best is tried[0]
+    assert (len(found.simulated), found.complete) == (1, False)
+
+
+def test_what_cannot_be_searched_for_is_refused():
+    with pytest.raises(overlap.UsageError) as refused:
+        searched(names=("tp", "sequence"))
+    assert str(refused.value) == (
+        "--best: 'sequence' cannot be searched for; known are tp, pp, dp, cp, ep, micro_batch, bucket_bytes, order, "
+        "schedule, zero, checkpointing"
+    )

@@ -1,0 +1,80 @@
+"""Groups that sit alike: the same choice for all of them, and what is not alike is told apart."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.collectives.congruence import congruence
+from overlap.cost.select import plan
+
+from .worlds import now_ns, simulate
+
+SWITCHED = """
+name = "switched"
+devices = 2
+chip = { name = "abacus", cores = 1 }
+wires = { shape = "switch", link = "roce" }
+links.roce = { latency_s = 0.0, bandwidth_bytes_per_s = 1e6 }
+network = { nics = 2, link = "roce" }
+"""
+
+TRN2 = topology.cluster("trn2.48xlarge", nodes=4)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [tuple(range(first, first + 8)) for first in range(0, 256, 8)],
+        [tuple(range(local, 256, 64)) for local in range(64)],
+        [tuple(range(64)), tuple(range(128, 192))],
+    ],
+    ids=["blocks of a node", "one of every node", "nodes"],
+)
+def test_groups_alike_cost_the_same(groups):
+    assert len({congruence(TRN2, group) for group in groups}) == 1
+    some = groups[:: max(1, len(groups) // 3)]
+    plans = [plan("all_reduce", 1 << 20, TRN2, group) for group in some]
+    assert len({(each.algorithm, each.predicted_s) for each in plans}) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (0, 1, 2, 3, 8, 9, 10, 11),  # the same node, devices further apart
+        (0, 1, 2, 3, 64, 65, 66, 67),  # another node
+        (1, 0, 2, 3, 4, 5, 7, 6, 8),  # of another size
+        (0, 4, 1, 5, 2, 6, 3, 7),  # of another order
+    ],
+)
+def test_what_is_not_alike_is_told_apart(other):
+    assert congruence(TRN2, tuple(range(8))) != congruence(TRN2, other)
+
+
+def test_wires_that_are_shared_are_told_apart():
+    """Both go from the first device over the third to the second in as many hops; one passes it on the way."""
+    assert congruence(TRN2, (0, 8, 4)) != congruence(TRN2, (0, 8, 12))
+
+
+def test_nodes_are_told_apart_where_wires_do_not_tell(tmp_path):
+    file = tmp_path / "switched.toml"
+    file.write_text(SWITCHED)
+    cluster = topology.Cluster.load(file, nodes=2)
+    assert congruence(cluster, (0, 1)) == congruence(cluster, (2, 3)) != congruence(cluster, (0, 2))
+
+
+def test_large_groups_are_not_compared():
+    assert congruence(TRN2, tuple(range(65))) is None
+
+
+def test_a_world_of_many_groups_takes_one_choice():
+    async def main(rank):
+        grid = rank.mesh(dp=2, tp=8)
+        await grid["tp"].all_reduce(np.ones(1000))
+        await grid["dp"].all_gather(np.ones(1000))
+        return now_ns(rank)
+
+    results, timeline = simulate(main, 16, cluster="dl1.24xlarge x2")
+    assert len(set(results)) == 1
+    by_group = {(span.info.group, span.info.ranks): span.info.algorithm for span in timeline.spans if span.info}
+    assert len(by_group) == 10
+    assert len({(name, algorithm) for (name, _), algorithm in by_group.items()}) == 2

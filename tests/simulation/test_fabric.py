@@ -1,0 +1,232 @@
+"""Collectives and messages in flight: alone they take what the cost model says, together they share."""
+
+import numpy as np
+import pytest
+
+import topology
+from overlap.cost import cost, parameters
+from overlap.cost.select import plan
+from overlap.simulation import Conditions, Fabric, Interference
+from overlap.simulation.demand import Resources
+
+TRN1 = topology.cluster("trn1.32xlarge")
+
+
+def option(op, nbytes, cluster=TRN1, ranks=None, algorithm=None):
+    return plan(op, nbytes, cluster, ranks, algorithm=algorithm).option
+
+
+def play(fabric, *starts):
+    """Start transfers given as (start_ns, transfer); return when each position of each was done, by its key."""
+    done = {each.key: np.full(len(each.ranks), -1) for _, each in starts}
+    todo, now_ns = sorted({time for time, _ in starts}), 0
+    while True:
+        next_ns = fabric.settle(now_ns)
+        due = [time for time in (next_ns, *todo[:1]) if time is not None]
+        if not due:
+            return {key: ends.tolist() for key, ends in done.items()}
+        now_ns = min(due)
+        for reached in fabric.advance(now_ns):
+            done[reached.transfer.key][reached.positions] = now_ns
+        if todo[:1] == [now_ns]:
+            del todo[0]
+            fabric.start(now_ns, [each for time, each in starts if time == now_ns])
+
+
+def collective(fabric, op, nbytes, ranks=None, *, key=(0,), arrivals_ns=None, algorithm=None):
+    ranks = range(fabric.cluster.world_size) if ranks is None else ranks
+    arrivals_ns = np.zeros(len(ranks), np.int64) if arrivals_ns is None else arrivals_ns
+    found = option(op, nbytes, fabric.cluster, tuple(ranks), algorithm)
+    return fabric.collective(key, op, found, nbytes, ranks, arrivals_ns)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("name", ["trn1.32xlarge", "trn1.32xlarge x4", "trn2.48xlarge", "dl1.24xlarge x4"])
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"])
+@pytest.mark.parametrize("nbytes", [4096, 1 << 26])
+def test_alone_it_takes_what_was_planned(name, op, nbytes):
+    cluster = topology.cluster(name)
+    fabric = Fabric(cluster)
+    ends = play(fabric, (0, collective(fabric, op, nbytes)))[0,]
+    assert max(ends) == round(plan(op, nbytes, cluster).predicted_s * 1e9)
+    assert min(ends) >= 0
+    assert fabric.stretches[op].factor == 1
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "mesh", "kangaring"])
+def test_alone_every_rank_is_done_when_the_cost_model_says(algorithm):
+    late_ns = np.arange(32) * 1000 % 7001
+    ends = play(fabric := Fabric(TRN1), (7001, collective(fabric, "all_gather", 1 << 20, arrivals_ns=late_ns + 1,
+                                                          algorithm=algorithm)))[0,]  # fmt: skip
+    placed = option("all_gather", 1 << 20, algorithm=algorithm).parts[0].placed
+    finish_s = cost(placed, 1 << 20, arrivals_s=late_ns / 1e9).finish_s
+    assert ends == (np.rint(finish_s * 1e9).astype(np.int64) + 1).tolist()
+
+
+def test_phases_come_after_the_last_rank():
+    cluster = topology.cluster("trn1.32xlarge x4")
+    late_ns = np.zeros(128, np.int64)
+    late_ns[5] = 1_000_000
+    fabric = Fabric(cluster)
+    ends = play(fabric, (1_000_000, collective(fabric, "all_reduce", 1 << 24, arrivals_ns=late_ns)))[0,]
+    planned_ns = round(plan("all_reduce", 1 << 24, cluster).predicted_s * 1e9)
+    assert min(ends) > 1_000_000
+    assert 1_000_000 + planned_ns * 0.9 < max(ends) <= 1_000_000 + planned_ns
+
+
+def test_nobody_is_done_before_the_last_rank_has_come():
+    late_ns = np.zeros(32, np.int64)
+    late_ns[31] = 10**9
+    fabric = Fabric(TRN1)
+    transfer = collective(fabric, "broadcast", 4096, arrivals_ns=late_ns)
+    assert transfer.marks_ns[0] == 0
+    assert min(play(fabric, (10**9, transfer))[0,]) == 10**9
+
+
+def test_it_is_costed_once_for_each_skew():
+    fabric, skewed = Fabric(TRN1), np.zeros(32, np.int64)
+    skewed[3] = 12_345
+    together, later, late = (
+        collective(fabric, "all_gather", 4096, arrivals_ns=arrivals_ns, algorithm="ring")
+        for arrivals_ns in (np.zeros(32, np.int64), np.full(32, 777), skewed)
+    )
+    assert later.demand is together.demand
+    assert late.marks_ns != together.marks_ns
+
+
+def test_two_at_once_share_wires():
+    fabric = Fabric(TRN1)
+    one, two = (collective(fabric, "all_gather", 1 << 28, key=(n,), algorithm="ring") for n in (1, 2))
+    ends = play(fabric, (0, one), (0, two))
+    assert len(one.stages) == 2  # the first step also copies a rank's own part
+    together_ns = crowded_ns(one.demand, 2)
+    assert together_ns > 1.9 * one.alone_ns
+    assert max(ends[1,]) == max(ends[2,]) == pytest.approx(together_ns, abs=1)
+    assert fabric.stretches["all_gather"].factor == pytest.approx(together_ns / one.alone_ns, rel=1e-6)
+
+
+def crowded_ns(demand, count):
+    """Return what so many operations take at once that need the same: each stage as much longer as they lack."""
+    lengths_ns = np.diff(demand.ends_ns, prepend=0)
+    return float(sum(np.maximum(1, count * demand.shares.max(axis=1)) * lengths_ns))
+
+
+def test_groups_with_wires_of_their_own_do_not():
+    cluster = topology.cluster("trn1.32xlarge x2")
+    fabric = Fabric(cluster)
+    first, second = tuple(range(32)), tuple(range(32, 64))
+    both = [
+        collective(fabric, "all_gather", 1 << 28, ranks, key=(n,), algorithm="ring")
+        for n, ranks in enumerate((first, second))
+    ]
+    ends = play(fabric, *((0, each) for each in both))
+    assert ends[0,] == ends[1,]
+    assert fabric.stretches["all_gather"].factor == 1
+
+
+def test_collective_processors_are_shared_out():
+    """A rank of trn1 has three: of six small operations in flight each gets on at half its speed, while it can."""
+    fabric = Fabric(TRN1)
+    assert TRN1.cc_cores_per_rank == 3
+    six = [collective(fabric, "all_reduce", 256, key=(n,)) for n in range(6)]
+    ends = play(fabric, *((0, each) for each in six))
+    assert max(six[0].stages[0].needs.values()) == pytest.approx(1 / 3, rel=1e-4)
+    together_ns = crowded_ns(six[0].demand, 6)
+    assert [max(each) for each in ends.values()] == [pytest.approx(together_ns, abs=1)] * 6
+
+
+def test_a_message_takes_latency_and_bytes():
+    cluster = topology.cluster("local", ranks=4, nodes=2)
+    fabric = Fabric(cluster)
+    ends = [play(fabric, (0, fabric.message((n,), 0, 3, n)))[n,] for n in (10**3, 10**9)]
+    wire = cluster.link("efa")
+    # Both ends are done when it is there; the sender a latency earlier.
+    for nbytes, (sent, arrived) in zip((10**3, 10**9), ends, strict=True):
+        assert arrived - sent == round(wire.latency_s.value * 1e9)
+        assert sent >= nbytes / wire.bandwidth_bytes_per_s.value * 1e9
+    assert ends[1][1] - ends[0][1] == pytest.approx((10**9 - 10**3) / wire.bandwidth_bytes_per_s.value * 1e9, abs=1)
+
+
+def test_messages_share_an_adapter():
+    fabric = Fabric(topology.cluster("local", ranks=4, nodes=2))
+    two = [fabric.message((n,), n, 2 + n, 10**9) for n in (0, 1)]
+    apart = play(fabric, (0, two[0]))[0,]
+    two[0] = fabric.message((0,), 0, 2, 10**9)
+    together = play(fabric, (0, two[0]), (0, two[1]))
+    assert together[0,][1] == together[1,][1]
+    nics = 1.99 if fabric.cluster.nic_of(0) == fabric.cluster.nic_of(1) else 1.0
+    assert together[0,][1] == pytest.approx(nics * apart[1], rel=0.01)
+
+
+def test_a_message_to_oneself_is_a_copy():
+    fabric = Fabric(topology.cluster("trn2.48xlarge"))
+    sent, received = play(fabric, (0, fabric.message((0,), 3, 3, 10**9)))[0,]
+    rate = fabric.cluster.machine.chip.memory_bytes_per_s.value * parameters(fabric.cluster).memory_efficiency
+    assert sent == received == round((parameters(fabric.cluster).launch_s + 2e9 / rate) * 1e9)
+
+
+def test_no_wire_no_message():
+    with pytest.raises(topology.TopologyError):
+        Fabric(topology.cluster("inf2.48xlarge x2")).message((0,), 0, 30, 8)
+
+
+def test_computes_and_communication_slow_each_other_down():
+    fabric = Fabric(TRN1, interference=Interference(compute={"flops": 2.0}, communication={"all_gather": 1.25}))
+    transfer = collective(fabric, "all_gather", 1 << 20)
+    alone_ns = transfer.alone_ns
+    compute = fabric.compute((1,), "flops", 7, alone_ns)
+    elsewhere = fabric.compute((2,), "memory", 8, 10)
+    ends = play(fabric, (0, transfer), (0, compute), (0, elsewhere))
+    # The compute outlasts the collective: at half its speed for 5/4 of the time, then alone.
+    assert max(ends[0,]) == round(alone_ns * 1.25)
+    assert ends[1,] == [pytest.approx(alone_ns * (1.25 + 1 - 1.25 / 2), abs=1)]
+    assert ends[2,] == [10], "no coefficient for its class"
+
+
+def test_interference_is_off_unless_stated():
+    fabric = Fabric(TRN1)
+    transfer = collective(fabric, "all_gather", 1 << 20)
+    ends = play(fabric, (0, transfer), (0, fabric.compute((1,), "flops", 7, 12345)))
+    assert ends[1,] == [12345]
+    assert max(ends[0,]) == transfer.alone_ns
+
+
+def test_slow_wires_slow_what_crosses_them():
+    def alone_ns(conditions, name="trn1.32xlarge x4", op="all_reduce"):
+        fabric = Fabric(topology.cluster(name), conditions=conditions)
+        return max(play(fabric, (0, collective(fabric, op, 1 << 26)))[0,])
+
+    perfect = alone_ns(Conditions())
+    assert alone_ns(Conditions(slow_wire_share=1.0)) == perfect, "slow wires with all their bandwidth"
+    half = alone_ns(Conditions(slow_wire_share=1.0, slow_wire_factor=0.5))
+    assert 1.2 * perfect < half <= 2 * perfect
+    some = {seed: alone_ns(Conditions(seed=seed, slow_wire_share=0.05, slow_wire_factor=0.5)) for seed in (1, 2, 1)}
+    assert all(perfect < each <= half for each in some.values())
+    assert alone_ns(Conditions(seed=1, slow_wire_share=0.05, slow_wire_factor=0.5)) == some[1]
+
+
+def test_peer_direct_off_takes_longer():
+    cluster = topology.cluster("dl1.24xlarge x4")
+    ends = []
+    for peer_direct in (True, False):
+        fabric = Fabric(cluster, peer_direct=peer_direct)
+        ends.append(play(fabric, (0, fabric.message((0,), 0, 8, 32_000_000)))[0,][1])
+    assert ends[1] > ends[0]
+
+
+def test_resources_are_told_apart():
+    resources = Resources(topology.cluster("trn1.32xlarge x2"))
+    ranks = np.arange(64)
+    memories, cores, wires = resources.memories(ranks), resources.cc_cores(ranks), resources.wires(np.arange(9))
+    assert len({*memories.tolist()}) == 32
+    assert {*map(resources.kind_and_number, cores.tolist())} == {("cc_core", rank) for rank in range(64)}
+    assert {*map(resources.kind_and_number, wires.tolist())} == {("wire", wire) for wire in range(9)}
+    assert resources.kind_and_number(int(memories[63])) == ("memory", 31)
+    of_host = Resources(topology.cluster("local", ranks=4, nodes=2))
+    assert of_host.memories(np.arange(4)).tolist() == [0, 0, 2, 2]
+
+
+def test_names():
+    fabric = Fabric(TRN1)
+    assert repr(fabric) == "<Fabric of trn1.32xlarge: 0 in flight>"
+    assert repr(fabric.compute((4,), "flops", 1, 10)) == "<Flow (4,): 0 of 1 marks, rate 1>"
