@@ -1,10 +1,15 @@
-"""The version of what is running: of the installed distribution, or of the checkout that it runs from."""
+"""The version of the distribution, and the command that installs one of its extras."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, to be run in a checkout: the index has another package of our name."""
+    return f'pip install ".[{extra}]"'
 
 
 def version() -> str:

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -298,6 +299,14 @@ def test_listing_overlap_shows_what_is_public() -> None:
     overlap = load("overlap")
     assert dir(overlap) == sorted([*overlap.__all__, "__version__"])
     assert {"Virtual", "Conditions", "Interference"} <= set(dir(overlap))
+
+
+def test_no_page_or_message_installs_the_package_of_that_name_from_the_index() -> None:
+    """The index has an unrelated `overlap`: the install commands name a checkout."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py"), *FILES.values()]
+    line = re.compile(r"pip install [^\n&`)]*\boverlap\b")
+    assert [path.name for path in [*pages, ROOT / "pyproject.toml"] if "overlap[" in path.read_text("utf-8")] == []
+    assert [path.name for path in pages if line.search(path.read_text("utf-8"))] == []
 
 
 def test_topology_stands_alone() -> None:

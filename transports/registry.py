@@ -30,14 +30,13 @@ GROUP = "overlap.transports"
 class _Row:
     module: str
     needs: str | None = None
-    extra: str | None = None
 
 
 # Static, because looking for entry points takes 40 ms, which a program that wants none of them should not pay.
 _OURS: Mapping[str, _Row] = MappingProxyType(
     {
         "efa": _Row(module="transports.efa"),
-        "mpi": _Row(module="transports.mpi", needs="mpi4py", extra="mpi"),
+        "mpi": _Row(module="transports.mpi", needs="mpi4py"),
         "neuronlink": _Row(module="transports.neuronlink"),
         "shared_memory": _Row(module="transports.shared_memory"),
     }
@@ -71,7 +70,7 @@ def find(name: str) -> Factory:
         return _loaded(_installed()[name])
     row = _OURS[name]
     if row.needs is not None and find_spec(row.needs) is None:
-        raise UnknownTransportError(f"{name!r} needs {row.needs}: pip install 'overlap[{row.extra}]'")
+        raise UnknownTransportError(f"{name!r} needs {row.needs}: pip install {row.needs}")
     factory: Factory = import_module(row.module).factory
     return factory
 

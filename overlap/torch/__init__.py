@@ -5,7 +5,7 @@
 
     dist.init_process_group("overlap")
 
-Tensors of the CPU, torch 2.7 or later: `pip install "overlap[torch]"`. Versions of torch that look for backends among
+Tensors of the CPU, torch 2.7 or later: `pip install ".[torch]"`. Versions of torch that look for backends among
 the entry points of what is installed need no import.
 """
 
@@ -27,9 +27,9 @@ the entry points of what is installed need no import.
 try:
     import torch as _torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        'overlap.torch needs PyTorch 2.7 or later; install it with: pip install "overlap[torch]"'
-    ) from error
+    from ..version import install_command
+
+    raise ImportError(f"overlap.torch needs PyTorch 2.7 or later: {install_command('torch')}") from error
 
 from .backend import register, world
 from .data_parallel import DataParallel

@@ -333,7 +333,7 @@ def test_without_torch_the_import_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "overlap.torch")
     with pytest.raises(ImportError) as caught:
         importlib.import_module("overlap.torch")
-    expected = 'overlap.torch needs PyTorch 2.7 or later; install it with: pip install "overlap[torch]"'
+    expected = 'overlap.torch needs PyTorch 2.7 or later: pip install ".[torch]"'
     assert str(caught.value) == expected
 
 

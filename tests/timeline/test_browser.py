@@ -238,7 +238,7 @@ def parsed(tmp_path):
     [
         (False, True, "-i: stdout is no terminal; leave -i out, or write a page with --html"),
         (True, False, "-i: stdin is no terminal; leave -i out, or write a page with --html"),
-        (True, True, '-i: textual is not installed: pip install "overlap[interactive]"'),
+        (True, True, '-i: textual is not installed: pip install ".[interactive]"'),
     ],
 )
 def test_what_it_needs_is_one_line(parsed, monkeypatch, stdout, stdin, message):

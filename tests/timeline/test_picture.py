@@ -117,5 +117,5 @@ def test_what_cannot_be_written_is_one_line(command, tmp_path, capsys, monkeypat
     monkeypatch.setattr("overlap.timeline.picture.as_png.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         command("--png", str(tmp_path / "a.png"))
-    assert str(caught.value) == '--png: Pillow is not installed: pip install "overlap[png]"; --svg needs nothing'
+    assert str(caught.value) == '--png: Pillow is not installed: pip install ".[png]"; --svg needs nothing'
     assert capsys.readouterr().out == ""  # before anything is shown

@@ -25,6 +25,7 @@ from ...timeline.replay.prediction import Prediction, predict
 from ...timeline.spans import Timeline
 from ...timeline.tracefile import read_trace, write_merged
 from ...timeline.verdict import Verdict, verdict_of
+from ...version import install_command
 from ..advise import described
 from ..failure import EXIT_FAILED
 from ..outputs import kept
@@ -96,7 +97,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     parser.add_argument("--html", metavar="OUT", help="also write a page that stands alone: zoom, search, details")
     parser.add_argument("--svg", metavar="OUT", help="also write the picture as SVG")
-    parser.add_argument("--png", metavar="OUT", help='also write it as PNG; needs pip install "overlap[png]"')
+    parser.add_argument("--png", metavar="OUT", help=f"also write it as PNG; needs {install_command('png')}")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from io import BytesIO
 
 from ...errors import UsageError
+from ...version import install_command
 from .as_svg import STRIPE
 from .scene import FONT, INK, PAPER, Scene
 
@@ -20,7 +21,7 @@ def check_pillow() -> None:
         UsageError: If Pillow is not installed.
     """
     if find_spec("PIL") is None:
-        raise UsageError('--png: Pillow is not installed: pip install "overlap[png]"; --svg needs nothing')
+        raise UsageError(f"--png: Pillow is not installed: {install_command('png')}; --svg needs nothing")
 
 
 def png(scene: Scene) -> bytes:

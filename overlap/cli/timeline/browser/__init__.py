@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from ....errors import UsageError
+from ....version import install_command
 from .track import Track
 
 __all__ = ["browse", "check_terminal"]
@@ -26,7 +27,7 @@ def check_terminal() -> None:
         if not stream.isatty():
             raise UsageError(f"-i: {name} is no terminal; leave -i out, or write a page with --html")
     if find_spec("textual") is None:
-        raise UsageError('-i: textual is not installed: pip install "overlap[interactive]"')
+        raise UsageError(f"-i: textual is not installed: {install_command('interactive')}")
 
 
 def browse(tracks: Sequence[Track], *, window_ns: tuple[int, int] | None, ascii: bool) -> None:
