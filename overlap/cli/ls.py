@@ -10,7 +10,7 @@ from time import time
 
 from ..live.worlds import RunningWorld, running
 from ..rendezvous.sockets import parse_endpoint
-from ..timeline.columns import columns
+from ..timeline.draw.columns import columns
 from .console import Console
 from .watching import add_secret_file, watched
 

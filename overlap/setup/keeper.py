@@ -55,7 +55,7 @@ class Keeper:
                 self._write(timeline, self._wanted.trace)
 
     def _write(self, timeline: Callable[[], Timeline], path: str | PathLike[str]) -> None:
-        from ..timeline.tracefile import write_trace
+        from ..timeline.files.tracefile import write_trace
 
         write_trace(timeline(), path)
         trace_files.keep(path)

@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Event, Thread
 from time import thread_time
 
+from ..timeline.files.parts import begun, block
 from ..timeline.recording import RawSpan, Recorder, columns_of
 from ..timeline.spans import Timeline
-from ..timeline.stream import begun, block
 
 EVERY_S = 1.0
 MOST_SHARE = 0.01
