@@ -16,7 +16,7 @@ from typing import TypeAlias
 from .. import trace_files
 from ..errors import UsageError
 from ..notice import notify
-from ..rendezvous.launcher_environment import find_place
+from ..processes.place import find_place
 
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""

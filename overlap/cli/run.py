@@ -14,9 +14,9 @@ from textwrap import fill as filled
 from ..config import RunConfig, imposed
 from ..errors import UsageError
 from ..launch.lifeline import take
-from ..launch.status import Status, status_of, tell_launcher
 from ..notice import say
-from ..rendezvous.launcher_environment import find_place
+from ..processes.place import find_place
+from ..processes.status import Status, status_of, tell_launcher
 from ..requested import warn_of_unknown_variables
 from ..signals import Terminated, obeying
 from .configoptions import add_options, given, variables

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import trio
 
 from ..errors import OverlapError
-from .control_messages import Body
+from .messages import Body
 
 #: Messages that may wait. A world that hears a hundred in a second has ten minutes to read them.
 INBOX_LIMIT = 65536

@@ -18,10 +18,10 @@ from transports.tls import Tls
 from ..errors import OverlapError, UsageError
 from ..live.glimpse import Glimpsed, Memory, read_glimpse
 from ..live.look import Look
-from ..membership.control_link import ControlLink
-from ..membership.control_messages import Look as LookMessage
-from ..membership.control_messages import Looked, Message, MessageError, Refused, Seen
-from .configuration import WATCHER, name_processes
+from .identity import WATCHER, name_processes
+from .link import ControlLink
+from .messages import Look as LookMessage
+from .messages import Looked, Message, MessageError, Refused, Seen
 from .sockets import Endpoint, dial, format_endpoint
 
 _DIAL_LIMIT_S = 5.0

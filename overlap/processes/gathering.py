@@ -9,7 +9,7 @@ from typing import TypeAlias
 import trio
 
 from ..errors import OverlapError
-from .control_messages import BLOB_LIMIT_BYTES, Brought, Done, Fetch, Message, Offer, Offered, Piece, Pull
+from .messages import BLOB_LIMIT_BYTES, Brought, Done, Fetch, Message, Offer, Offered, Piece, Pull
 
 #: What may be under way to member 0 at once, and so wait in its memory.
 _WINDOW_BYTES = 1 << 20

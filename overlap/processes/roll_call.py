@@ -19,7 +19,7 @@ from transports.failures import TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
 from transports.tls import Tls
 
-from .configuration import LAUNCHER, JoinError, name_processes
+from .identity import LAUNCHER, JoinError, name_processes
 from .sockets import Endpoint, dial, format_endpoint, tune
 
 #: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.

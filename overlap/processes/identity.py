@@ -10,7 +10,7 @@ from transports.handshake import Hello
 from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
-from ..membership.control_link import Patience
+from .link import Patience
 from .sockets import Endpoint
 
 #: What the hello of a process says that has been in no world yet.
@@ -59,7 +59,7 @@ class RendezvousConfig:
     timeout_s: float = 60.0  # How long to wait for all to join
     progress_s: float = 5.0  # How often to report who is missing
     patience: Patience = field(default_factory=Patience)  # How long a member may be silent
-    # Names this process to others of this host, as `membership.process_state.identity` does; empty: they cannot ask the
+    # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the
     # kernel whether it runs while it is silent.
     process: str = ""
     ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from ..membership.handle import Membership
 from .client import join_as_client
-from .configuration import RendezvousConfig
 from .hosting import join_as_host
+from .identity import RendezvousConfig
+from .member import Membership
 
 #: How long the end of a block may wait for what its member has told to arrive.
 _LAST_WORDS_S = 1.0

@@ -12,12 +12,12 @@ import trio
 
 from ..errors import UsageError, in_one_line
 from ..notice import notify
-from .clock_offset import ClockOffset
-from .control_frames import check_body
-from .control_messages import Body, MessageError
+from .clock import ClockOffset
+from .frames import check_body
 from .gathering import Take
-from .handle import Membership
 from .inbox import Inbox, Lost, News
+from .member import Membership
+from .messages import Body, MessageError
 from .own_loop import OwnLoop, call_in
 
 

@@ -10,11 +10,11 @@ import trio
 
 from transports.handshake import HandshakeError, greet
 
-from ..membership.clock_offset import CoordinatorClock
-from ..membership.control_link import ControlLink, OutboxFullError, watch
-from ..membership.control_messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
-from ..membership.handle import Membership
-from .configuration import JoinError, RendezvousConfig, name_absent, name_epoch
+from .clock import CoordinatorClock
+from .identity import JoinError, RendezvousConfig, name_absent, name_epoch
+from .link import ControlLink, OutboxFullError, watch
+from .member import Membership
+from .messages import Goodbye, Join, Message, Ping, Pong, Ready, Refused, Waiting
 from .sockets import dial, format_endpoint
 
 #: Questions for the time before joining: enough that one of them did not wait in any queue.

@@ -12,9 +12,9 @@ from time import perf_counter_ns, thread_time_ns
 
 import trio
 
-from .control_link import ControlLink, OutboxFullError
-from .control_messages import BLOB_LIMIT_BYTES, Glance, Glimpse, Look, Looked, Message, MessageError, Refused, Seen
 from .coordinator import Coordinator
+from .link import ControlLink, OutboxFullError
+from .messages import BLOB_LIMIT_BYTES, Glance, Glimpse, Look, Looked, Message, MessageError, Refused, Seen
 
 WATCHERS_AT_MOST = 8
 ANSWER_S = 1.0

@@ -12,11 +12,11 @@ import trio
 from transports.handshake import HandshakeError, Hello, welcome
 from transports.tls import Tls
 
-from ..membership.control_link import OUTAGE_S, ControlLink, OutboxFullError
-from ..membership.control_messages import Join, Message, Refused
-from ..membership.coordinator import Coordinator, RefusedError
-from ..membership.lookout import Lookout
-from .configuration import FRESH, LAUNCHER, WATCHER, name_epoch
+from .coordinator import Coordinator, RefusedError
+from .identity import FRESH, LAUNCHER, WATCHER, name_epoch
+from .link import OUTAGE_S, ControlLink, OutboxFullError
+from .lookout import Lookout
+from .messages import Join, Message, Refused
 from .sockets import format_endpoint, tune
 
 #: Of what the coordinator may owe to one member.

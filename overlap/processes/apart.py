@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from ..membership.own_loop import own_loop
-from ..membership.threaded import ThreadedMembership
-from .configuration import RendezvousConfig
-from .joining import join
+from .identity import RendezvousConfig
+from .join import join
+from .own_loop import own_loop
+from .threaded import ThreadedMembership
 
 
 @asynccontextmanager

@@ -15,12 +15,12 @@ from typing import BinaryIO, TypeVar, cast
 import trio
 
 from ..errors import OverlapError, UsageError
-from ..membership.threaded import AnyMembership
 from ..notice import notify
 from ..timeline.files.merge import on_clock
 from ..timeline.files.parts import Part, pack_part
 from ..timeline.files.tracefile import write_merged, write_trace
 from ..timeline.spans import Timeline
+from .threaded import AnyMembership
 
 # How long to wait until all processes have come to the end of their run: one that has failed may leave a rank in a long
 # compute. From then on all are at work on their traces, and there is no limit: one that is lost is known to be.

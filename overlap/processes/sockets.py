@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from ..errors import OverlapError, UsageError
-from ..membership.control_link import OUTAGE_S
+from .link import OUTAGE_S
 
 Endpoint = tuple[str, int]
 

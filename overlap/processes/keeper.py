@@ -16,7 +16,7 @@ from ..errors import TraceWarning, UsageError
 from ..timeline.spans import Timeline
 
 if TYPE_CHECKING:
-    from ..membership.threaded import AnyMembership
+    from .threaded import AnyMembership
 
 
 class Keeper:

@@ -16,7 +16,7 @@ from typing import TypeAlias, TypeVar
 import trio
 
 from ..errors import OverlapError
-from .control_messages import (
+from .messages import (
     BLOB_LIMIT_BYTES,
     Brought,
     Bye,

@@ -21,8 +21,8 @@ from .keeper import Keeper
 from .world_setup import WorldSetup
 
 if TYPE_CHECKING:
-    from ..rendezvous.launcher_environment import Place
     from .connecting import Joined
+    from .place import Place
 
 T = TypeVar("T")
 

@@ -12,9 +12,11 @@ from typing import TypeAlias
 import trio
 
 from ..errors import OverlapError, UsageError
-from .clock_offset import ClockOffset, ClockSample, CoordinatorClock
-from .control_frames import check_body
-from .control_messages import (
+from .clock import ClockOffset, ClockSample, CoordinatorClock
+from .frames import check_body
+from .gathering import Gathering, Take
+from .inbox import Inbox, Lost, News
+from .messages import (
     BLOB_LIMIT_BYTES,
     Brought,
     Bye,
@@ -36,8 +38,6 @@ from .control_messages import (
     Told,
     Waiting,
 )
-from .gathering import Gathering, Take
-from .inbox import Inbox, Lost, News
 
 _Key: TypeAlias = tuple[str, str, int]  # what is asked, its name, and how many there were of that name
 

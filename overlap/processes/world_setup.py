@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import topology
 
     from ..config import RunConfig
-    from ..rendezvous.configuration import RendezvousConfig
-    from ..rendezvous.launcher_environment import Place
     from ..settings import Wires
     from .connecting import Joined
+    from .identity import RendezvousConfig
+    from .place import Place
 
 DEFAULT_RANKS = 2  # on the local machine: the fewest that can show an overlap
 

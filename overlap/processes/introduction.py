@@ -9,7 +9,7 @@ import sys
 import msgpack
 
 from ..errors import UsageError
-from .launcher_environment import Place
+from .place import Place
 
 Introduction = tuple[tuple[str, int], bytes, socket.socket | None]
 """Where to meet, the secret, and the listening socket of process 0."""

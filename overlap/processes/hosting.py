@@ -7,12 +7,12 @@ from functools import partial
 
 import trio
 
-from ..membership.control_link import watch
-from ..membership.control_messages import Join
-from ..membership.coordinator import Coordinator
-from ..membership.handle import Membership
-from .acceptor import Acceptor
-from .configuration import JoinError, RendezvousConfig, name_absent
+from .coordinator import Coordinator
+from .host import Acceptor
+from .identity import JoinError, RendezvousConfig, name_absent
+from .link import watch
+from .member import Membership
+from .messages import Join
 from .sockets import listen
 
 #: How long those who came may take to hear that the others did not.

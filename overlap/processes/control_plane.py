@@ -26,14 +26,14 @@ from ..errors import (
     PeerLostError,
     RemoteError,
 )
+from ..remote.communicators import SpanningCommunicators
+from ..remote.spanning import ANNOUNCED
 from ..runtime.communicator import BaseEngine
 from ..runtime.dispute import Voice
 from ..runtime.standing import Standing
 from ..runtime.world import World
 from . import call_codec, standing_codec
-from .communicators import SpanningCommunicators
 from .saying import LINE_BYTES, MOST_ALIKE, ControlConnection, Saying
-from .spanning import ANNOUNCED
 from .standing_codec import cut
 
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that

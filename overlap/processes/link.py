@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import trio
 
 from ..errors import OverlapError
-from .control_frames import FrameReader, encode
-from .control_messages import Message, MessageError
-from .process_state import ProcessState, state_of
+from .frames import FrameReader, encode
+from .messages import Message, MessageError
+from .silence import ProcessState, state_of
 
 #: How long an outage of the network may last, unless a run says otherwise: who cannot be reached is named soon.
 OUTAGE_S = 4.0

@@ -20,19 +20,19 @@ from transports.tls import Tls
 from ..config import RunConfig
 from ..errors import UsageError
 from ..flight.start import attempt
-from ..launch.status import Entering, Leaving, Losing, tell_launcher
-from ..membership.control_link import OUTAGE_S, Patience
-from ..membership.handle import MemberLostError
-from ..membership.inbox import Lost
-from ..membership.process_state import identity
-from ..membership.threaded import ThreadedMembership
 from ..notice import notify
-from ..remote.control_plane import ControlPlane
-from ..rendezvous.apart import join_apart
-from ..rendezvous.configuration import WORLDS, RendezvousConfig
-from ..rendezvous.launcher_environment import Place
-from ..rendezvous.mpi_introduction import introduced
-from ..rendezvous.secret import user_secret
+from .apart import join_apart
+from .control_plane import ControlPlane
+from .identity import WORLDS, RendezvousConfig
+from .inbox import Lost
+from .introduction import introduced
+from .link import OUTAGE_S, Patience
+from .member import MemberLostError
+from .place import Place
+from .secret import user_secret
+from .silence import identity
+from .status import Entering, Leaving, Losing, tell_launcher
+from .threaded import ThreadedMembership
 
 # How long the first process stays for the others to leave; whatever they still compute, they have been told.
 LEAVE_S = 10.0

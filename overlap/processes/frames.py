@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 import msgpack
 
-from .control_messages import Body, Message, MessageError, Told
+from .messages import Body, Message, MessageError, Told
 
 #: Of one frame without its length. msgpack can grow 73-fold when unpacked (measured: 1 MiB of empty maps), which makes
 #: this 5 MB at the worst.

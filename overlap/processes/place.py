@@ -55,7 +55,7 @@ from dataclasses import dataclass, field
 
 from ..config import RunConfig
 from ..errors import UsageError
-from .other_launchers import ROWS, Row, endpoint_of, is_loopback, number
+from .launchers import ROWS, Row, endpoint_of, is_loopback, number
 from .secret import ADVICE, given_secret
 from .sockets import format_endpoint
 
