@@ -27,8 +27,7 @@ from ...timeline.spans import Timeline
 from ...version import install_command
 from ..advise import described
 from ..failure import EXIT_FAILED
-from ..outputs import kept
-from ..program import output_path
+from ..output import kept, output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
 from .report import report

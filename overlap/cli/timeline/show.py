@@ -20,7 +20,7 @@ from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import Prediction, prediction_table
 from ...timeline.spans import Timeline
 from ..console import Console
-from ..outputs import kept, written
+from ..output import kept, written
 from .report import wires
 
 

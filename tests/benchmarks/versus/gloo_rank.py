@@ -1,6 +1,6 @@
 """The gloo backend of torch.distributed, as one rank sees it.
 
-`python -m overlap.cli.bench.versus.gloo_rank ASSIGNMENT` is such a rank.
+`python -m tests.benchmarks.versus.gloo_rank ASSIGNMENT` is such a rank.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from ....collectives.reduce import Array
-from ..cases import Case
+from overlap.cli.bench.cases import Case
+from overlap.collectives.reduce import Array
+
 from .inside import Action, LibraryRank, measure_and_tell
 
 _OPS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

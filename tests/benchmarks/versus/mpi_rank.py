@@ -1,6 +1,6 @@
 """MPI through mpi4py, as one rank sees it.
 
-`python -m overlap.cli.bench.versus.mpi_rank ASSIGNMENT` is such a rank.
+`python -m tests.benchmarks.versus.mpi_rank ASSIGNMENT` is such a rank.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from ....collectives.reduce import Array
-from ..cases import Case
+from overlap.cli.bench.cases import Case
+from overlap.collectives.reduce import Array
+
 from .inside import Action, LibraryRank, measure_and_tell
 
 _OPS = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}

@@ -14,13 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from ..children import hear, start
-from .cases import Assignment, Case
-from .layout import NodeLayout
-from .measuring import MEMBER, Result, summarised
-from .sampling import Sampling
-from .versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import NodeLayout, Result, summarised
+from overlap.cli.bench.sampling import Sampling
+from overlap.cli.children import hear, start
+from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, Running, running
 
+from .assignment import AssignmentInTurn
+
+_MEMBER = f"{__package__}.member"
 _OURS = "overlap"
 _LOOK_S = 0.5  # how often to ask, while processes start, whether all of them still live
 _LIMIT_S = 600.0  # for a row, absolute
@@ -103,16 +105,16 @@ def measure_in_turn(
         OverlapError: If a process of ours fails.
     """
     with Turns() as turns, ExitStack() as stack:
-        ours = Assignment(cases=cases, sampling=sampling, check=check, turns=turns.path, name=_OURS)
+        ours = AssignmentInTurn(cases=cases, sampling=sampling, check=check, turns=turns.path, name=_OURS)
         others: dict[str, Running] = {}
         for contender in contenders:
-            asked = Assignment(cases=cases, sampling=sampling, check=check, turns=turns.path, name=contender.name)
+            asked = AssignmentInTurn(cases=cases, sampling=sampling, check=check, turns=turns.path, name=contender.name)
             try:
                 others[contender.name] = stack.enter_context(running(contender, asked))
             except ContenderUnavailableError as reason:
                 say(str(reason))
         options = layout.options(cases[0].ranks, rows=len(cases), algorithm=algorithm)
-        process = start(options, [MEMBER, ours.to_json()])
+        process = start(options, [_MEMBER, ours.to_json()])
         told = hear([process])
         turns.admit(_OURS, layout.nodes, lambda: process.poll() is None)
         for name, other in others.items():

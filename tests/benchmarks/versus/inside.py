@@ -13,10 +13,11 @@ from time import perf_counter_ns
 import numpy as np
 from numpy.typing import NDArray
 
-from ....collectives.reduce import Array
-from .. import data
-from ..cases import Assignment, Case
-from ..sampling import Sampling
+from overlap.cli.bench.cases import Case, wrong_elements
+from overlap.cli.bench.sampling import Sampling
+from overlap.collectives.reduce import Array
+
+from .assignment import AssignmentInTurn
 
 Action = Callable[[], object]
 
@@ -48,7 +49,7 @@ class LibraryRank(ABC):
         """Leave the world."""
 
 
-def measure_rows(library: LibraryRank, assignment: Assignment) -> list[dict[str, object]]:
+def measure_rows(library: LibraryRank, assignment: AssignmentInTurn) -> list[dict[str, object]]:
     """Measure every row; a row has `samples_ns` for each rank, and the count of wrong elements."""
     return [_measure(library, case, assignment.sampling, check=assignment.check) for case in assignment.in_turn()]
 
@@ -72,12 +73,12 @@ def _count_wrong(library: LibraryRank, case: Case) -> int:
     x, out = case.buffers(library.rank)
     library.barrier()
     library.action(case, x, out)()
-    return 0 if out is None else data.wrong_elements(out, case.expected(library.rank))
+    return 0 if out is None else wrong_elements(out, case.expected(library.rank))
 
 
 def measure_and_tell(library: LibraryRank, text: str) -> None:
     """Be one rank: measure the assignment, and leave."""
-    rows = measure_rows(library, Assignment.from_json(text))
+    rows = measure_rows(library, AssignmentInTurn.from_json(text))
     if library.rank == 0:
         print(json.dumps({"version": library.version, "rows": rows}), flush=True)
     library.close()

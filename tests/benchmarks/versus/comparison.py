@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ... import UsageError
-from .cases import Case
-from .columns import remark
-from .layout import NodeLayout
-from .measuring import Result, measure_cases
-from .options import cases
-from .sampling import Sampling
+from overlap import UsageError
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
+from overlap.cli.bench.options import cases, layout
+from overlap.cli.bench.report import remark
+from overlap.cli.bench.sampling import Sampling
 
 Pair: TypeAlias = "tuple[Result, Result]"
 """Without what is compared, and with it."""
@@ -92,6 +91,17 @@ def worlds(args: argparse.Namespace) -> list[list[Case]]:
         changed["minbytes"] = SIZE
     asked = [argparse.Namespace(**vars(args) | changed | {"operation": name}) for name in names]
     return [world for one in asked for world in cases(one)]
+
+
+def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[NodeLayout, NodeLayout]:
+    """Return the two layouts, by default of two nodes joined by sockets: only sockets have the setting.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    changed = {"nnodes": args.nnodes or 2, "transport": args.transport or "efa"}
+    off, on = (argparse.Namespace(**vars(args) | changed | {compared.setting: side}) for side in ("off", "on"))
+    return layout(off), layout(on)
 
 
 def measure(

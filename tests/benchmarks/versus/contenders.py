@@ -18,10 +18,11 @@ from typing import IO
 
 import ml_dtypes
 
-from .... import OverlapError, UsageError
-from ...children import Child, environment
-from ..cases import Assignment
-from ..sampling import Times, slowest
+from overlap import OverlapError, UsageError
+from overlap.cli.bench.sampling import Times, slowest
+from overlap.cli.children import Child, environment
+
+from .assignment import AssignmentInTurn
 
 TIMEOUT_S = 600.0
 """Absolute, for all rows of one library: gloo needs about a minute for the slowest table here."""
@@ -69,7 +70,7 @@ def contenders_named(text: str) -> list[Contender]:
     return [CONTENDERS[name] for name in dict.fromkeys(names)]
 
 
-def measure_contender(contender: Contender, assignment: Assignment) -> ContenderResult:
+def measure_contender(contender: Contender, assignment: AssignmentInTurn) -> ContenderResult:
     """Run a library's ranks to their end and return what they measured.
 
     Raises:
@@ -84,7 +85,7 @@ class Running:
     """A library's ranks while they run; call it to wait for what they measured."""
 
     contender: Contender  # The library
-    assignment: Assignment  # What they are to measure
+    assignment: AssignmentInTurn  # What they are to measure
     ranks: Sequence[Child]  # The processes that were started for them
     errors: IO[bytes]  # Where their errors go
 
@@ -103,7 +104,7 @@ class Running:
 
 
 @contextmanager
-def running(contender: Contender, assignment: Assignment) -> Iterator[Running]:
+def running(contender: Contender, assignment: AssignmentInTurn) -> Iterator[Running]:
     """Have a library's ranks run for the length of a ``with``.
 
     Raises:
@@ -141,7 +142,7 @@ def _told(contender: Contender, ranks: Sequence[Child], errors: IO[bytes]) -> by
     return told
 
 
-def _result(contender: Contender, told: bytes, assignment: Assignment) -> ContenderResult:
+def _result(contender: Contender, told: bytes, assignment: AssignmentInTurn) -> ContenderResult:
     answer = json.loads(told.splitlines()[-1])
     rows = answer["rows"]
     batches = [assignment.sampling.batch(case.size_bytes) for case in assignment.cases]
