@@ -5,6 +5,7 @@
 #   front       the front doors: run();  settings: what can be said of a run;  config: what has been said, and by whom;
 #               requested: what it is asked to be in the end, by program, environment and command
 #   embedded/   the door for programs that own their main thread: connect()
+#   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
 #     forks       what becomes of it in processes that are forked from its own
@@ -23,10 +24,11 @@
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
 #                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
 #     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
-#   remote/     what spans processes: spanning communicators
+#   remote/     what spans processes: spanning communicators, and the control plane
 #   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
-#   processes/  the processes of a world: how they find each other, what they tell each other, how a loss is noticed
+#   rendezvous/ how they find each other, and prove who they are
+#   membership/ who is there, what they say to each other, and how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure;  cost/  what they cost
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   live/       jobs that run now, seen through those files

@@ -71,8 +71,10 @@ HOUSE = (
     ("overlap.settings",),
     ("overlap.config",),
     ("overlap.requested",),
-    ("overlap.processes",),
-    ("overlap.launch",),
+    ("overlap.membership",),
+    ("overlap.rendezvous",),
+    ("overlap.launch.status",),  # what a process tells its launcher, which reads it
+    ("overlap.launch", "overlap.setup"),
     # the doors
     ("overlap.embedded",),  # connect()
     ("overlap.front",),  # what `import overlap` gives, and run()

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from .cycles import Cycle, disjoint_cycles, zigzag_cycles
 from .errors import TopologyError
+from .grid import Grid, torus
 from .machine import LinkKind
-from .routes import RankMap, route
-from .wiring import Grid, torus
+from .rankmap import RankMap
+from .routes import route
 
 Devices = dict[int, tuple[int, ...]]
 

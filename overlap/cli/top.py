@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..live.look import Looks
 from ..live.worlds import RunningWorld, chosen, of_descendants
 from ..notice import notify
-from ..processes.watching import WorldOverError
+from ..rendezvous.watching import WorldOverError
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal
 from .watching import add_secret_file, endpoint_of, watched
 

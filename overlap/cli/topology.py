@@ -10,7 +10,8 @@ import sys
 from dataclasses import asdict
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
-from topology.picture import draw, paragraph
+from topology.paragraph import paragraph
+from topology.picture import draw
 
 SCHEMA_VERSION = 1
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

@@ -15,20 +15,19 @@ from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .ahead import Ahead
-from .bucketed import Bucketed
-from .buckets import BucketPlan, Hook, plan_by_size
-from .called_from import users_frame
-from .finite import Blame
-from .model_memory import ModelMemory
+from .buckets.agreement import compare_replicas
+from .buckets.bucketed import Bucketed
+from .buckets.gradients import Blame
+from .buckets.plan import BucketPlan, Hook, plan_by_size
+from .buckets.reduction import Reduction, Wiring
+from .checkpoints.names import Own
+from .checkpoints.pieces import Piece, Tensors, divided
 from .optimizers import Optimizer, check_optimizer
-from .own_state import Own
-from .parameters import Parameters
-from .pieces import Piece, Tensors, divided
-from .reduction import Reduction, Wiring
-from .replicas import compare_replicas
+from .parameters import ModelMemory, Parameters
 from .settings import IN_FLIGHT, Order, Settings, Unused, check_count
 from .tree import flatten, rebuild
 from .tuning import CANDIDATES, RECORDED, Choice, Tuner
+from .work import users_frame
 
 if TYPE_CHECKING:
     from .tree import Array, Tree

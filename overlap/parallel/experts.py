@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .called_from import users_frame
 from .layers import Cost, Layer, Pair, forward_of
-from .own_experts import OwnExperts
-from .pending import pick
-from .routing import Routing, by_token, merge, route, route_backward, split_gradient
+from .routing import Routing, by_token, mean_gradients, merge, route, route_backward, run_experts, split_gradient
+from .tree import pick
+from .work import users_frame
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = NDArray[Any]
+    from .tree import Array
 
 
 class LeftForBackward(TypedDict):
@@ -104,7 +100,8 @@ class Experts:
         self.rank, self.group, self.experts, self.top_k, self.shared = rank, group, experts, top_k, shared
         self._normalised, self._costs = normalised, dict(costs or {})
         self._balance, self._balance_over = balance, balance_over
-        self._own = OwnExperts(forward, backward, backward_input, backward_weights, share=group.size)
+        self._forward, self._backward = forward, backward
+        self._backward_input, self._backward_weights = backward_input, backward_weights
         each = experts // group.size
         self._mine = slice(group.rank * each, (group.rank + 1) * each)
 
@@ -128,7 +125,13 @@ class Experts:
         received = self.group.all_to_all(routed[1], counts=there, name="tokens to experts", call_site=users_frame())
         rows = int(there[:, self.group.rank].sum())
         both = self._issue(
-            "forward", self._own.forward, table[:, self._mine], pick(w, ("experts",)), received, rows=rows
+            "forward",
+            partial(run_experts, self._forward),
+            table[:, self._mine],
+            pick(w, ("experts",)),
+            None,
+            received,
+            rows=rows,
         )
         outputs = self.group.all_to_all(both[0], counts=back, name="outputs to tokens", call_site=users_frame())
         y = self.rank.compute(_merged, routed, outputs, shared, name="merge", call_site=users_frame(), seconds=0.0)
@@ -159,16 +162,17 @@ class Experts:
 
     def _experts_backward(self, w: object, left: LeftForBackward, received: object, back: Array) -> Pair:
         """Issue the experts' backward, and the gradients of their rows; with halves, those travel under the second."""
-        weights, mine, own = pick(w, ("experts",)), left["table"][:, self._mine], self._own
+        weights, mine = pick(w, ("experts",)), left["table"][:, self._mine]
         rows, saved = int(mine.sum()), left["saved"]
-        if not own.splits:
-            both = self._issue("backward", own.backward, mine, weights, saved, received, rows=rows)
+        if self._backward_input is None:
+            both = self._issue("backward", self._whole_backward, mine, weights, saved, received, rows=rows)
             return self.group.all_to_all(
                 both[0], counts=back, name="gradients to tokens", call_site=users_frame()
             ), both[1]
-        first = self._issue("backward_input", own.backward_input, mine, weights, saved, received, rows=rows)
+        halves = partial(run_experts, self._backward_input)
+        first = self._issue("backward_input", halves, mine, weights, saved, received, rows=rows)
         d_rows = self.group.all_to_all(first[0], counts=back, name="gradients to tokens", call_site=users_frame())
-        return d_rows, self._issue("backward_weights", own.backward_weights, weights, first[1], rows=rows)
+        return d_rows, self._issue("backward_weights", self._second_half, weights, first[1], rows=rows)
 
     def _ways(self, table: Array) -> tuple[Array, Array]:
         """Return how many rows go from rank to rank, there and back."""
@@ -178,6 +182,18 @@ class Experts:
     def _issue(self, what: str, function: Callable[..., object], *args: object, rows: int = 1) -> Future[object]:
         cost = {unit: each * rows for unit, each in self._costs.get(what, {}).items()}
         return self.rank.compute(function, *args, name=what, **cost)  # type: ignore[arg-type]
+
+    def _whole_backward(self, table: Array, weights: Sequence[object], saved: Sequence[object], d_out: Array) -> Pair:
+        assert self._backward is not None
+        dx, gradients = run_experts(self._backward, table, weights, saved, d_out)
+        return dx, mean_gradients(self.group.size, weights, cast("list[object]", gradients))
+
+    def _second_half(self, weights: Sequence[object], needed: Sequence[object]) -> list[object]:
+        assert self._backward_weights is not None
+        gradients = [
+            None if kept is None else self._backward_weights(w, kept) for w, kept in zip(weights, needed, strict=True)
+        ]
+        return mean_gradients(self.group.size, weights, gradients)
 
     def _route_backward(self, router: Array, routed: tuple[Routing, object, object], load: Array, split: Pair) -> Pair:
         d_balance = None

@@ -12,20 +12,18 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .agreement import agreement
 from .ahead import Ahead
-from .buckets import BucketPlan, plan_buckets
-from .finite import Place, check_packed
-from .gradients import check_gradient
-from .memory_work import MemoryWork
-from .names import Names
-from .optimizers import SGD, Optimizer, check_optimizer
-from .outer_steps import Fragment, Nesterov
-from .own_state import Own
+from .buckets.agreement import agreement
+from .buckets.gradients import Place, check_gradient, check_packed
+from .buckets.plan import BucketPlan, plan_buckets
+from .checkpoints.names import Own
+from .checkpoints.pieces import Piece, Tensors, divided
+from .optimizers import SGD, Nesterov, Optimizer, check_optimizer
+from .outer_steps import Fragment
 from .parameters import Parameters
-from .pieces import Piece, Tensors, divided
 from .settings import group_of
-from .tree import flatten, rebuild
+from .tree import Names, flatten, rebuild
+from .work import MemoryWork
 
 if TYPE_CHECKING:
     from .tree import Array, Tree

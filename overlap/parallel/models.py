@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import UsageError
-from .pending import leaves
+from .tree import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

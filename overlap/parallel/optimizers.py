@@ -182,3 +182,30 @@ def _adam(rule: Adam, param: Array, grad: Array, state: dict[str, Array], step: 
         if decay != 1.0:
             p *= decay
         p -= square
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Descent with Nesterov's momentum: v = momentum * v + g; p = p - lr * (g + momentum * v).
+
+    The outer optimizer of DiLoCo, with its rate and momentum: Douillard et al., arXiv:2311.08105. State: one array.
+    """
+
+    lr: float = 0.7  # Learning rate
+    momentum: float = 0.9  # Share of the last velocity that stays; at least 0, less than 1
+
+    def __post_init__(self) -> None:
+        if not self.lr >= 0:
+            raise UsageError(f"lr: expected a number from 0, got {self.lr!r}")
+        _check_share("momentum", self.momentum)
+
+    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
+        """Return a velocity of zeros."""
+        return {"velocity": np.zeros(size, dtype)}
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        """Make one step, in place. Cost: four passes."""
+        velocity = state["velocity"]
+        velocity *= self.momentum
+        velocity += grad
+        param -= self.lr * (grad + self.momentum * velocity)

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.rank import Rank
-from .buckets import BucketPlan
+from .buckets.plan import BucketPlan
+from .checkpoints.pieces import Piece, state_name
 from .optimizers import Optimizer
 from .parameters import Parameters
-from .pieces import Piece, state_name
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
-
-    Array: TypeAlias = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Nesterov:
-    """Descent with Nesterov's momentum: v = momentum * v + g; p = p - lr * (g + momentum * v).
-
-    The outer optimizer of DiLoCo, with its rate and momentum: Douillard et al., arXiv:2311.08105. State: one array.
-    """
-
-    lr: float = 0.7  # Learning rate
-    momentum: float = 0.9  # Share of the last velocity that stays; at least 0, less than 1
-
-    def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise UsageError(f"lr: expected a number from 0, got {self.lr!r}")
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum: expected at least 0 and less than 1, got {self.momentum!r}")
-
-    def fresh(self, size: int, dtype: DTypeLike) -> dict[str, Array]:
-        """Return a velocity of zeros."""
-        return {"velocity": np.zeros(size, dtype)}
-
-    def update(self, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        """Make one step, in place. Cost: four passes."""
-        velocity = state["velocity"]
-        velocity *= self.momentum
-        velocity += grad
-        param -= self.lr * (grad + self.momentum * velocity)
+    from .tree import Array
 
 
 class Fragment:

@@ -6,18 +6,17 @@ are the T*k copies of tokens, by expert and then by token: so those for one rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .layers import Pair
+from .tree import mapped
+
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
-
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = NDArray[Any]
+    from .tree import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +104,51 @@ def by_token(routing: Routing, rows: Array) -> Array:
     out = np.empty_like(rows)
     out[routing.order] = rows
     return out.reshape(*routing.gates.shape, -1)
+
+
+# -- the experts of a rank, on the compute stream ----------------------------------------------------------------------
+
+
+def run_experts(
+    function: Callable[..., Pair],
+    table: Array,
+    weights: Sequence[object],
+    saved: Sequence[object] | None,
+    rows: Array,
+) -> Pair:
+    """Call a function of one expert for each expert of a rank that has rows.
+
+    Args:
+        function: From the expert's weights, its item of `saved` if that is given, and its rows to rows of the same
+            shape and a value to keep.
+        table: Rows from every rank for every expert of this rank, (n, experts of this rank).
+        weights: Of each expert.
+        saved: Of each expert.
+        rows: In the order [source][expert].
+
+    Returns:
+        The resulting rows in that order, and of each expert the value to keep; None where there are no rows.
+    """
+    out, kept = np.empty_like(rows), list[object]()
+    for expert, places in enumerate(places_by_expert(table)):
+        kept.append(None)
+        if len(places):
+            more = () if saved is None else (saved[expert],)
+            out[places], kept[-1] = function(weights[expert], *more, rows[places])
+    return out, kept
+
+
+def mean_gradients(ranks: int, weights: Sequence[object], gradients: Sequence[object]) -> list[object]:
+    """Return the gradients of each expert's weights, divided by the number of ranks; zeros for an expert without rows.
+
+    Args:
+        ranks: That share the experts.
+        weights: Of each expert.
+        gradients: Of each expert, a tree like its weights; None if it had no rows.
+    """
+    return [
+        mapped(np.zeros_like, each)
+        if gradient is None
+        else mapped(lambda array: array / np.asarray(ranks, array.dtype), gradient)
+        for each, gradient in zip(weights, gradients, strict=True)
+    ]

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from ..errors import UsageError
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .buckets import Hook
+from .buckets.plan import Hook
 
 Order: TypeAlias = Literal["forward", "fifo"]
 Unused: TypeAlias = Literal["error", "zeros"]

@@ -13,16 +13,16 @@ from ..errors import UsageError
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank
-from .bucketed import Bucketed
-from .buckets import BucketPlan, Hook, plan_by_size
-from .gathering import Gathering, Kept, Prefetched
-from .model_memory import ModelMemory, expected_memory
+from .buckets.bucketed import Bucketed
+from .buckets.gathering import Gathering, Kept, Prefetched
+from .buckets.plan import BucketPlan, Hook, plan_by_size
+from .buckets.shards import Gauge, Shard, Stage
+from .buckets.shared_bucket import SharedBucket
+from .checkpoints.names import Own
+from .checkpoints.pieces import Piece, Tensors, state_name
 from .optimizers import Optimizer, check_optimizer
-from .own_state import Own
-from .pieces import Piece, Tensors, state_name
+from .parameters import ModelMemory, expected_memory
 from .settings import Order, Settings, Unused, check_count
-from .shards import Gauge, Shard, Stage
-from .shared_bucket import SharedBucket
 from .tree import flatten, rebuild
 
 if TYPE_CHECKING:

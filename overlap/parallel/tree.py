@@ -1,19 +1,28 @@
-"""Parameters as trees: nested dicts, lists and tuples of arrays, told apart by names such as "blocks.0.weight"."""
+"""Trees of parameters: nested dicts, lists and tuples of arrays, each with a name such as "blocks.0.weight".
+
+In trees of outputs and gradients any part may still be a future: a leaf, a branch, or the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.future import Future
+from .work import MemoryWork
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from numpy.typing import NDArray
 
-Array: TypeAlias = "NDArray[np.generic]"
+Array: TypeAlias = "NDArray[Any]"
 Tree: TypeAlias = "Mapping[str, Tree] | Mapping[str, Array] | list[Tree] | list[Array] | tuple[Tree, ...] | Array"
+Path: TypeAlias = "tuple[str | int, ...]"
+"""Keys and indices on the way from a tree to a leaf."""
 
 
 def flatten(params: object) -> dict[str, Array]:
@@ -28,7 +37,8 @@ def flatten(params: object) -> dict[str, Array]:
     if not isinstance(params, (Mapping, list, tuple)):
         raise UsageError(f"params: expected a dict, list or tuple of arrays, got {type(params).__name__}")
     found: dict[str, Array] = {}
-    for name, leaf in _leaves(params, ""):
+    for path in _paths(params, ()):
+        name, leaf = _joined(path), pick(params, path)
         if not isinstance(leaf, np.ndarray):
             raise UsageError(f"params: {name!r} is of type {type(leaf).__name__}; every leaf must be a numpy array")
         if leaf.dtype.kind in "biuOSUMm":
@@ -50,31 +60,219 @@ def rebuild(like: object, leaves: Mapping[str, object]) -> object:
     Raises:
         UsageError: If a name is missing.
     """
-    return _rebuilt(like, leaves, "")
+    return _rebuilt(like, leaves, ())
 
 
-def _leaves(tree: object, prefix: str) -> Iterator[tuple[str, object]]:
-    for key, value in _items(tree):
-        if isinstance(value, (Mapping, list, tuple)):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _items(tree: object) -> Iterator[tuple[object, object]]:
-    return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("list[object]", tree))
-
-
-def _rebuilt(like: object, leaves: Mapping[str, object], name: str) -> object:
+def _rebuilt(like: object, leaves: Mapping[str, object], path: Path) -> object:
     if not isinstance(like, (Mapping, list, tuple)):
+        name = _joined(path)
         if name not in leaves:
             raise UsageError(f"leaves: {name!r} is missing")
         return leaves[name]
-    prefix = f"{name}." if name else ""
-    parts = {key: _rebuilt(value, leaves, f"{prefix}{key}") for key, value in _items(like)}
+    parts = {key: _rebuilt(value, leaves, (*path, key)) for key, value in _items(like)}
     if isinstance(like, Mapping):
         return parts
     values = list(parts.values())
     if isinstance(like, tuple) and hasattr(like, "_fields"):  # a named tuple takes its fields
         return cast("Callable[..., object]", type(like))(*values)
     return tuple(values) if isinstance(like, tuple) else values
+
+
+def mapped(function: Callable[[Any], object], tree: object) -> object:
+    """Return the tree with `function` applied to each leaf; sequences become lists."""
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, branch) for key, branch in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [mapped(function, branch) for branch in tree]
+    return function(tree)
+
+
+def leaves(tree: object) -> dict[str, Path]:
+    """Return the paths of the leaves of a tree, by name; names are those of `flatten`, and futures are leaves."""
+    return {_joined(path): path for path in _paths(tree, ())}
+
+
+def pick(tree: object, path: Path) -> object:
+    """Return the leaf or branch at the end of a path; a future of it, if a future is on the way."""
+    for key in path:
+        tree = cast("Mapping[str | int, object]", tree)[key]
+    return tree
+
+
+def last_future(tree: object) -> Future[object] | None:
+    """Return the last future in a tree; None if there is none."""
+    futures = [leaf for path in _paths(tree, ()) if isinstance(leaf := pick(tree, path), Future)]
+    return futures[-1] if futures else None
+
+
+def _paths(tree: object, above: Path) -> Iterator[Path]:
+    if isinstance(tree, (Mapping, list, tuple)):
+        for key, branch in _items(tree):
+            yield from _paths(branch, (*above, key))
+    else:
+        yield above
+
+
+def _items(tree: object) -> Iterator[tuple[str | int, object]]:
+    return iter(tree.items()) if isinstance(tree, Mapping) else enumerate(cast("Sequence[object]", tree))
+
+
+def _joined(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+class Names:
+    """The names of parameters and of parts of the tree with all parameters in them.
+
+    Args:
+        params: The tree.
+
+    Attributes:
+        form: The tree, with the name of each array in its place.
+    """
+
+    def __init__(self, params: object) -> None:
+        self.form = rebuild(params, {name: name for name in flatten(params)})
+        self._parts: dict[str, object] = {}
+        self._top = [str(key) for key, _ in _items(params)]
+        self._read(self.form, ())
+
+    def _read(self, node: object, path: Path) -> object:
+        part = node
+        if isinstance(node, (Mapping, list, tuple)):
+            part = {key: self._read(value, (*path, key)) for key, value in _items(node)}
+        if path:
+            self._parts[_joined(path)] = part
+        return part
+
+    def find(self, name: str, of_leaf: Callable[[str], object]) -> object:
+        """Return `of_leaf(name)`; for a part of the tree, a dict of its results for each parameter in the part.
+
+        Raises:
+            UsageError: If there is no such part.
+        """
+        return mapped(of_leaf, self._part(name))
+
+    def pairs(self, name: str, value: object) -> Iterator[tuple[str, object]]:
+        """Yield each parameter of a part with its item of `value`, a tree of that form or a future of one.
+
+        Raises:
+            UsageError: If there is no such part, or `value` has no such item.
+        """
+        yield from _pairs(self._part(name), value, name)
+
+    def _part(self, name: str) -> object:
+        if not isinstance(name, str):
+            raise UsageError(f"name: expected a string, such as {next(iter(self._parts))!r}, got {name!r}")
+        part = self._parts.get(name)
+        if part is None:
+            raise UsageError(f"name: {name!r} is no parameter; known are {', '.join(self._top)}")
+        return part
+
+
+def _pairs(part: object, value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(part, str):
+        yield part, value
+        return
+    for key, inner in cast("dict[str | int, object]", part).items():
+        try:
+            item = pick(value, (key,))
+        except (TypeError, LookupError) as error:
+            raise UsageError(f"reduce: what was handed over for {name!r} has no item {key!r}") from error
+        yield from _pairs(inner, item, f"{name}.{key}")
+
+
+# -- sums of gradients -----------------------------------------------------------------------------------------------
+
+
+def add_up(work: MemoryWork, like: object, trees: Sequence[object]) -> object:
+    """Return the sum of trees of one form, in their order; of one tree, the tree itself.
+
+    Args:
+        work: Issues the addition.
+        like: A tree of that form: its size is the cost of the addition on the virtual clock.
+        trees: At least one.
+    """
+    if len(trees) == 1:
+        return trees[0]
+    moved_bytes = (len(trees) + 1) * _nbytes(like)
+    return work.compute(_total, list(trees), name="add gradients", moved_bytes=moved_bytes)
+
+
+class RunningSum:
+    """The sum of trees of one form that come one after the other, such as gradients of microbatches.
+
+    It does not change the trees; from the third on, it allocates nothing.
+
+    Args:
+        work: Issues the additions.
+        like: A tree of that form: its size is the cost of an addition on the virtual clock.
+
+    Attributes:
+        count: Trees that have been added.
+    """
+
+    def __init__(self, work: MemoryWork, like: object) -> None:
+        self.count = 0
+        self._work, self._moved_bytes = work, 3 * _nbytes(like)
+        self._first: object = None
+        self._own: object = None
+        self._newest: object = None
+
+    def add(self, tree: object) -> object:
+        """Issue the addition of a tree, or of a future of one; return the sum so far, or a future of it."""
+        self.count += 1
+        if self.count == 1:
+            self._first = self._newest = tree
+        else:
+            first, self._first = self._first, None
+            self._newest = self._work.compute(
+                self._add, first, tree, name="add gradients", moved_bytes=self._moved_bytes
+            )
+        return self._newest
+
+    def _add(self, first: object, tree: object) -> object:
+        if first is not None:
+            self._own = _total([first, tree])
+        else:
+            _add_into(self._own, tree)
+        return self._own
+
+
+def _total(trees: Sequence[object]) -> object:
+    """Return the sum of trees of arrays, in their order, as new arrays; arrays without data stay so."""
+    first = trees[0]
+    if isinstance(first, Mapping):
+        return {key: _total([pick(tree, (key,)) for tree in trees]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return [_total([pick(tree, (index,)) for tree in trees]) for index in range(len(first))]
+    arrays = cast("Sequence[Array]", trees)
+    if has_no_data(arrays[0]):
+        return arrays[0]
+    out = arrays[0] + arrays[1]
+    for each in arrays[2:]:
+        out += each
+    return out
+
+
+def _add_into(own: object, tree: object) -> None:
+    if isinstance(own, (Mapping, list)):
+        for key, branch in _items(own):
+            _add_into(branch, pick(tree, (key,)))
+    elif not has_no_data(cast("Array", own)):
+        own += tree  # type: ignore[operator]
+
+
+def has_no_data(array: Array) -> bool:
+    """Whether an array has one element for all its places, as arrays have in simulations without data."""
+    return array.size > 1 and not any(array.strides)
+
+
+def _nbytes(tree: object) -> int:
+    """Count the bytes of the arrays in a tree that have been computed."""
+    found = (pick(tree, path) for path in _paths(tree, ()))
+    there = (each.result() if isinstance(each, Future) and each.done else each for each in found)
+    return sum(int(getattr(each, "nbytes", 0)) for each in there)

@@ -17,10 +17,10 @@ from ..front import run
 from ..runtime.future import Future
 from ..runtime.rank import Rank
 from ..simulation.simulated_backend import Virtual
-from ..timeline.measure.intervals import Merged, intersect, length, merge
+from ..timeline.intervals import Merged, intersect, length, merge
 from ..timeline.span import Span
 from ..units import format_bytes
-from .buckets import GradientBucket
+from .buckets.plan import GradientBucket
 
 if TYPE_CHECKING:
     from .tree import Array

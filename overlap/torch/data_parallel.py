@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..parallel.buckets import BucketPlan
+from ..parallel.buckets.plan import BucketPlan
 from ..runtime.future import Future
 from ..runtime.group import Group
 from ..runtime.rank import Rank

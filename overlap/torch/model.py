@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..parallel.buckets import BucketPlan, plan_by_size
+from ..parallel.buckets.plan import BucketPlan, plan_by_size
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from .backend import world

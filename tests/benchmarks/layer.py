@@ -79,7 +79,7 @@ async def _plain(rank: Rank, net: Perceptron) -> None:
 async def _layered(rank: Rank, net: Perceptron, model: parallel.DataParallel) -> None:
     grad = _forward(rank, net, [model[str(layer)] for layer in range(LAYERS)])
     for layer in reversed(range(LAYERS)):
-        net.gradients[layer] = model.gradient(str(layer))  # type: ignore[assignment]
+        net.gradients[layer] = model.gradient(str(layer))
         model.reduce(str(layer), rank.compute(net.backward, layer, grad))
         grad = rank.compute(net.propagate, layer)
     model.step()

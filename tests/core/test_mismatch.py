@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import CollectiveMismatchError
-from overlap.processes.saying import Saying
+from overlap.remote.saying import Saying
 from overlap.runtime.dispute import Voice
 
 from .companies import by_sockets, run_far

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
-from overlap.processes.call_codec import pack, unpack
+from overlap.remote.call_codec import pack, unpack
 
 from .cases import FLOAT64, OPS, whole_numbers
 from .companies import LAYOUTS, by_sockets, in_memory, run_far

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from overlap.processes.identity import JoinError
-from overlap.processes.join import join
-from overlap.processes.member import Membership
+from overlap.membership import Membership
+from overlap.rendezvous import JoinError, join
 from transports import ArgumentError
 from transports.tls import Tls
 

@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoint_files import complete_steps
+from overlap.parallel.checkpoints.files import complete_steps
+from overlap.parallel.checkpoints.names import packed, unpacked, unsavable
+from overlap.parallel.checkpoints.pieces import Piece, divided
 from overlap.parallel.hooks import power_sgd, top_k
-from overlap.parallel.own_state import packed, unpacked, unsavable
-from overlap.parallel.pieces import Piece, divided
 
 from .programs import backward, forward, loss_gradient, samples, weights
 
@@ -240,7 +240,7 @@ def test_a_state_is_told_in_arrays_and_back():
 
 def test_a_save_is_of_its_step_whatever_training_does_meanwhile(tmp_path, monkeypatch):
     """The copy is taken before the program goes on; here nothing is written before training has gone on and ended."""
-    from overlap.parallel import checkpoints
+    from overlap.parallel.checkpoints import checkpoints
 
     def late(*args):
         assert gone_on.wait(60)
@@ -321,7 +321,7 @@ def test_bfloat16_and_float8_are_kept_bit_by_bit(tmp_path):
 
 def test_a_rank_that_cannot_write_leaves_the_one_before(tmp_path, monkeypatch):
     training(tmp_path, "data", ranks=2, save_at=(1,), until=1)
-    from overlap.parallel import checkpoints
+    from overlap.parallel.checkpoints import checkpoints
 
     def fail(folder, rank, ranks, *told):
         if rank == 1:

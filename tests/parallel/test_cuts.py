@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 import overlap
 from overlap import parallel
-from overlap.parallel.checkpoint_files import folder_of
+from overlap.parallel.checkpoints.files import folder_of
 
 ADAM = parallel.Adam(1e-2)
 LAYERS, WIDTH = 4, 8

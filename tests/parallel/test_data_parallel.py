@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel import reduction
+from overlap.parallel.buckets import reduction
 from overlap.requested import overriding
 
 from ..core.companies import by_sockets, run_far

@@ -6,11 +6,11 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel.buckets import GradientBucket
+from overlap.parallel.buckets.plan import GradientBucket
 from overlap.parallel.hooks import bfloat16, float8, float16, power_sgd, top_k
-from overlap.parallel.hooks.bfloat16 import stochastic
 from overlap.parallel.hooks.float8 import FORMATS
-from overlap.parallel.hooks.scaling import scale_for
+from overlap.parallel.hooks.half import stochastic
+from overlap.parallel.hooks.operations import scale_for
 
 from .programs import alone, train, weights
 

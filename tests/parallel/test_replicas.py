@@ -5,7 +5,7 @@ import pytest
 
 import overlap
 from overlap import parallel
-from overlap.parallel.replicas import odd_ones
+from overlap.parallel.buckets.agreement import odd_ones
 
 from .programs import train, weights
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap.errors import OverlapError
-from overlap.processes import standing_codec
+from overlap.remote import standing_codec
 from overlap.runtime import stall_watch
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.reports import Reports

@@ -23,9 +23,8 @@ Bytes are those of an all-reduce of float32. What hooks compute runs on a comput
 backward pass.
 """
 
-from .bfloat16 import bfloat16
 from .float8 import float8
-from .float16 import float16
+from .half import bfloat16, float16
 from .power_sgd import power_sgd
 from .top_k import top_k
 

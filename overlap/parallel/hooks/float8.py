@@ -11,11 +11,21 @@ import ml_dtypes
 import numpy as np
 
 from ...errors import UsageError
-from .beside import Floats, Values, beside, check_floats, cut, mean_of_pieces
-from .scaling import scale_for, scaled, shared_largest, unscaled
+from .operations import (
+    Floats,
+    Values,
+    beside,
+    check_floats,
+    cut,
+    mean_of_pieces,
+    scale_for,
+    scaled,
+    shared_largest,
+    unscaled,
+)
 
 if TYPE_CHECKING:
-    from ..buckets import GradientBucket
+    from ..buckets.plan import GradientBucket
 
 
 @dataclass(frozen=True, kw_only=True)

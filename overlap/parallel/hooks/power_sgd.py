@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
-from .beside import Floats, Values, beside, check_floats
+from .operations import Floats, Values, beside, check_floats
 
 if TYPE_CHECKING:
-    from ..buckets import GradientBucket
+    from ..buckets.plan import GradientBucket
 
 # Matrices that would not send at least so many times less are sent whole, as torch does (powerSGD_hook.py).
 _MIN_GAIN = 2

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import UsageError
-from .beside import Floats, Values, beside, check_floats
+from .operations import Floats, Values, beside, check_floats
 
 if TYPE_CHECKING:
-    from ..buckets import GradientBucket
+    from ..buckets.plan import GradientBucket
 
 
 def top_k(density: float = 0.01) -> Callable[[GradientBucket], Awaitable[Values]]:

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ...errors import ScheduleError
 from .action import Action, Kind
-from .grid import time_grid
 from .proof import peak_live, prove
-from .timing import Durations, Timing, replay
+from .timing import Durations, Timing, replay, time_grid
 
 
 class PipelineSchedule:

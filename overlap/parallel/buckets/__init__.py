@@ -1,0 +1,1 @@
+"""Buckets of gradients: how they are divided, packed, reduced and applied."""

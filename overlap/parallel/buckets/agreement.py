@@ -1,0 +1,124 @@
+"""What must be the same on all ranks, as digests that can be compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from ...errors import ReplicaError, UsageError
+from ...runtime.future import Future
+from ...runtime.group import Group
+from ...runtime.rank import Rank
+from ..work import MemoryWork, users_frame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..tree import Array
+
+_SLOTS = 64
+"""Items are told apart as far as there are slots; 512 bytes travel as fast as 8."""
+
+
+def digests(items: Iterable[str]) -> NDArray[np.int64]:
+    """Return the number of items, and a digest of each; beyond the slots that there are, one of all the others."""
+    told = list(items)
+    parts = [*told[: _SLOTS - 2], "\n".join(told[_SLOTS - 2 :])]
+    made = [int.from_bytes(blake2b(part.encode(), digest_size=8).digest(), "big", signed=True) for part in parts]
+    return np.array([len(told), *made, *[0] * (_SLOTS - 1 - len(made))], np.int64)
+
+
+def check_alike(what: str, mine: Sequence[str], gathered: NDArray[np.int64], ranks: Sequence[int], own: int) -> None:
+    """Compare what all ranks told with what this one has.
+
+    Args:
+        what: That is compared, and what to do about it, for the message: "params: ...".
+        mine: The items of this rank.
+        gathered: The digests of all ranks, in the order of `ranks`.
+        ranks: World ranks.
+        own: This one.
+
+    Raises:
+        UsageError: Naming the first rank that differs, and the first item that does.
+    """
+    expected = digests(mine)
+    for rank, theirs in zip(ranks, gathered.reshape(len(ranks), -1), strict=True):
+        if (theirs != expected).any():
+            at = int((theirs[1:] != expected[1:]).argmax())
+            item = (
+                f"{mine[at]} here is something else there"
+                if at < min(len(mine), _SLOTS - 2)
+                else (f"there are {len(mine)} here and {int(theirs[0])} there")
+            )
+            raise UsageError(f"{what} differ between rank {own} and rank {rank}: {item}")
+
+
+def agreement(rank: Rank, group: Group, what: str, mine: Sequence[str]) -> Future[None]:
+    """Return a future that fails, on every rank of a group, unless all tell the same.
+
+    Args:
+        rank: This rank.
+        group: Those that compare.
+        what: That is compared; see `check_alike`.
+        mine: The items of this rank.
+    """
+    place = users_frame()
+    gathered = group.all_gather(digests(mine), name=f"compare {what}", call_site=place)
+    check = partial(check_alike, what, mine, ranks=group.ranks, own=rank.rank)
+    real = rank.empty(1).flags.writeable  # else there is nothing to compare
+    return rank.compute(check if real else _nothing, gathered, name="compare", seconds=0.0, call_site=place)
+
+
+def _nothing(_: object) -> None:
+    """Be done."""
+
+
+def compare_replicas(rank: Rank, group: Group, views: Mapping[str, Array], step: int) -> Future[None]:
+    """Issue the comparison, behind all computes that have been issued; nothing waits for it.
+
+    Cost: one pass over the weights, at 10 GB/s and more, and 8 bytes of each parameter on a stream of its own.
+
+    Args:
+        rank: This rank.
+        group: Those that should have the same weights.
+        views: The weights by name.
+        step: After which they are compared, from 1, for the message.
+
+    Returns:
+        What fails on every rank, with a `ReplicaError`, if they differ.
+    """
+    nbytes = sum(view.nbytes for view in views.values())
+    told = MemoryWork(rank).compute(partial(_digests, views), name="digest of weights", moved_bytes=nbytes)
+    gathered = group.all_gather(told, stream=rank.stream(f"replicas of {group.name}"), name="compare replicas")
+    check = partial(_check, tuple(views), group.ranks, step)
+    real = rank.empty(1).flags.writeable  # else there is nothing to compare
+    return rank.compute(check if real else _nothing, gathered, name="compare replicas", seconds=0.0)
+
+
+def odd_ones(digests: Sequence[int]) -> list[int]:
+    """Return who has something else than most; of two halves, the one that does not hold the first.
+
+    >>> odd_ones([7, 7, 5, 7])
+    [2]
+    """
+    usual = Counter(digests).most_common(1)[0][0]  # of several that are as common, the first
+    return [index for index, digest in enumerate(digests) if digest != usual]
+
+
+def _digests(views: Mapping[str, Array]) -> NDArray[np.int64]:
+    found = [xxhash.xxh3_64_intdigest(view.reshape(-1).view(np.uint8).data) for view in views.values()]
+    return np.array(found, np.uint64).view(np.int64)
+
+
+def _check(names: Sequence[str], ranks: Sequence[int], step: int, gathered: NDArray[np.int64]) -> None:
+    table = gathered.reshape(len(ranks), -1)
+    for name, digests in zip(names, table.T.tolist(), strict=True):
+        odd = odd_ones(digests)
+        if odd:
+            raise ReplicaError(ranks=[ranks[index] for index in odd], of=len(ranks), parameter=name, step=step)

@@ -1,0 +1,144 @@
+"""When whole parameters are there: always, or only around their use."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ...errors import UsageError
+from ...runtime.future import Future
+from .shared_bucket import SharedBucket
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+class Gathering(Protocol):
+    """Where the parameters of a bucket come from."""
+
+    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
+        """Return them by name, for what is issued next."""
+
+    def ends(self) -> None:
+        """Take note that a step ends, and that the updates of all buckets are issued next."""
+
+    def begins(self, buckets: Sequence[SharedBucket]) -> None:
+        """Take note that they have been issued, in that order of buckets."""
+
+    def repeat(self) -> None:
+        """Gather as in the step before, for ranks that go on without this one."""
+
+    def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
+
+
+class Kept:
+    """Stages 1 and 2: they stay, and are gathered in place after each update."""
+
+    def __init__(self) -> None:
+        self._whole: dict[SharedBucket, Future[Array]] = {}
+        self._open: dict[SharedBucket, Future[dict[str, Array]]] = {}
+
+    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
+        """Return them by name, for what is issued next."""
+        found = self._open.get(bucket)
+        if found is None:
+            found = self._open[bucket] = bucket.opened(self._whole.get(bucket, bucket.updated))
+        return found
+
+    all_of = visit
+
+    def repeat(self) -> None:
+        """Do nothing: they are gathered with the updates."""
+
+    def ends(self) -> None:
+        """Take note that a step ends, and that the updates of all buckets are issued next."""
+        self._open.clear()
+
+    def begins(self, buckets: Sequence[SharedBucket]) -> None:
+        """Take note that they have been issued, in that order of buckets."""
+        for bucket in buckets:
+            self._whole[bucket] = bucket.gather()
+
+
+class Prefetched:
+    """Stage 3: they are gathered ahead of their use, and dropped after it.
+
+    A visit is a run of uses of one bucket. The visits of a step are taken to be those of the step before. With the
+    first use of one, the gather of the visit `depth` further on is issued; it starts once everything before the present
+    visit has been computed. So parameters of at most `depth + 1` buckets are there at once, however far the program is
+    ahead of its computes: nobody but those computes holds them, and when they are done the memory is free.
+
+    Args:
+        depth: How many visits ahead; with 0 each gather starts when the compute before it ends.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._expected: list[SharedBucket] = []
+        self._visits: list[SharedBucket] = []
+        self._ahead: deque[tuple[SharedBucket, Future[Array]]] = deque()
+        self._current: tuple[SharedBucket, Future[dict[str, Array]]] | None = None
+
+    def visit(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
+        """Return them by name, for what is issued next."""
+        if self._current is not None and self._current[0] is bucket:
+            return self._current[1]
+        self._visits.append(bucket)
+        if self._ahead and self._ahead[0][0] is bucket:
+            whole = self._ahead.popleft()[1]
+            self._look_ahead(len(self._visits) - 1 + self._depth)
+        else:
+            self._forget()
+            whole = bucket.gather(when=True)
+        self._current = bucket, bucket.opened(whole)
+        return self._current[1]
+
+    def repeat(self) -> None:
+        """Gather as in the step before, for ranks that go on without this one.
+
+        Raises:
+            UsageError: If there is no step before.
+        """
+        if not self._expected:
+            raise UsageError("finish: with uneven=True, stage 3 needs at least one step of every rank")
+        held, self._ahead = self._ahead, deque()
+        for bucket in self._expected[self._depth :]:
+            if len(held) > self._depth:
+                _let_go(*held.popleft())
+            held.append((bucket, bucket.gather_beside()))
+        for each in held:
+            _let_go(*each)
+        self._visits = self._expected
+
+    def all_of(self, bucket: SharedBucket) -> Future[dict[str, Array]]:
+        """Return the parameters of a bucket by name, for whoever wants all and may keep them."""
+        self._forget()
+        return bucket.opened(bucket.gather())
+
+    def ends(self) -> None:
+        """Take note that a step ends, and that the updates of all buckets are issued next."""
+        self._forget()
+        self._current = None
+        self._expected, self._visits = self._visits, []
+
+    def begins(self, buckets: Sequence[SharedBucket]) -> None:
+        """Take note that they have been issued, in that order of buckets."""
+        for bucket in self._expected[: self._depth]:
+            self._ahead.append((bucket, bucket.gather()))
+
+    def _look_ahead(self, place: int) -> None:
+        if place < len(self._expected):
+            bucket = self._expected[place]
+            self._ahead.append((bucket, bucket.gather(when=True)))
+
+    def _forget(self) -> None:
+        for bucket, whole in self._ahead:
+            bucket.unused.append(whole)
+        self._ahead.clear()
+
+
+def _let_go(bucket: SharedBucket, whole: Future[Array]) -> None:
+    """Let the next update of a bucket wait until a gather has read it, and nobody hold what was gathered."""
+    bucket.unused.append(bucket.passed(whole))

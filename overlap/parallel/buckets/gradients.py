@@ -1,0 +1,193 @@
+"""What may be handed over as the gradient of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum, sqrt
+from types import CodeType
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ...errors import NonFiniteError, UsageError
+from ...runtime.checking import first_not_finite
+from ...runtime.group import Group
+from ...runtime.rank import Rank
+from ...timeline.recording import call_site
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..tree import Array
+
+
+def check_gradient(name: str, gradient: object, shape: tuple[int, ...], dtype: np.dtype[np.generic], step: int) -> None:
+    """Refuse what cannot be the gradient of a parameter.
+
+    Args:
+        name: Of the parameter.
+        gradient: What was handed over, or what the future of it has become.
+        shape: Of the parameter.
+        dtype: Of the parameter.
+        step: Of the model, from 1.
+
+    Raises:
+        UsageError: If it is no array, has another shape, or is complex where the parameter is not.
+    """
+    found = getattr(gradient, "shape", None)
+    if found == shape and (dtype.kind == "c" or getattr(getattr(gradient, "dtype", None), "kind", "") != "c"):
+        return
+    its = f"reduce: the gradient of {name!r} in step {step}"
+    if found is None:
+        raise UsageError(f"{its} is of type {type(gradient).__name__}, not an array")
+    if found != shape:
+        raise UsageError(f"{its} has shape {found}, the parameter {shape}")
+    raise UsageError(f"{its} is {getattr(gradient, 'dtype', '')}, the parameter {dtype}")
+
+
+Place: TypeAlias = tuple[CodeType, int]
+"""A line of a program."""
+
+_KINDS = ("nan", "inf", "-inf")
+_FINITE = (0, 0, 0)
+
+
+def is_finite(flat: Array) -> bool:
+    """Whether all elements of a flat array are finite.
+
+    Cost: one pass, as a dot product with itself; element by element only if that is not finite, or the type has none.
+    """
+    if flat.dtype.char in "fd":
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.dot(flat, flat)):
+                return True
+    return first_not_finite(flat) is None
+
+
+def check_packed(buffer: Array, views: Mapping[str, Array], *, rank: int, step: int, place: Place | None) -> None:
+    """Look at the gradients of a bucket before they are sent.
+
+    Args:
+        buffer: All of them, flat.
+        views: Each of them by name.
+        rank: World rank, for the message.
+        step: Of the model, from 1, for the message.
+        place: Where a gradient of the bucket was handed over last, for the message.
+
+    Raises:
+        NonFiniteError: Naming rank, parameter, step and element.
+    """
+    if is_finite(buffer):
+        return
+    name, view = next((name, view) for name, view in views.items() if first_not_finite(view) is not None)
+    raise _error(name, view, _seen(view), rank, step, place)
+
+
+class Blame:
+    """Finds out whose gradient was not finite, when it shows in the mean that all ranks have got.
+
+    Looking at the mean costs nothing that counts, as the update reads it anyway; so the ranks ask each other only then.
+
+    Args:
+        rank: This rank.
+        group: Whose mean it is.
+    """
+
+    def __init__(self, rank: Rank, group: Group) -> None:
+        self._rank, self._group = rank, group.on(rank.stream(f"blame of {group.name}"))
+
+    def find(self, name: str, mine: Array | None, view: Array, step: int, place: Place | None) -> None:
+        """Ask all ranks, on the thread of a compute; each comes here, as they have the same mean.
+
+        Args:
+            name: Of the parameter.
+            mine: This rank's gradient; None if it is known to be finite.
+            view: An array of its shape and type.
+            step: Of the model, from 1.
+            place: Where it was handed over.
+
+        Raises:
+            NonFiniteError: The same on every rank, if a rank had such a gradient.
+            UsageError: If none had: the sum was too large.
+        """
+        seen = _FINITE if mine is None else _seen(mine)
+        told = self._group.all_gather(np.array(seen, np.int64)).result().reshape(-1, 3)
+        for rank, (count, at, kind) in zip(self._group.ranks, told.tolist(), strict=True):
+            if count:
+                raise _error(name, view, (count, at, kind), rank, step, place)
+        raise UsageError(
+            f"reduce: the gradients of {name!r} in step {step} are finite, but their sum over the ranks is not; "
+            "scale the loss down"
+        )
+
+
+def _seen(array: Array) -> tuple[int, int, int]:
+    """Return how many elements are not finite, where the first is, and what it is."""
+    at = first_not_finite(array)
+    if at is None:
+        return _FINITE
+    value = float(array.reshape(-1)[at])
+    count = array.size - np.count_nonzero(np.isfinite(array))
+    return int(count), at, _KINDS.index(str(value))
+
+
+def _error(
+    name: str, array: Array, seen: tuple[int, int, int], rank: int, step: int, place: Place | None
+) -> NonFiniteError:
+    count, at, kind = seen
+    return NonFiniteError(
+        rank=rank,
+        operation=f"the gradient of {name!r}",
+        seq=-1,
+        step=step,
+        call_site=call_site(*place) if place is not None else "?",
+        array=f"{array.dtype.name} {array.shape}",
+        index=tuple(map(int, np.unravel_index(at, array.shape))),
+        value=_KINDS[kind],
+        count=count,
+    )
+
+
+_BLOCK = 1 << 14  # elements squared at once: 128 KiB of float64, which a core's second-level cache holds
+
+Part: TypeAlias = tuple[slice, int]
+"""Where a parameter is in a flat gradient, and how many ranks add the same values to the norm."""
+
+
+def square_sums(parts: Sequence[Sequence[Part]], *reduced: Array) -> NDArray[np.float64]:
+    """Return the sum of the squares of gradients, (1,).
+
+    Squares are added in float64, parameter by parameter, and these sums exactly: the same bits for any buckets.
+
+    Args:
+        parts: Of each bucket, where its parameters are.
+        reduced: The mean gradient of each bucket, flat.
+    """
+    sums = (
+        square_sum(array[place]) / copies
+        for places, array in zip(parts, reduced, strict=True)
+        for place, copies in places
+    )
+    return np.array([fsum(sums)])
+
+
+def clip_factor(limit: float, squares: NDArray[np.float64]) -> float:
+    """Return what gradients are multiplied with so that their global norm is at most `limit`.
+
+    min(1, limit / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ (torch/nn/utils/clip_grad.py).
+
+    Args:
+        limit: Of the norm.
+        squares: (1,) Their sum.
+    """
+    return min(1.0, limit / (sqrt(float(squares[0])) + 1e-6))
+
+
+def square_sum(array: Array) -> float:
+    """Return the sum of the squares of a flat array, added in float64."""
+    total = 0.0
+    for at in range(0, array.size, _BLOCK):
+        wide = array[at : at + _BLOCK].astype(np.float64)
+        total += float(np.dot(wide, wide))
+    return total

@@ -1,0 +1,112 @@
+"""What a hook needs around it: what it is given of a bucket, and a look at what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...runtime.future import Future
+from ...runtime.group import Group
+from ...runtime.rank import Rank
+from ..checkpoints.names import Own, packed, unpacked, unsavable
+from .plan import BucketPlan, GradientBucket, Hook
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+class Hooked:
+    """A hook at work on one bucket, with a stream of the bucket's own.
+
+    Args:
+        hook: From the bucket to its mean.
+        rank: This rank.
+        group: Whose mean it is.
+        plan: What is in the bucket.
+        priority: Of its operations.
+        counts: What each rank needs of the mean, where no rank needs all; see `GradientBucket`.
+
+    Attributes:
+        state: What the hook keeps from step to step.
+    """
+
+    def __init__(
+        self,
+        hook: Hook,
+        rank: Rank,
+        group: Group,
+        plan: BucketPlan,
+        *,
+        priority: int,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        self.state: dict[str, Any] = {}
+        self._hook, self._rank, self._plan, self._priority = hook, rank, plan, priority
+        self._group = group.on(rank.stream(f"gradients of {group.name}, bucket {plan.index}"))
+        self._counts = None if counts is None else tuple(counts)
+
+    def start(self, packed: Future[Array], step: int) -> Future[Array]:
+        """Return a future of the mean: of all of it, or of what this rank needs."""
+        return self._rank.spawn(self._run, packed, step, name=f"hook of bucket {self._plan.index}")
+
+    @property
+    def unsavable(self) -> str:
+        """What of the state no checkpoint can have, for people to read; empty if there is nothing."""
+        found = unsavable(self.state)
+        return found and f"it has not what the hook keeps as {found}"
+
+    def own(self) -> dict[str, Array]:
+        """Return the state for a checkpoint; none if there is none."""
+        if not self.state or self.unsavable:
+            return {}
+        return packed(f"hook:{self._plan.index}", {"names": self._plan.names, "state": self.state})
+
+    def resume(self, own: Own) -> bool:
+        """Take the state of a checkpoint over; False if it is that of another bucket."""
+        told = unpacked(f"hook:{self._plan.index}", own)
+        if told is not None and told["names"] != list(self._plan.names):
+            return False
+        self.state = {} if told is None else told["state"]
+        return True
+
+    async def _run(self, packed: Future[Array], step: int) -> Array:
+        buffer, index = await packed, self._plan.index
+        mine = GradientBucket(
+            rank=self._rank,
+            group=self._group,
+            index=index,
+            step=step,
+            names=self._plan.names,
+            shapes=tuple(slot.shape for slot in self._plan.slots),
+            buffer=buffer,
+            priority=self._priority,
+            counts=self._counts,
+            state=self.state,
+            rng=np.random.default_rng((step, index, self._rank.rank)),
+        )
+        made = self._hook(mine)
+        if not isinstance(made, Awaitable):
+            raise UsageError(f"hook: expected an async function; of bucket {index} it returned {type(made).__name__}")
+        reduced = await made
+        reduced = await reduced if isinstance(reduced, Future) else reduced
+        if not isinstance(reduced, np.ndarray):
+            raise UsageError(f"hook: what it made of bucket {index} is of type {type(reduced).__name__}, not an array")
+        return self._part(reduced, buffer)
+
+    def _part(self, reduced: Array, buffer: Array) -> Array:
+        """Return what this rank needs of what the hook has made."""
+        place = slice(0, buffer.size)
+        if self._counts is not None:
+            start = sum(self._counts[: self._group.rank])
+            place = slice(start, start + self._counts[self._group.rank])
+            if (reduced.shape, reduced.dtype) == ((place.stop - place.start,), buffer.dtype):
+                return reduced
+        if (reduced.shape, reduced.dtype) != (buffer.shape, buffer.dtype):
+            raise UsageError(
+                f"hook: bucket {self._plan.index} is {buffer.dtype} {buffer.shape}, what the hook made of it is "
+                f"{reduced.dtype} {reduced.shape}"
+            )
+        return reduced[place]

@@ -1,0 +1,362 @@
+"""Checkpoints of models: written beside training, complete or not there, resumed on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import trio
+
+from ...errors import UsageError
+from ...notice import notify
+from ...runtime.future import Future
+from ...runtime.group import Group
+from ...runtime.rank import Rank
+from ...timeline.recording import call_site
+from ..settings import group_of
+from ..work import users_frame
+from .files import (
+    DamagedError,
+    Reader,
+    check_types,
+    commit,
+    complete_steps,
+    folder_of,
+    merge,
+    read_manifest,
+    write_part,
+)
+from .names import Layout, Own, difference
+from .pieces import Cut, Piece, Tensors, copied
+
+if TYPE_CHECKING:
+    from ..hooks.operations import Values
+
+_STREAM = "overlap.checkpoints"
+_OWN = "own:"  # begins the names of what one rank has for itself, with its number
+
+T = TypeVar("T")
+
+_WRITING: WeakKeyDictionary[Rank, dict[tuple[int, ...], Future[None]]] = WeakKeyDictionary()
+"""What is being written, by the ranks of the group: it is on the stream that all checkpoints of the group use."""
+
+
+class Checkpointed(Protocol):
+    """What a model must have to be saved; all strategies here do."""
+
+    steps: int  # How many it has made
+
+    def tensors(self) -> Tensors:
+        """Return dtype and shape of all that all ranks have together, by name."""
+
+    def kept(self) -> Sequence[Piece]:
+        """Return what this rank saves: each element is one rank's."""
+
+    def wanted(self) -> Sequence[Piece]:
+        """Return what this rank needs to go on, in the model's own memory."""
+
+    def notes(self) -> Mapping[str, object]:
+        """Return what else all ranks of the model have alike, as JSON can tell it."""
+
+    def own(self) -> Own:
+        """Return what this rank alone keeps."""
+
+    async def settle(self) -> None:
+        """Wait until all updates that have been issued are done."""
+
+    def resume(self, steps: int, notes: Mapping[str, object], own: Own | None) -> str:
+        """Go on from that step, once all that is wanted has been written.
+
+        Args:
+            steps: That had been made.
+            notes: What `notes` has told.
+            own: What `own` has told on this rank, to be kept; None if there were other ranks.
+
+        Returns:
+            What is not as it was, for people to read; empty if everything is.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a model goes on from."""
+
+    step: int  # How many steps it had made
+    ranks: int  # That saved it
+    exact: bool  # Whether training goes on with the bits that it would have had without the break
+    why: str = ""  # What makes the difference, if not
+    extra: Mapping[str, object] = field(default_factory=dict)  # What was saved with it
+
+
+class Checkpoints:
+    """The checkpoints of one model, as one rank uses them.
+
+    Every rank makes one, with the same arguments, and all calls are collective::
+
+        checkpoints = parallel.Checkpoints(rank, "runs/a")
+        await checkpoints.restore(model)
+        for step in range(model.steps, 1000):
+            ...
+            if step % 50 == 49:
+                await checkpoints.save(model)
+        await checkpoints.finish()
+
+    Under `overlap run --max-restarts`, a world goes on from the last complete one; without a folder of their own,
+    checkpoints are in the one of `--state-dir`, where the launcher looks for them.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        group: Group | None = None,
+        part: str = "",
+        cuts: Mapping[str, Cut] | None = None,
+        whole: bool = False,
+        keep: int = 2,
+    ) -> None:
+        """Say where checkpoints are.
+
+        Args:
+            rank: This rank.
+            folder: That all ranks see; by default that of `--state-dir`.
+            group: The ranks that have the model, with all its parts; by default all.
+            part: Which part of a model this rank has, if they share it otherwise than by data parallelism, such as
+                "stage 0, tp 1": the same on all ranks of the group whose gradients are averaged. A checkpoint has all
+                parts, or is not there, and is restored by ranks that have the same parts.
+            cuts: Where this rank's weights lie in the whole model, by the model's names of them; what is not in it is
+                whole, under its own name. Then ranks that share a model otherwise, with more or fewer of them for
+                matrices and stages, go on from it. `ColumnLinear.cuts` and `RowLinear.cuts` tell those of a layer.
+            whole: Whether a checkpoint is one file, `model.safetensors`, in which each weight has its name and shape;
+                it goes through the first rank's memory. Otherwise each rank's share is a file.
+            keep: How many complete ones stay.
+
+        Raises:
+            UsageError: If nobody has said where, `keep` is no number from 1, or both a part and cuts are given.
+        """
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UsageError(f"keep: expected a whole number from 1, got {keep!r}")
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise UsageError(f"folder: expected a path, got {folder!r}")
+        place = folder if folder is not None else rank.state.folder
+        if place is None and rank.state.real:
+            raise UsageError("folder: nobody has said where checkpoints go; pass one, or give --state-dir DIR")
+        self._folder = Path(place or ".")
+        self._rank, self._group, self._whole, self._keep = rank, group_of(rank, group), whole, keep
+        self._layout = Layout(part, cuts)
+        self._part = part if cuts is None else f"rank {self._group.rank} {self._layout.digest}"
+        self._stream = rank.stream(_STREAM)
+        self._under_way = _WRITING.setdefault(rank, {})
+
+    async def save(self, model: Checkpointed, extra: Mapping[str, object] | None = None) -> None:
+        """Save a model as it is after its last step; goes on as soon as there is a copy, which is written meanwhile.
+
+        What takes time: waiting for the updates under way, a copy of this rank's share, and, if it is not done, for the
+        checkpoint before. A rank that cannot write ends the world, and the checkpoint never appears.
+
+        In virtual time nothing is written.
+
+        Args:
+            model: What to save.
+            extra: What else is needed to go on, such as the place in the data, as JSON can tell it; the first rank's
+                counts.
+
+        Raises:
+            UsageError: If it is no model, or safetensors has no type for a dtype of it.
+        """
+        frame = users_frame()
+        place = call_site(frame.f_code, frame.f_lasti)
+        _check_savable(model)
+        check_types(model.tensors())
+        self._layout.check(model.tensors())
+        await self.finish()
+        await model.settle()
+        pieces = [self._layout.placed(each) for each in model.kept()] + self._own(model)
+        moved = 2 * sum(piece.data.nbytes for piece in pieces)
+        copies = await self._rank.compute(partial(copied, pieces), name="copy for a checkpoint", bytes_moved=moved)
+        name = f"checkpoint of step {model.steps}"
+        notes = {self._part: dict(model.notes())}
+        self._under_way[self._group.ranks] = self._rank.spawn(
+            self._write, place, model.steps, copies, notes, dict(extra or {}), name=name
+        )
+
+    @property
+    def _own_prefix(self) -> str:
+        return f"{self._layout.prefix}{_OWN}{self._group.rank}:"
+
+    def _own(self, model: Checkpointed) -> list[Piece]:
+        own = model.own()
+        check_types({name: (array.dtype.name, array.shape) for name, array in own.items()})
+        return [Piece.whole(f"{self._own_prefix}{name}", array.shape, array.reshape(-1)) for name, array in own.items()]
+
+    async def finish(self) -> None:
+        """Wait until the checkpoint under way is complete, on the disk.
+
+        Raises:
+            OSError: If it could not be written.
+        """
+        writing = self._under_way.pop(self._group.ranks, None)
+        if writing is not None:
+            await writing
+
+    async def restore(self, model: Checkpointed) -> Restored | None:
+        """Let a new model go on from the newest complete checkpoint; None if there is none.
+
+        It may have been saved by any number of ranks, and any of the strategies for data parallel training. A damaged
+        one is passed over, for the one before it.
+
+        Args:
+            model: One that has made no step, and whose weights nobody has asked for.
+
+        Raises:
+            UsageError: On every rank: if it is no model, or the checkpoint is of another; if there are some and none
+                can be read; if the model has made steps.
+        """
+        _check_savable(model)
+        if model.steps:
+            raise UsageError(f"model: it has made {model.steps} steps; restore one that has made none")
+        await self.finish()
+        await model.settle()
+        steps = await self._found()
+        for step in steps:
+            manifest = await self._checked(step)
+            if manifest is not None:
+                return await self._go_on(model, step, manifest)
+        if steps:
+            raise UsageError(f"folder: none of the {len(steps)} checkpoints in {self._folder} can be read")
+        return None
+
+    async def _go_on(self, model: Checkpointed, step: int, manifest: Mapping[str, Any]) -> Restored:
+        """Let a model have what is in a checkpoint."""
+        reader, notes = Reader(folder_of(self._folder, step), manifest), manifest["notes"]
+        await self._check_model(folder_of(self._folder, step), reader.tensors, model.tensors())
+        mine = np.array([manifest["ranks"] == self._group.size and self._part in notes], np.int8)
+        same = bool((await self._group.all_reduce(mine, op="min", stream=self._stream))[0])
+        own = await _in_thread(partial(self._read, reader, model.wanted()))
+        told = notes[self._part] if self._part in notes else next(iter(notes.values()))
+        lost = model.resume(step, told, own if same else None)
+        return self._told(step, manifest, lost, same=same)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _write(
+        self, place: str, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+    ) -> None:
+        try:
+            await self._write_parts(step, pieces, notes, extra)
+        except OSError as error:  # which no line of the program has raised
+            told = OSError(f"checkpoint of step {step} (saved at {place}) cannot be written: {error}")
+            told.errno = error.errno
+            raise told from None
+
+    async def _write_parts(
+        self, step: int, pieces: Sequence[Piece], notes: Mapping[str, object], extra: Mapping[str, object]
+    ) -> None:
+        group = self._group
+        if not self._rank.state.real:
+            await self._together()
+            return
+        nonce = int.from_bytes(os.urandom(8), "big") >> 2  # fits into a signed number
+        told = await group.broadcast(np.array([nonce], np.int64), stream=self._stream, name="checkpoint begins")
+        written = self._folder / f".checkpoint-{step:012}-{int(told[0]):016x}"
+        await _in_thread(partial(write_part, written, group.rank, group.size, pieces, notes))
+        await self._together()
+        if group.rank == 0:
+            if self._whole:
+                await _in_thread(partial(merge, written, group.size))
+            await _in_thread(partial(commit, written, self._folder, step, group.size, extra, keep=self._keep))
+        await self._together()
+        self._rank.state.note_kept(step)
+
+    async def _together(self) -> None:
+        await self._group.barrier(stream=self._stream, name="checkpoint")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _found(self) -> list[int]:
+        """Return the steps that the first rank finds, the newest first; in virtual time there are none."""
+        if not self._rank.state.real:
+            return []
+        found = await _in_thread(partial(complete_steps, self._folder)) if self._group.rank == 0 else []
+        count = await self._group.broadcast(np.array([len(found)], np.int64), stream=self._stream)
+        steps = np.array(found or [0] * int(count[0]), np.int64)
+        return [int(step) for step in await self._group.broadcast(steps, stream=self._stream)]
+
+    async def _checked(self, step: int) -> Mapping[str, Any] | None:
+        """Return a checkpoint's manifest, if all ranks together find its files as they were written."""
+        manifest, trouble = await _in_thread(partial(self._look_at, step))
+        fine: Values = await self._group.all_reduce(np.array([not trouble], np.int8), op="min", stream=self._stream)
+        if trouble:
+            notify(f"checkpoint of step {step} is passed over: {trouble}")
+        return manifest if fine[0] else None
+
+    def _look_at(self, step: int) -> tuple[Mapping[str, Any], str]:
+        """Read the manifest, and compare this rank's share of the files with it."""
+        folder = folder_of(self._folder, step)
+        try:
+            manifest = read_manifest(folder)
+            reader = Reader(folder, manifest)
+            for name in list(reader.files)[self._group.rank :: self._group.size]:
+                reader.check(name)
+        except (OSError, DamagedError) as error:
+            return {}, str(error)
+        return manifest, ""
+
+    async def _check_model(self, folder: Path, there: Tensors, here: Tensors) -> None:
+        """Refuse the checkpoint of another model; tensors without elements are in none."""
+        self._layout.check(here)
+        prefix = self._layout.prefix
+        told = {
+            name: (dtype, tuple(shape))
+            for name, (dtype, shape) in there.items()
+            if name.startswith(prefix) and not name.removeprefix(prefix).startswith(_OWN)
+        }
+        mine = {name: each for name, each in self._layout.tensors(here).items() if prod(each[1])}
+        if prefix and not told:
+            raise UsageError(f"part: {folder} has no part {prefix[:-1]!r}")
+        if self._layout.is_cut:  # others have the rest
+            for each in await self._group.all_gather_object(mine, stream=self._stream):
+                mine |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in each.items()}
+        wrong = difference(told, mine, prefix)
+        if wrong:
+            raise UsageError(f"model: {folder} is of another model: {wrong}")
+
+    def _read(self, reader: Reader, wanted: Sequence[Piece]) -> Own:
+        """Read what the model wants into its memory; return what this rank had for itself."""
+        for piece in wanted:
+            reader.fill(self._layout.placed(piece))
+        own = self._own_prefix
+        return {name.removeprefix(own): reader.whole(name) for name in reader.tensors if name.startswith(own)}
+
+    def _told(self, step: int, manifest: Mapping[str, Any], lost: str, *, same: bool) -> Restored:
+        ranks, now, reasons = int(manifest["ranks"]), self._group.size, [lost] if lost else []
+        if ranks != now:
+            reasons.append(
+                f"{ranks} ranks saved it and {now} go on, and gradients that are means of other parts round differently"
+            )
+        elif not same:
+            reasons.append("its ranks had other blocks of the model, and sums of other blocks round differently")
+        why = "; ".join(reasons)
+        if why and self._group.rank == 0:
+            notify(f"checkpoint of step {step}: its bits are all here, those of later steps will be others: {why}")
+        return Restored(step=step, ranks=ranks, exact=not why, why=why, extra=manifest["extra"])
+
+
+def _check_savable(model: object) -> None:
+    if not hasattr(model, "tensors"):
+        raise UsageError(
+            f"model: expected one of overlap.parallel, such as DataParallel, got {type(model).__name__}; "
+            "arrays of your own are kept by rank.state.save"
+        )
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)

@@ -1,0 +1,155 @@
+"""How the tensors of one rank are called in a checkpoint: in a part by itself, or as blocks of the whole model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from ...errors import UsageError
+from .pieces import Cut, Piece, Tensors, of_weight, renamed
+
+if TYPE_CHECKING:
+    from ..tree import Array
+
+
+class Layout:
+    """How the names of one rank's model become those of a checkpoint: in a part by itself, or as cuts of the whole.
+
+    Args:
+        part: Name of the part, before all names; or empty.
+        cuts: By the model's name of a weight; what is not in it is whole, under its own name. None, without cuts.
+
+    Attributes:
+        prefix: Of the names of this rank's tensors.
+        digest: Tells ranks that have other blocks apart; empty without cuts.
+
+    Raises:
+        UsageError: If both are given, or something else than cuts.
+    """
+
+    def __init__(self, part: str, cuts: Mapping[str, Cut] | None) -> None:
+        if part and cuts is not None:
+            raise UsageError("part, cuts: cuts say which part of the model a rank has; give one of the two")
+        for name, cut in (cuts or {}).items():
+            if not isinstance(cut, Cut):
+                raise UsageError(f"cuts: {name!r} is of type {type(cut).__name__}; expected parallel.Cut")
+        self.prefix, self._cuts = f"{part}/" if part else "", cuts
+        told = [[name, cut.name, cut.axis, cut.index, cut.of] for name, cut in sorted((cuts or {}).items())]
+        self.digest = "" if cuts is None else xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a checkpoint is of the whole model, of which this rank has blocks."""
+        return self._cuts is not None
+
+    def check(self, tensors: Tensors) -> None:
+        """Refuse cuts that do not fit a model.
+
+        Raises:
+            UsageError: If the model has no such weight, or not so many axes.
+        """
+        for name, cut in (self._cuts or {}).items():
+            if name not in tensors:
+                raise UsageError(f"cuts: the model has no {name!r}; it has {', '.join(tensors)}")
+            if cut.of > 1 and cut.axis >= len(tensors[name][1]):
+                raise UsageError(f"cuts: {name!r} has shape {tuple(tensors[name][1])} and no axis {cut.axis}")
+
+    def cut_of(self, tensor: str) -> Cut:
+        """Return where a tensor of the model lies, an optimizer's where its weight does."""
+        found = (self._cuts or {}).get(of_weight(tensor))
+        return Cut(tensor) if found is None else replace(found, name=renamed(tensor, found.name))
+
+    def placed(self, piece: Piece) -> Piece:
+        """Return a piece of the model under the name that it has in a checkpoint."""
+        cut = self.cut_of(piece.tensor)
+        return replace(piece, tensor=self.prefix + cut.name, cut=cut if cut.of > 1 else None)
+
+    def tensors(self, tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return what the whole model has of the tensors of this rank's."""
+        found = {}
+        for name, (dtype, shape) in tensors.items():
+            cut = self.cut_of(name)
+            found[self.prefix + cut.name] = (dtype, cut.whole(shape))
+        return found
+
+
+def difference(there: Tensors, here: Tensors, prefix: str = "") -> str:
+    """Return the first thing in which a checkpoint is of another model than the one that is here; empty if nothing is.
+
+    Args:
+        there: The checkpoint's tensors, by name.
+        here: The model's.
+        prefix: Of all names, and not to be told.
+    """
+    for name in [*here, *there]:
+        one, other, told = there.get(name), here.get(name), name.removeprefix(prefix)
+        if one == other:
+            continue
+        if one is None:
+            return f"it has no {told!r}"
+        if other is None:
+            return f"it has {told!r}, which this one has not"
+        return f"{told!r} is {' '.join(map(str, one))} there and {' '.join(map(str, other))} here"
+    return ""
+
+
+Own: TypeAlias = "Mapping[str, Array]"
+"""Arrays of one rank, by name."""
+
+_FORM = "form"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def unsavable(state: object) -> str:
+    """Return the type of something in a state that no checkpoint can have; empty if there is nothing."""
+    if isinstance(state, Mapping):
+        named = [type(key).__name__ for key in state if not isinstance(key, str)]
+        return next(iter(named), "") or next(filter(None, map(unsavable, state.values())), "")
+    if isinstance(state, (list, tuple)):
+        return next(filter(None, map(unsavable, state)), "")
+    return "" if isinstance(state, (*_PLAIN, np.ndarray)) else type(state).__name__
+
+
+def packed(name: str, state: object) -> dict[str, Array]:
+    """Return the arrays in a state, named after `name`, and one of bytes that tells where they are in it.
+
+    Args:
+        name: Of all of it.
+        state: Arrays, numbers, texts, and dicts and lists of such; tuples come back as lists.
+    """
+    arrays: list[Array] = []
+    form = json.dumps(_form(state, arrays)).encode()
+    found = {f"{name}:{index}": array for index, array in enumerate(arrays)}
+    return found | {f"{name}:{_FORM}": np.frombuffer(form, np.uint8)}
+
+
+def unpacked(name: str, own: Own) -> Any:
+    """Return the state that `packed` has been given, with the arrays themselves; None if there is none."""
+    form = own.get(f"{name}:{_FORM}")
+    return None if form is None else _filled(json.loads(form.tobytes()), name, own)
+
+
+def _form(state: object, arrays: list[Array]) -> object:
+    if isinstance(state, Mapping):
+        return {"dict": {key: _form(value, arrays) for key, value in state.items()}}
+    if isinstance(state, (list, tuple)):
+        return [_form(value, arrays) for value in state]
+    if isinstance(state, np.ndarray):
+        arrays.append(state)
+        return {"array": len(arrays) - 1}
+    return state
+
+
+def _filled(form: object, name: str, own: Own) -> object:
+    if isinstance(form, list):
+        return [_filled(each, name, own) for each in form]
+    if isinstance(form, dict):
+        if "array" in form:
+            return own[f"{name}:{form['array']}"]
+        return {key: _filled(each, name, own) for key, each in form["dict"].items()}
+    return form

@@ -1,0 +1,125 @@
+"""What a model is made of, for checkpoints: pieces of tensors, whoever has them and however they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..tree import Array
+
+Tensors: TypeAlias = "Mapping[str, tuple[str, Sequence[int]]]"
+"""Name of dtype, and shape, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Elements `start` to `stop` of a tensor, flat."""
+
+    tensor: str  # Its name: that of a weight, or "optimizer:KEY:WEIGHT"
+    shape: tuple[int, ...]  # Of the whole tensor
+    start: int  # First element
+    stop: int  # Behind the last one
+    data: Array  # (stop - start,) The model's own memory, or a copy of it
+    cut: Cut | None = None  # Which block of a larger tensor of that name the `shape` is; None if it is all of it
+
+    @property
+    def key(self) -> str:
+        """What tells the tensor, or this block of it, from others."""
+        cut = self.cut
+        return self.tensor if cut is None else f"{self.tensor}|{cut.axis}:{cut.index}/{cut.of}"
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of the tensor."""
+        return self.data.dtype
+
+    @classmethod
+    def whole(cls, tensor: str, shape: tuple[int, ...], data: Array) -> Piece:
+        """Return all of a tensor."""
+        return cls(tensor=tensor, shape=shape, start=0, stop=prod(shape), data=data)
+
+    def between(self, start: int, stop: int) -> Piece:
+        """Return the elements of it that are from `start` on and before `stop`, counted in the tensor; maybe none."""
+        first = min(max(start, self.start), self.stop)
+        last = max(first, min(stop, self.stop))
+        return replace(self, start=first, stop=last, data=self.data[first - self.start : last - self.start])
+
+
+def state_name(key: str, weight: str) -> str:
+    """Return the name of what an optimizer keeps of a weight."""
+    return f"optimizer:{key}:{weight}"
+
+
+def of_weight(tensor: str) -> str:
+    """Return the weight that a tensor is, or that an optimizer keeps it of."""
+    return tensor.split(":", 2)[2] if tensor.startswith("optimizer:") else tensor
+
+
+def renamed(tensor: str, weight: str) -> str:
+    """Return the name that a tensor has if its weight has that name."""
+    return state_name(tensor.split(":", 2)[1], weight) if tensor.startswith("optimizer:") else weight
+
+
+def divided(pieces: Sequence[Piece], rank: int, ranks: int) -> list[Piece]:
+    """Return a rank's share, in bytes, of what all ranks have alike: every element is one rank's."""
+    sizes = [piece.data.nbytes for piece in pieces]
+    total, found = sum(sizes), []
+    for piece, before in zip(pieces, accumulate(sizes, initial=0), strict=False):
+        size = piece.dtype.itemsize
+        first, last = (-(-max(0, total * at // ranks - before) // size) for at in (rank, rank + 1))
+        part = piece.between(piece.start + first, piece.start + last)
+        if part.stop > part.start:
+            found.append(part)
+    return found
+
+
+def copied(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces with memory of their own."""
+    return [replace(piece, data=piece.data.copy()) for piece in pieces]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where one weight of a rank lies in the whole model."""
+
+    name: str  # Of the weight there: the same on all ranks that have a block of it, however many they are
+    axis: int = 0  # Along which it is cut
+    index: int = 0  # Which of the blocks this is
+    of: int = 1  # How many blocks there are, all of one size; 1 is the whole weight
+
+    def __post_init__(self) -> None:
+        """Refuse what is no block.
+
+        Raises:
+            UsageError: Naming the number.
+        """
+        if not isinstance(self.name, str) or not self.name:
+            raise UsageError(f"name: expected that of a weight, got {self.name!r}")
+        for name, value, least in (("axis", self.axis, 0), ("of", self.of, 1), ("index", self.index, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{name}: expected a whole number from {least}, got {value!r}")
+        if self.index >= self.of:
+            raise UsageError(f"index: expected less than the {self.of} blocks of {self.name!r}, got {self.index}")
+
+    def whole(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the whole weight, from that of this block."""
+        return tuple(size * self.of if axis == self.axis else size for axis, size in enumerate(shape))
+
+    def block(self, whole: Array) -> Array:
+        """Return this block of the whole weight, as a view.
+
+        Raises:
+            UsageError: If it does not divide.
+        """
+        each, rest = divmod(whole.shape[self.axis], self.of)
+        if rest:
+            raise UsageError(f"cuts: {whole.shape[self.axis]} of {self.name!r} do not divide by {self.of}")
+        return whole[(slice(None),) * self.axis + (slice(self.index * each, (self.index + 1) * each),)]

@@ -1,0 +1,125 @@
+"""What every hook does: compute beside the backward pass, and exchange pieces of which ranks add up one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import frexp, isfinite, ldexp
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+
+if TYPE_CHECKING:
+    from ..buckets.plan import GradientBucket
+
+Floats: TypeAlias = NDArray[np.float32]
+Values: TypeAlias = NDArray[Any]
+T = TypeVar("T")
+
+_STREAM = "hooks"
+
+
+async def beside(bucket: GradientBucket, fn: Callable[..., T], *args: object, passes: int = 2, name: str) -> T:
+    """Compute beside the backward pass; arrays among the arguments are read-only meanwhile.
+
+    They are there, and not futures: all buckets of a rank share one stream, in which none may wait for another's wires.
+
+    Args:
+        bucket: Whose hook it is.
+        fn: A plain function.
+        args: Its arguments.
+        passes: How often it walks over memory of the bucket's size: what it costs on the virtual clock.
+        name: For the timeline.
+    """
+
+    def quietly(*args: object) -> T:
+        with np.errstate(all="ignore"):  # an infinite gradient is the program's business, not a warning of ours
+            return fn(*args)
+
+    return await bucket.rank.compute(
+        quietly, *args, name=name, bytes_moved=passes * bucket.buffer.nbytes, stream=_STREAM
+    )
+
+
+def check_floats(bucket: GradientBucket, hook: str) -> None:
+    """Refuse a bucket whose gradients are no real numbers.
+
+    Raises:
+        UsageError: Naming the hook and the bucket.
+    """
+    if bucket.buffer.dtype.kind != "f" and bucket.buffer.dtype.name != "bfloat16":
+        raise UsageError(f"hook: {hook} takes gradients of floats, bucket {bucket.index} has {bucket.buffer.dtype}")
+
+
+def cut(bucket: GradientBucket, values: Values) -> Values:
+    """Return the values as they can be cut in a piece for each rank: with zeros behind, unless pieces may differ."""
+    missing = -len(values) % bucket.group.size if bucket.counts is None else 0
+    return values if not missing else np.concatenate([values, np.zeros(missing, values.dtype)])
+
+
+async def mean_of_pieces(bucket: GradientBucket, sent: Values, add: Callable[[Values], Values]) -> Values:
+    """Send each rank its piece of all narrowed buckets, let it add them up, and gather what came out.
+
+    Nothing is ever added in a narrow type. Every rank gets the same bits. Where each rank needs its piece alone,
+    nothing is gathered.
+
+    Args:
+        bucket: Which one.
+        sent: This rank's values as they travel, cut for the ranks of the group.
+        add: Makes the mean of a piece, as it travels, of (ranks, piece) pieces.
+    """
+    group, priority, counts = bucket.group, bucket.priority, bucket.counts
+    table = None if counts is None else [list(counts)] * group.size
+    pieces = await group.all_to_all(sent, counts=table, priority=priority, name="pieces")
+    shape = group.size, len(sent) // group.size if counts is None else counts[group.rank]
+    mean = await beside(bucket, lambda: add(pieces.reshape(shape)), name="add pieces")
+    return mean if counts is not None else await group.all_gather(mean, priority=priority, name="means")
+
+
+async def mean(bucket: GradientBucket, sent: Values) -> Values:
+    """Return the mean of what all ranks send, as far as this rank needs it; added in float32, of narrow types."""
+    if bucket.counts is None:
+        return await bucket.group.all_reduce(sent, op="mean", priority=bucket.priority)
+    return await bucket.group.reduce_scatter(sent, op="mean", counts=bucket.counts, priority=bucket.priority)
+
+
+_POWERS = 126  # float32 has 2**126 and 2**-126 among its normal numbers
+
+
+async def shared_largest(bucket: GradientBucket) -> Values:
+    """Find the largest magnitude in the bucket on any rank: (1,) float64; one collective of 8 bytes."""
+    mine = await beside(bucket, _largest, bucket.buffer, passes=1, name="largest")
+    return await bucket.group.all_reduce(mine, op="max", priority=bucket.priority, name="largest of all")
+
+
+def scale_for(largest: Values, top: float) -> float:
+    """Return the power of two by which `largest` is scaled to at most `top`, and to more than half of it.
+
+    1.0 where there is nothing to scale (0) or nothing to save (infinite, or NaN). Multiplying by it rounds nothing.
+    """
+    value = float(largest[0])
+    if value == 0 or not isfinite(value):
+        return 1.0
+    (share, exponent), (share_of_top, top_exponent) = frexp(value), frexp(top)
+    power = top_exponent - exponent - (share > share_of_top)
+    return ldexp(1.0, max(-_POWERS, min(power, _POWERS)))
+
+
+def scaled(values: Values, scale: float) -> Floats:
+    """Return float32 times a power of two."""
+    return values.astype(np.float32) * np.float32(scale)
+
+
+def unscaled(values: Floats, scale: float, dtype: np.dtype[np.generic]) -> Values:
+    """Return what was scaled as it was, in the type of the bucket; `values` may be overwritten."""
+    values *= np.float32(1.0 / scale)
+    return values.astype(dtype, copy=False)
+
+
+def _largest(values: Values) -> Values:
+    if not values.size:
+        return np.zeros(1)
+    largest = max(float(values.max()), -float(values.min()))
+    return np.array([largest if not np.isnan(largest) else np.inf])

@@ -1,0 +1,383 @@
+"""Pipeline parallel: each rank has some of the model's layers, and runs a schedule over microbatches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runtime.future import Future
+from ..runtime.group import Group
+from ..runtime.rank import Rank
+from .layers import Cost, Half, Layer, first_half, forward_of, second_half, splits
+from .schedules import Action, Kind
+from .settings import group_of
+from .tree import RunningSum, has_no_data, last_future, leaves, pick, rebuild
+from .work import MemoryWork, users_frame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..runtime.request import Like
+    from ..runtime.stream import Stream
+    from .schedules import PipelineSchedule
+    from .tree import Path
+
+Batch: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | Sequence[object] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A batch whose schedule has been issued; the last of it may not have run yet."""
+
+    # On the rank with the last stage, the future of each microbatch's loss; empty elsewhere.
+    losses: Sequence[Future[object]]
+    # Of every stage of this rank, the mean over the batch: a tree like its weights, or a future of one.
+    gradients: Mapping[int, object]
+    group: Group  # The ranks of the pipeline
+    last: int  # The rank of the group that has the last stage
+
+    async def loss(self) -> float:
+        """Return the mean loss of the batch, on every rank of the pipeline: all of them must ask for it."""
+        mine = None
+        if self.group.rank == self.last:
+            mine = np.array([np.mean([np.float64(cast("float", await each)) for each in self.losses])])
+        return float((await self.group.broadcast(mine, root=self.last, name="loss"))[0])
+
+
+class Pipeline:
+    """Stages of a model on the ranks of a group, run by a schedule.
+
+    Every rank issues its actions in the order of the schedule, and stays `ahead` actions ahead of what it computes: so
+    what an action receives travels while those before it compute, and no more activations are held than the schedule
+    says, and `ahead` beyond. Nothing waits at the end of a batch: the next one is issued behind it.
+
+    Gradients are added up over the microbatches in the order of the schedule. Those of a stage are complete, and handed
+    to the `model`, with its last backward, while earlier stages still compute.
+
+    Attributes:
+        schedule: What is run.
+        params: The weights by stage; put others there if nobody else keeps them.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        schedule: PipelineSchedule,
+        layers: Mapping[int, Layer],
+        params: Mapping[int, object],
+        *,
+        loss: Callable[..., tuple[object, object]] | IssuedLoss,
+        boundary: Like | Sequence[Like],
+        group: Group | None = None,
+        model: Model | None = None,
+        loss_cost: Cost | None = None,
+        ahead: int = 2,
+    ) -> None:
+        """Put the stages of this rank together.
+
+        Args:
+            rank: This rank.
+            schedule: For as many ranks as the group has; see `schedules.make`.
+            layers: Those of this rank by stage: `schedule.stages_of(group.rank)` says which. Each is one layer, which
+                may be a `Sequential` of others.
+            params: Their weights by stage: trees of arrays.
+            loss: From the last stage's output and the microbatch's target to the gradient of that output, and the loss:
+                means over the microbatch. It runs on the compute stream, behind the last forward. Or what issues it,
+                such as `VocabularyLoss`.
+            boundary: Shape and dtype of what passes from stage to stage of one microbatch; a list, if that differs.
+            group: The ranks of the pipeline, such as `mesh["pp"]`; by default all.
+            model: Who keeps the weights, by the names "stage.name" that a dict of `params` gives them, and takes their
+                gradients. By default they stay as they are, and `run` returns the gradients.
+            loss_cost: What the loss costs on the virtual clock.
+            ahead: How many actions are issued before those before them have been computed.
+
+        Raises:
+            UsageError: If the schedule is for another number of ranks, or splits a backward that a layer has in one
+                piece; if the layers or weights are not those of this rank's stages; if a number cannot be meant.
+        """
+        self.rank, self.group, self.schedule = rank, group_of(rank, group), schedule
+        self._check_schedule()
+        self._check_stages("layers", layers)
+        self._check_stages("params", params)
+        self._check_halves(layers)
+        if not isinstance(ahead, int) or ahead < 0:
+            raise UsageError(f"ahead: expected a whole number from 0, got {ahead!r}")
+        self.layers, self.params, self.model = dict(layers), dict(params), model
+        self.names = {stage: leaves(each) for stage, each in params.items()}
+        self.loss, self.loss_cost = loss, dict(loss_cost or {})
+        self.boundaries = self._boundaries(boundary)
+        self.stream, self.work = rank.stream("pipeline"), MemoryWork(rank)
+        self._ahead = ahead
+        self._under_way: deque[Future[object]] = deque()
+
+    async def run(self, x: Batch = None, target: Batch = None) -> Passed:
+        """Issue the schedule for one batch; returns when all but the last actions have been computed.
+
+        Args:
+            x: On the rank with the first stage, the batch, cut along axis 0 into equal microbatches, or a list of them;
+                ignored elsewhere.
+            target: On the rank with the last stage, what the loss compares with, cut likewise; ignored elsewhere.
+
+        Raises:
+            UsageError: If a batch is missing where it is needed, or does not divide into microbatches.
+        """
+        passing = Pass(self, self._microbatches("x", x, 0), self._microbatches("target", target, -1))
+        for action in self.schedule.rows[self.group.rank]:
+            while len(self._under_way) > self._ahead:
+                await self._under_way.popleft()
+            issued = last_future(await passing.issue(action))
+            if issued is not None:
+                self._under_way.append(issued)
+        return Passed(
+            losses=passing.losses,
+            gradients=passing.gradients,
+            group=self.group,
+            last=self.schedule.owners[-1],
+        )
+
+    def _microbatches(self, argument: str, batch: Batch, stage: int) -> Sequence[object]:
+        if self.schedule.owners[stage] != self.group.rank:
+            return ()
+        count = self.schedule.microbatches
+        if batch is None:
+            which = "last" if stage else "first"
+            raise UsageError(
+                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the {which} stage; got None"
+            )
+        if isinstance(batch, np.ndarray):
+            if not batch.ndim or len(batch) % count:
+                raise UsageError(f"{argument}: shape {batch.shape} does not divide into {count} microbatches")
+            return [batch[i * len(batch) // count : (i + 1) * len(batch) // count] for i in range(count)]
+        if len(batch) != count:
+            raise UsageError(
+                f"{argument}: {len(batch)} microbatches were given; schedule {self.schedule.name} has {count}"
+            )
+        return batch
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def _check_schedule(self) -> None:
+        if self.schedule.ranks != self.group.size:
+            raise UsageError(
+                f"schedule: {self.schedule.name} is for {self.schedule.ranks} ranks, "
+                f"group '{self.group.name}' has {self.group.size}"
+            )
+
+    def _check_stages(self, argument: str, given: Mapping[int, object]) -> None:
+        mine = self.schedule.stages_of(self.group.rank)
+        if set(given) != set(mine):
+            got = ", ".join(map(str, given)) or "none"
+            raise UsageError(
+                f"{argument}: rank {self.group.rank} of group '{self.group.name}' has the stages "
+                f"{', '.join(map(str, mine))}; got {got}"
+            )
+
+    def _check_halves(self, layers: Mapping[int, Layer]) -> None:
+        whole = [stage for stage, layer in layers.items() if not splits(layer)]
+        if self.schedule.splits_backward and whole:
+            raise UsageError(
+                f"layers: the backward of stage {whole[0]} is one piece; schedule {self.schedule.name} needs "
+                "backward_input and backward_weights"
+            )
+
+    def _boundaries(self, boundary: Like | Sequence[Like]) -> list[Like]:
+        between = self.schedule.stages - 1
+        if isinstance(boundary, list):
+            if len(boundary) != between:
+                raise UsageError(f"boundary: {len(boundary)} were given; {between} lie between {between + 1} stages")
+            return boundary
+        return [cast("Like", boundary)] * between
+
+
+class Model(Protocol):
+    """Who keeps the weights of a pipeline and updates them: `DataParallel`, for one."""
+
+    def __getitem__(self, name: str) -> object:
+        """Return the newest weight, or a future of it."""
+
+    def reduce(self, name: str, grad: object) -> None:
+        """Take a gradient over."""
+
+
+@runtime_checkable
+class IssuedLoss(Protocol):
+    """A loss that issues what it takes, such as `VocabularyLoss`."""
+
+    def issue(self, scores: object, target: object) -> Future[object]:
+        """Issue the gradient and the loss; return a future of both."""
+
+
+class Around(Protocol):
+    """What a pass needs of its pipeline."""
+
+    rank: Rank
+    group: Group
+    schedule: PipelineSchedule
+    layers: dict[int, Layer]
+    params: dict[int, object]
+    model: Model | None
+    names: dict[int, dict[str, Path]]
+    boundaries: list[Like]
+    loss: Callable[..., tuple[object, object]] | IssuedLoss
+    loss_cost: dict[str, float]
+    stream: Stream
+    work: MemoryWork
+
+
+class Pass:
+    """A batch that is being issued.
+
+    Args:
+        pipeline: Whose it is.
+        xs: Microbatches, where the first stage is.
+        targets: What the loss compares with, where the last stage is.
+
+    Attributes:
+        losses: Of the microbatches that have passed the last stage here.
+        gradients: Of the stages whose last backward has been issued.
+    """
+
+    def __init__(self, pipeline: Around, xs: Sequence[object], targets: Sequence[object]) -> None:
+        self.losses: list[Future[object]] = []
+        self.gradients: dict[int, object] = {}
+        self._pipeline, self._schedule = pipeline, pipeline.schedule
+        self._xs, self._targets = xs, targets
+        self._weights: dict[int, object] = {}
+        self._sums: dict[int, tuple[int, RunningSum]] = {}
+        self._kept: dict[tuple[int, int], object] = {}  # of microbatches between their F and their B or I, by stage
+        self._halves: dict[tuple[int, int], Half] = {}  # and between I and W
+        self._here: dict[tuple[Kind, int, int], object] = {}  # what one stage of this rank has made for another
+
+    async def issue(self, action: Action) -> object:
+        """Issue one action; return a tree that holds the future of what comes last. Waits only where a layer does."""
+        stage, kind, i = action
+        if kind is Kind.FORWARD:
+            return await self._forward(stage, i)
+        if kind is Kind.WEIGHT_GRADIENT:
+            return self._add(stage, second_half(self._layer(stage), self._weights[stage], self._halves.pop((stage, i))))
+        dy, kept = self._take(Kind.BACKWARD, stage, i), self._kept.pop((stage, i))
+        if kind is Kind.BACKWARD:
+            dx, dw = self._layer(stage).backward(self._weights[stage], kept, dy)
+            self._give(Kind.BACKWARD, stage - 1, i, dx)
+            return self._add(stage, dw)
+        dx, self._halves[stage, i] = first_half(self._layer(stage), self._weights[stage], kept, dy)
+        self._give(Kind.BACKWARD, stage - 1, i, self._alone(dx) if self._stays(stage - 1) else dx)
+        return dx
+
+    async def _forward(self, stage: int, i: int) -> object:
+        if stage not in self._weights:
+            self._weights[stage] = self._newest(stage)
+        x = self._take(Kind.FORWARD, stage, i) if stage else self._xs[i]
+        y, self._kept[stage, i] = await forward_of(self._layer(stage), self._weights[stage], x)
+        if stage == self._schedule.stages - 1:
+            return self._begin_backward(stage, i, y)
+        self._give(Kind.FORWARD, stage + 1, i, y)
+        return y
+
+    def _begin_backward(self, stage: int, i: int, y: object) -> object:
+        both = self._issue_loss(y, self._targets[i])
+        self._here[Kind.BACKWARD, stage, i] = both[0]
+        self.losses.append(both[1])
+        return both
+
+    def _issue_loss(self, y: object, target: object) -> Future[Any]:
+        pipeline, loss = self._pipeline, self._pipeline.loss
+        if isinstance(loss, IssuedLoss):
+            return pipeline.rank.compute(
+                self._shared, loss.issue(y, target), name="loss", seconds=0.0, call_site=users_frame()
+            )
+        return pipeline.rank.compute(
+            lambda y, target: self._shared(loss(y, target)),
+            y,
+            target,
+            name="loss",
+            call_site=users_frame(),
+            **pipeline.loss_cost,  # type: ignore[arg-type]
+        )
+
+    def _shared(self, both: tuple[object, object]) -> tuple[object, object]:
+        """Return the gradient for the mean over the batch, so that microbatches only have to be added up."""
+        dy, loss = both
+        array = cast("NDArray[Any]", dy)
+        count = self._schedule.microbatches
+        return (array if has_no_data(array) or count == 1 else array / np.asarray(count, array.dtype)), loss
+
+    def _layer(self, stage: int) -> Layer:
+        return self._pipeline.layers[stage]
+
+    # -- weights and their gradients -----------------------------------------------------------------------------
+
+    def _newest(self, stage: int) -> object:
+        """Return a stage's weights, from who keeps them."""
+        pipeline = self._pipeline
+        like, model = pipeline.params[stage], pipeline.model
+        if model is None:
+            return like
+        return rebuild(like, {name: model[_joined(stage, name)] for name in pipeline.names[stage]})
+
+    def _add(self, stage: int, dw: object) -> object:
+        """Add up a stage's gradients; with those of the last microbatch they are complete."""
+        pipeline = self._pipeline
+        count, running = self._sums.get(stage) or (0, RunningSum(pipeline.work, pipeline.params[stage]))
+        summed = running.add(dw)
+        self._sums[stage] = count + 1, running
+        if count + 1 == self._schedule.microbatches:
+            self.gradients[stage] = summed
+            if pipeline.model is not None:
+                for name, path in pipeline.names[stage].items():
+                    pipeline.model.reduce(_joined(stage, name), pick(summed, path))
+        return summed
+
+    # -- from stage to stage ---------------------------------------------------------------------------------------
+
+    def _take(self, kind: Kind, stage: int, i: int) -> object:
+        """Return what a stage of this rank gets: a future of what another rank sends, or what is here."""
+        if (kind, stage, i) in self._here:
+            return self._here.pop((kind, stage, i))
+        source = stage - 1 if kind is Kind.FORWARD else stage + 1
+        pipeline = self._pipeline
+        return pipeline.group.recv(
+            pipeline.boundaries[min(source, stage)],
+            self._schedule.owners[source],
+            self._tag(kind, stage, i),
+            stream=pipeline.stream,
+            name=f"{Action(source, kind, i)} to {stage}",
+        )
+
+    def _give(self, kind: Kind, stage: int, i: int, value: object) -> None:
+        """Hand over what a stage needs: to its rank, or to this one for later."""
+        if stage < 0:
+            return
+        pipeline, owner = self._pipeline, self._schedule.owners[stage]
+        if self._stays(stage):
+            self._here[kind, stage, i] = value
+            return
+        source = stage - 1 if kind is Kind.FORWARD else stage + 1
+        name = f"{Action(source, kind, i)} to {stage}"
+        x = cast("NDArray[Any]", value)
+        pipeline.group.send(x, owner, self._tag(kind, stage, i), stream=pipeline.stream, name=name)
+
+    def _stays(self, stage: int) -> bool:
+        """Whether a stage is on this rank."""
+        return stage >= 0 and self._schedule.owners[stage] == self._pipeline.group.rank
+
+    def _alone(self, dx: object) -> object:
+        """Return a gradient that may lie here for long without what it came with, which its own weights' turn frees."""
+        return self._pipeline.work.compute(_itself, dx, name="turn", moved_bytes=0) if isinstance(dx, Future) else dx
+
+    def _tag(self, kind: Kind, stage: int, i: int) -> int:
+        """Return a tag that only this message of a batch has: messages of a pair need not come in the order sent."""
+        return (i * self._schedule.stages + stage) * 2 + (kind is Kind.BACKWARD)
+
+
+def _joined(stage: int, name: str) -> str:
+    return f"{stage}.{name}" if name else str(stage)
+
+
+def _itself(value: object) -> object:
+    return value

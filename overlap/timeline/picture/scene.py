@@ -1,0 +1,162 @@
+"""What is where: rectangles and texts of a picture, in pixels, whatever writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
+
+from ..axis import tick_step_ns, unit_for
+from ..draw import TimelineView
+from ..intervals import Interval
+from ..lanes import Waits, painted, whom
+from ..theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+
+INK = "#222222"
+LINE = "#BBBBBB"
+PAPER = "#FFFFFF"
+
+FONT = 13
+"""Height of the letters in pixels."""
+_WIDTH = 1000
+_EDGE = 12
+_LANE, _GAP, _TEXT = 16, 4, 18
+_LETTER = 8
+"""Pixels that a letter takes at most, so that texts fit whatever the font."""
+_CELLS_OF_TICKS = 10  # pixels that count as a cell when ticks are chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle; a striped one means waiting, which must not depend on colour."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+    colour: str
+    striped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text whose first letter stands on a base line."""
+
+    x: int
+    y: int
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A picture."""
+
+    width: int  # In pixels
+    height: int  # In pixels
+    title: str  # For those who cannot see it
+    boxes: Sequence[Box]  # Later ones over earlier ones
+    labels: Sequence[Label]  # Over all boxes
+
+
+def scene_of(view: TimelineView, *, width: int = _WIDTH) -> Scene:
+    """Lay out a timeline by the rules of the terminal: who is waited for first, ranks that are alike in one row.
+
+    What is shorter than a pixel is drawn as one, and what is exposed wins over what is hidden. Cost: that of the
+    pixels, and a look at each interval.
+    """
+    title, rows = view.rows()
+    letters = (width - 2 * _EDGE) // _LETTER
+    boxes, labels, y = list[Box](), list[Label](), _EDGE + FONT
+    for text in wrap(title, letters):
+        labels.append(Label(_EDGE, y, text, bold=True))
+        y += _TEXT
+    left = _EDGE + _LETTER * (max(len(label) for label, _, _ in rows) + len(" compute "))
+    start_ns = min(cover.window[0] for _, cover, _ in rows)
+    window = start_ns, max(start_ns + 1, *(cover.window[1] for _, cover, _ in rows))
+    pixels, top = width - _EDGE - left, y
+    for name, cover, waits in rows:
+        for lane, units in zip(("compute", "comm"), painted(cover, window, pixels), strict=True):
+            labels.append(Label(_EDGE, y + FONT - 1, name if lane == "compute" else ""))
+            labels.append(Label(left - _LETTER * len("compute "), y + FONT - 1, lane))
+            found = list(_runs(units, left, y, comm=lane == "comm"))
+            boxes += found
+            labels += _named(found, waits, window, left, pixels)
+            y += _LANE + 2
+        y += _GAP
+    boxes[:0] = _ticks(window, left, pixels, top, y)
+    labels += _tick_labels(window, left, pixels, y + FONT)
+    y += _TEXT + _GAP
+    y = _legend(boxes, labels, y, width=width)
+    for text in wrap(str(view.verdict), letters, break_on_hyphens=False):
+        labels.append(Label(_EDGE, y + FONT, text))
+        y += _TEXT
+    return Scene(
+        width=width, height=y + _EDGE, title=f"{title}. {view.verdict}", boxes=boxes,
+        labels=[label for label in labels if label.text],
+    )  # fmt: skip
+
+
+def _runs(units: bytes, left: int, y: int, *, comm: bool) -> Iterator[Box]:
+    at = 0
+    for kind, run in groupby(units):
+        length = sum(1 for _ in run)
+        if kind and not comm:
+            yield Box(left + at, y, length, _LANE, COMPUTE)
+        elif kind == 1:
+            yield Box(left + at, y + _LANE // 2, length, _LANE - _LANE // 2, HIDDEN)
+        elif kind:
+            yield Box(left + at, y, length, _LANE, WAITING if kind == 2 else EXPOSED, striped=kind == 2)
+        at += length
+
+
+def _named(boxes: Sequence[Box], waits: Waits, window: Interval, left: int, pixels: int) -> Iterator[Label]:
+    """Write into wide stretches of waiting whom that is for."""
+    length_ns = window[1] - window[0]
+    for box in boxes:
+        if box.striped:
+            first_ns, last_ns = (window[0] + length_ns * (x - left) // pixels for x in (box.x, box.x + box.width))
+            rank = whom(waits, first_ns, last_ns)
+            if rank is not None and _LETTER * len(f" for {rank} ") <= box.width:
+                middle = box.x + (box.width - _LETTER * len(f"for {rank}")) // 2
+                yield Label(middle, box.y + FONT - 1, f"for {rank}")
+
+
+def _instants(window: Interval, left: int, pixels: int) -> Iterator[tuple[int, int]]:
+    length_ns = window[1] - window[0]
+    for at_ns in range(0, length_ns, tick_step_ns(length_ns, pixels // _CELLS_OF_TICKS)):
+        yield left + at_ns * pixels // length_ns, at_ns
+
+
+def _ticks(window: Interval, left: int, pixels: int, top: int, bottom: int) -> list[Box]:
+    return [Box(x, top, 1, bottom - top, LINE) for x, _ in _instants(window, left, pixels)]
+
+
+def _tick_labels(window: Interval, left: int, pixels: int, y: int) -> Iterator[Label]:
+    name, unit_ns = unit_for(window[1] - window[0])
+    for x, at_ns in _instants(window, left, pixels):
+        text = f"{at_ns / unit_ns:g} {name}"
+        if x + _LETTER * len(text) <= left + pixels + _EDGE:
+            yield Label(x, y, text)
+
+
+_LEGEND = (
+    ("compute", "compute", 1),
+    ("hidden comm", "comm", 1),
+    ("waiting for a rank", "comm", 2),
+    ("on the wire", "comm", 3),
+)
+
+
+def _legend(boxes: list[Box], labels: list[Label], y: int, *, width: int) -> int:
+    """Add what boxes mean, on as many lines as that needs; return where it ends."""
+    x = _EDGE
+    for text, lane, kind in _LEGEND:
+        wide = _LANE + 6 + _LETTER * len(text)
+        if x + wide > width - _EDGE:
+            x, y = _EDGE, y + _TEXT
+        boxes += _runs(bytes([kind]) * _LANE, x, y, comm=lane == "comm")
+        labels.append(Label(x + _LANE + 6, y + FONT - 1, text))
+        x += wide + 2 * _LETTER
+    return y + _TEXT + _GAP
