@@ -1,20 +1,23 @@
-"""Everything that a collective could become on a placed group, before the number of bytes is known."""
+"""Candidate algorithms of a collective on a placed group, before the number of bytes is known."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from topology import Cluster
 
+from ..collectives.generators import generate
 from ..collectives.placement import place
 from ..collectives.schedule import ROOTED
 from ..errors import UsageError
 from .flat import PlanRequest, flat_options
 from .geometry import Geometry
 from .hierarchy import two_level_options
-from .option import Option, Rejected
-from .parameters import parameters
+from .option import Flat, Option, Rejected
+from .parameters import Parameters, parameters
+from .placed import Placed, on
 from .rooted import rooted_options
+from .rounds import Rounds, rounds
 from .shortcut import short_cut_options
 from .sliced import Sliced
 
@@ -29,11 +32,12 @@ def candidates(
     peer_direct: bool,
     algorithm: str | None,
     exact: bool,
+    plain: bool = False,
 ) -> tuple[list[Option], list[Rejected]]:
-    """Place every algorithm, or the one that is named. Arguments are those of `plan`.
+    """Place every algorithm of a collective on a group, or the named one. Arguments are those of `plan`.
 
     Returns:
-        Those that apply, and the reasons of those that do not.
+        The options that apply, and for each of the other algorithms the reason why it does not.
     """
     cluster.check_group(ranks, warn=False)
     size = len(ranks)
@@ -49,21 +53,34 @@ def candidates(
         algorithm=algorithm,
         exact=exact,
     )
-    together = max(len(node) for node in request.geometry.nodes)
-    figures = parameters(
-        cluster,
-        peer_direct=peer_direct,
-        ranks_per_process=together,
-        processes=len(request.geometry.nodes),
-        networked=len(request.geometry.units) > 1,
-    )
-    placement = place(cluster, ranks)
+    placement, figures = place(cluster, ranks), figures_of(request.geometry, peer_direct=peer_direct)
+    if plain:
+        assert algorithm is not None, "the plain form is that of a named algorithm"
+        make = partial(generate, op, algorithm, size, root=request.root, pairs=pairs)
+        return [Flat(algorithm, "", on(placement, rounds(make()), parameters=figures), make)], []
     found = (
         flat_options(request, placement, figures),
         rooted_options(request, placement, figures),
         two_level_options(request, placement, figures),
         short_cut_options(request),
     )
-    # Those that have to look for their best form come last, when it is known what they must beat.
+    # Sliced options search for their best number of slices: they come last, when it is known what they must beat.
     options = sorted((each for options, _ in found for each in options), key=lambda each: isinstance(each, Sliced))
     return options, [each for _, rejected in found for each in rejected]
+
+
+def figures_of(geometry: Geometry, *, peer_direct: bool) -> Parameters:
+    """Return the figures that the machine's file gives for collectives of a group."""
+    return parameters(
+        geometry.cluster,
+        peer_direct=peer_direct,
+        ranks_per_process=max(len(node) for node in geometry.nodes),
+        processes=len(geometry.nodes),
+        networked=len(geometry.units) > 1,
+    )
+
+
+def placed_on(cluster: Cluster, ranks: tuple[int, ...], asked: Rounds, *, peer_direct: bool) -> Placed:
+    """Put rounds on a group of a machine, with the figures of its collectives."""
+    figures = figures_of(Geometry(cluster=cluster, ranks=ranks), peer_direct=peer_direct)
+    return on(place(cluster, ranks), asked, parameters=figures)

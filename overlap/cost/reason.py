@@ -33,8 +33,13 @@ def reason(winner: CostBreakdown, second: CostBreakdown, name: str) -> str:
     parts += [f"{format_ns(-loss * 1e9)} more for {NAMES[term]}" for term, loss in _largest(gains, -1)]
     first_s, second_s = sum(one.values()), sum(other.values())
     ratio = second_s / first_s - 1 if first_s else 0.0
-    compared = f"{ratio:.0%} faster than {name}" if ratio >= 0.005 else f"as fast as {name}"
+    compared = f"{ratio:.0%} faster than {name}" if ratio >= _NOTEWORTHY else f"as fast as {name}"
+    if ratio <= -_NOTEWORTHY:  # the largest size of a class decides for all of its sizes
+        compared = f"{-ratio:.0%} slower than {name}, but faster for the largest size of the same class"
     return f"{compared}: {', but '.join(parts)}" if parts else compared
+
+
+_NOTEWORTHY = 0.005
 
 
 def _largest(gains: dict[str, float], sign: int) -> list[tuple[str, float]]:

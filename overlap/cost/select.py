@@ -90,7 +90,7 @@ class Plan:
     ranks: tuple[int, ...]  # world ranks of the group, in group order
     cluster: str  # name of the machine
     dtype: str  # of the elements
-    algorithm: str  # the cheapest
+    algorithm: str  # the cheapest for the largest size of the class of `nbytes`
     detail: str  # what it is made of; may be empty
     slices: int  # pieces that the data is cut in
     predicted_s: float  # from the last rank's call to the last rank's result
@@ -103,6 +103,12 @@ class Plan:
     alternatives: tuple[Alternative, ...]  # all others, the fastest first, then those that do not apply
     reason: str  # why it won
     option: Option = field(repr=False, compare=False)  # the cheapest, as placed and priced
+
+    @property
+    def cheapest(self) -> str:
+        """Name of the cheapest algorithm for exactly `nbytes`, which another size of its class may have decided."""
+        one = next((each for each in self.alternatives if each.predicted_s is not None), None)
+        return one.algorithm if one and (one.predicted_s or 0.0) < self.predicted_s else self.algorithm
 
     def schedule(self) -> Schedule:
         """Generate and prove the table; once for each algorithm on a group, whatever the bytes.
@@ -141,8 +147,12 @@ def plan(
     programs_only: bool = False,
     algorithm: str | None = None,
     exact: bool = False,
+    plain: bool = False,
 ) -> Plan:
     """Choose the cheapest algorithm for a collective on a modelled machine. Plans are cached.
+
+    All sizes of a class (see `size_class`) share the choice that is cheapest for the largest of them, because programs
+    are compiled once for each class; the prices are those of `nbytes`.
 
     Args:
         op: Name of the collective.
@@ -157,6 +167,7 @@ def plan(
         programs_only: Leave out the short cut through shared memory: what is asked for is a table.
         algorithm: The only one to consider, in all its forms; any by default.
         exact: Consider only those that reduce every element in the order of ranks.
+        plain: Take `algorithm` with its default options, even if it does not fit the wires of the group.
 
     Raises:
         UsageError: If the collective, the dtype, the root or the number of bytes cannot be meant.
@@ -165,7 +176,7 @@ def plan(
     """
     group = ranks if ranks is None or isinstance(ranks, tuple) else tuple(ranks)
     sent = None if pairs is None else tuple(pairs)
-    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact)
+    return _plan(op, nbytes, cluster, group, dtype, root, sent, peer_direct, programs_only, algorithm, exact, plain)
 
 
 @lru_cache(maxsize=4096)
@@ -181,6 +192,7 @@ def _plan(
     programs_only: bool,
     algorithm: str | None,
     exact: bool,
+    plain: bool,
 ) -> Plan:
     from .candidates import candidates
     from .parameters import itemsize_of, measured
@@ -193,12 +205,12 @@ def _plan(
         raise UsageError(f"nbytes: expected 0 to {_MOST_BYTES}, got {nbytes}")
     itemsize_of(dtype)  # refuses what is no dtype
     group = tuple(range(cluster.world_size)) if ranks is None else ranks
-    options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact)
+    options, rejected = candidates(op, cluster, group, root, pairs, peer_direct, algorithm, exact, plain)
     options = [option for option in options if not (programs_only and option.algorithm == DIRECT)]
     if not options:
         raise ScheduleError(f"{op}: {'; '.join(f'{each.algorithm} does not apply: {each.why}' for each in rejected)}")
-    priced = _priced(options, nbytes)
-    price, best = priced[0]
+    best = _priced(options, size_class(nbytes))[0][1]
+    price, others = best.price(nbytes), _priced([each for each in options if each is not best], nbytes)
     breakdown = best.breakdown(nbytes, price.slices)
     return Plan(
         op=op,
@@ -216,8 +228,8 @@ def _plan(
         bytes_per_rank=round(best.sent_share * nbytes),
         hops=tuple(sorted(best.hops().items())),
         busiest=_busiest(best, nbytes),
-        alternatives=_alternatives(priced[1:], rejected),
-        reason=_reason(breakdown, priced[1:], nbytes),
+        alternatives=_alternatives(others, rejected),
+        reason=_reason(breakdown, others, nbytes),
         option=best,
     )
 

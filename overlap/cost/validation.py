@@ -291,7 +291,7 @@ def _crossover(knee: Knee) -> Crossover:
     machine, ranks = cluster(knee.machine), tuple(range(knee.ranks))
 
     def chosen(nbytes: int) -> str:
-        return plan(knee.collective, nbytes, machine, ranks).algorithm
+        return plan(knee.collective, nbytes, machine, ranks).cheapest
 
     below, above = knee.least_bytes >> _OCTAVES, knee.most_bytes << _OCTAVES
     while above > below * _CLOSE:

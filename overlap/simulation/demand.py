@@ -205,17 +205,17 @@ class Pricing:
         Phases follow one another as a whole, and slices as in a pipeline: that is how they are priced. So lateness
         moves the first phase, and ranks differ by what they differ in the last one.
         """
-        price, late_s = self._priced(nbytes), late_ns / 1e9
+        price = self._priced(nbytes)
         parts = self._under_way(price.slices)
         if not parts:  # without messages: all meet, then the work is done
             return np.full(len(late_ns), int(late_ns.max()) + round(price.total_s * 1e9), np.int64)
         piece = nbytes / price.slices if len(parts) > 1 else nbytes
-        first, last = parts[0], parts[-1]
-        late = cost(first.placed, first.share * piece, arrivals_s=late_s)
-        if len(parts) == 1:
-            return _ns(late.finish_s)
-        total_s = price.total_s + (late.total_s - first.total_s(piece)) + self._worse_s(piece, price.slices)
-        finish_s = cost(last.placed, last.share * piece).finish_s
+        total_s = price.total_s + self._worse_s(piece, price.slices)
+        finish_s = _finish_s(parts[-1], piece)
+        if late_ns.any():
+            late_s = _finish_s(parts[0], piece, late_ns / 1e9)
+            total_s += late_s.max() - _finish_s(parts[0], piece).max()
+            finish_s = late_s if len(parts) == 1 else finish_s
         return _ns(np.array(total_s)) - _ns(finish_s.max() - finish_s)
 
     def _under_way(self, slices: int) -> tuple[Part, ...]:
@@ -232,6 +232,10 @@ class Pricing:
             return 0.0
         now_s, before_s = ([part.total_s(piece) for part in parts] for parts in (now, before))
         return self._in_slices_s(now_s, slices) - self._in_slices_s(before_s, slices)
+
+
+def _finish_s(part: Part, nbytes: float, arrivals_s: Floats | None = None) -> Floats:
+    return cost(part.placed, part.share * nbytes, arrivals_s=arrivals_s).finish_s
 
 
 def _ns(duration_s: Floats) -> Ints:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..collectives.placement import place
-from ..cost import Parameters, Round, Rounds, on
+from ..cost import Parameters, Round, Rounds, cost, on
 from ..cost.option import Part, Price
 from .conditions import SlowWires
 from .demand import Demand, Pricing
@@ -103,7 +103,8 @@ class Messages:
         part = Part(on(place(self._resources.cluster, ranks.tolist()), rounds, parameters=self._figures))
 
         def priced(nbytes: float) -> Price:
-            return Price(total_s=part.total_s(nbytes))
+            # Without the bounds of a collective, in which many messages share processors and memories.
+            return Price(total_s=cost(part.placed, nbytes).total_s)
 
         return Pricing(lambda _: (part,), priced, ranks, self._resources, self._slow)
 

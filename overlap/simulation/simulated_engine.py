@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ..collectives.congruence import congruence
-from ..collectives.generators import GENERATORS, fits, generate
 from ..collectives.kinds import Collective
-from ..collectives.placement import place
-from ..collectives.schedule import IN_RANK_ORDER
-from ..cost import on, parameters, rounds
-from ..cost.geometry import Geometry
-from ..cost.option import Flat
-from ..cost.select import DIRECT, plan, size_class
+from ..cost.candidates import placed_on
+from ..cost.choice import Choices
+from ..cost.select import DIRECT
 from ..cost.startup import Startup
-from ..errors import ScheduleError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.engine.shared_memory import fit_all, run_here
 from ..runtime.future import Failure, call_when_done
@@ -32,9 +26,7 @@ if TYPE_CHECKING:
     from topology import Cluster
 
     from ..collectives.call import Call
-    from ..cost import Placed, Rounds
     from ..cost.option import Option
-    from ..cost.select import Plan
 
 
 class SimulatedEngine(BaseEngine):
@@ -50,8 +42,6 @@ class SimulatedEngine(BaseEngine):
         computes: The compute streams, by rank.
     """
 
-    _MEANT_AS: ClassVar = {Collective.BARRIER: "all_reduce"}
-
     def __init__(
         self,
         traffic: Traffic,
@@ -63,11 +53,10 @@ class SimulatedEngine(BaseEngine):
         shapes_only: bool,
         computes: Mapping[int, SimulatedCompute],
     ) -> None:
-        self._traffic, self._cluster, self._algorithm = traffic, cluster, algorithm
+        self._traffic, self._cluster = traffic, cluster
         self._free, self._trigger_ns = startup == Startup(), round(startup.trigger_s * 1e9)
         self._peer_direct, self._shapes_only, self._computes = peer_direct, shapes_only, computes
-        self._options: dict[tuple[object, ...], Option] = {}
-        self._best: dict[tuple[object, ...], str] = {}
+        self._choices = Choices(cluster, algorithm, peer_direct=peer_direct)
         self._uneven = UnevenCosts()
 
     def direct(self, members: tuple[int, ...]) -> bool:
@@ -147,68 +136,16 @@ class SimulatedEngine(BaseEngine):
         )
 
     def _option(self, members: tuple[int, ...], pattern: Call, *, like: str = "") -> Option:
-        """Return what an operation becomes; `like` is what it became for others, who are like these."""
-        key = (*_choice(pattern), members)
-        found = self._options.get(key)
-        if found is None:
-            found = self._options[key] = self._chosen(members, pattern, pattern.algorithm or like or self._algorithm)
-        return found
+        """Return the option that a call becomes; `like` is the algorithm of groups that behave alike."""
+        return self._choices.plan(pattern, members, like=like).option
 
     def _priced(self, members: tuple[int, ...], pattern: Call) -> tuple[Option, float]:
         """Return what an operation becomes, and for how many bytes; blocks that differ are priced one by one."""
         option = self._option(members, pattern)
         if not pattern.counts or option.algorithm == DIRECT:
             return option, pattern.nbytes
-        return self._uneven.priced(option, pattern, members, partial(self._placed, members, pattern))
-
-    def _chosen(self, members: tuple[int, ...], pattern: Call, insisted: str | None) -> Option:
-        """Choose as the compiler of real worlds does: by cost, or what is insisted on wherever it exists."""
-        collective = self._MEANT_AS.get(pattern.kind, pattern.kind.value)
-        choose = partial(
-            plan,
-            collective,
-            size_class(pattern.nbytes),
-            self._cluster,
-            members,
-            dtype="uint8" if pattern.dtype is None else str(pattern.dtype),
-            root=pattern.root,
-            pairs=pattern.pairs if pattern.kind is Collective.PERMUTE else None,
-            peer_direct=self._peer_direct,
-            exact=pattern.exact,
-        )
-        known = [name for name in (DIRECT, *GENERATORS[collective]) if not pattern.exact or name in IN_RANK_ORDER]
-        if insisted is None or insisted not in known:
-            return self._cheapest(choose, members, pattern)
-        try:
-            return choose(algorithm=insisted).option
-        except ScheduleError:
-            if insisted == DIRECT or not fits(insisted, len(members)):
-                return self._cheapest(choose, members, pattern)
-        # It does not fit these wires; in its plain form it still takes this number of ranks.
-        return self._plain(collective, insisted, members, pattern)
-
-    def _cheapest(self, choose: Callable[..., Plan], members: tuple[int, ...], pattern: Call) -> Option:
-        """Choose for the first of groups that sit alike, and the same for the others: a tenth of the time."""
-        alike = congruence(self._cluster, members)
-        key = (*_choice(pattern), alike)
-        known = None if alike is None else self._best.get(key)
-        if known is not None:
-            return choose(algorithm=known).option
-        option = choose().option
-        self._best[key] = option.algorithm
-        return option
-
-    def _plain(self, collective: str, algorithm: str, members: tuple[int, ...], pattern: Call) -> Option:
-        make = partial(generate, collective, algorithm, len(members), root=pattern.root, pairs=pattern.pairs)
-        return Flat(algorithm, "", self._placed(members, pattern, rounds(make())), make)
-
-    def _placed(self, members: tuple[int, ...], pattern: Call, asked: Rounds) -> Placed:
-        geometry = Geometry(cluster=self._cluster, ranks=members)
-        together = max(len(node) for node in geometry.nodes)
-        figures = parameters(
-            self._cluster, peer_direct=self._peer_direct, ranks_per_process=together, networked=len(geometry.units) > 1
-        )
-        return on(place(self._cluster, members), asked, parameters=figures)
+        placed = partial(placed_on, self._cluster, members, peer_direct=self._peer_direct)
+        return self._uneven.priced(option, pattern, members, placed)
 
 
 def _ends(match: Match) -> list[Operation]:
@@ -217,12 +154,6 @@ def _ends(match: Match) -> list[Operation]:
 
 def _pattern(match: Match) -> Call:
     return cast("Call", match.pattern)
-
-
-def _choice(pattern: Call) -> tuple[object, ...]:
-    """Return what an algorithm is chosen by, besides the group."""
-    wanted = pattern.exact, pattern.algorithm
-    return pattern.kind, size_class(pattern.nbytes), pattern.dtype, pattern.root, pattern.pairs, *wanted
 
 
 def _reached(operations: Sequence[Operation], pattern: Call, met_ns: int, kernel: Kernel, reached: Reached) -> None:

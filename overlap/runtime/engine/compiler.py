@@ -8,19 +8,19 @@ class, so a training loop compiles in its first step only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...collectives.call import Call, Pairs
-from ...collectives.generators import GENERATORS, fits, generate
+from ...collectives.generators import generate
 from ...collectives.kinds import Collective
 from ...collectives.program import Program, project
 from ...collectives.proof import verify
-from ...collectives.schedule import IN_RANK_ORDER, Schedule
+from ...collectives.schedule import Schedule
 from ...collectives.slicing import in_slices
 from ...collectives.uneven import uneven
-from ...cost.select import plan, size_class
-from ...errors import ScheduleError
+from ...cost.choice import Choices
+from ...cost.select import size_class
 from .compiled import Compiled
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class Compiler:
         self, cluster: Cluster, algorithm: str | None, *, far: Callable[[Sequence[int]], bool] = lambda _: False
     ) -> None:
         self.cluster, self.algorithm, self.far = cluster, algorithm, far
+        # The engine compiles where it has decided against the short cut.
+        self._choices = Choices(cluster, algorithm, programs_only=True)
         self._known: dict[tuple[Call, tuple[int, ...], int], Compiled] = {}
         self._schedules: dict[_Key, Schedule] = {}
         self._programs: dict[tuple[_Key, int], Program] = {}
@@ -94,34 +96,12 @@ class Compiler:
 
     def _schedule(self, call: Call, members: tuple[int, ...]) -> Schedule:
         if call.kind is Collective.P2P:  # one message; which groups are legal does not concern it
-            return _named("permute", MESSAGE_ALGORITHM, 2, 0, ((0, 1),))
-        collective = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
-        choose = partial(
-            plan,
-            collective,
-            size_class(call.nbytes),
-            self.cluster,
-            members,
-            dtype="uint8" if call.dtype is None else str(call.dtype),
-            root=call.root,
-            pairs=call.pairs if call.kind is Collective.PERMUTE else None,
-            exact=call.exact,
-            programs_only=True,  # who compiles has decided against the short cut
-        )
-        insisted = call.algorithm or self.algorithm
-        if insisted not in GENERATORS[collective] or (call.exact and insisted not in IN_RANK_ORDER):
-            return choose().schedule()
-        try:
-            chosen = choose(algorithm=insisted)
-        except ScheduleError:
-            # It does not fit these wires; in its plain form it may still take this number of ranks.
-            if fits(insisted, len(members)):
-                return _named(collective, insisted, len(members), call.root, call.pairs)
-            chosen = choose()
-        return chosen.schedule()
+            return _message()
+        return self._choices.plan(call, members).schedule()
 
 
-def _named(collective: str, algorithm: str, size: int, root: int, pairs: Pairs) -> Schedule:
-    schedule = generate(collective, algorithm, size, root=root, pairs=pairs)
+@cache
+def _message() -> Schedule:
+    schedule = generate("permute", MESSAGE_ALGORITHM, 2, pairs=((0, 1),))
     verify(schedule)
     return schedule

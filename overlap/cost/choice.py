@@ -1,0 +1,99 @@
+"""Choice of the algorithm that each call of a world becomes, in real and in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..collectives.congruence import congruence
+from ..collectives.generators import GENERATORS, fits
+from ..collectives.kinds import Collective
+from ..collectives.schedule import IN_RANK_ORDER
+from ..errors import ScheduleError
+from .select import DIRECT, Plan, plan, size_class
+
+if TYPE_CHECKING:
+    from topology import Cluster
+
+    from ..collectives.call import Call
+
+
+class Choices:
+    """Algorithms of the calls of one world.
+
+    Args:
+        cluster: The machine.
+        algorithm: Name of the algorithm to use wherever it exists, unless a call names another; None leaves the choice
+            to the cost.
+        peer_direct: Whether network adapters read device memory themselves.
+        programs_only: Whether the short cut through shared memory is left out.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        algorithm: str | None,
+        *,
+        peer_direct: bool = True,
+        programs_only: bool = False,
+    ) -> None:
+        self._cluster, self._algorithm = cluster, algorithm
+        self._peer_direct, self._programs_only = peer_direct, programs_only
+        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._best: dict[tuple[object, ...], str] = {}
+
+    def plan(self, call: Call, members: tuple[int, ...], *, like: str = "") -> Plan:
+        """Return the plan of a call for the largest size of its class.
+
+        Args:
+            call: What the ranks ask for.
+            members: World ranks in group order.
+            like: Name of the algorithm that groups like this one have; "" if there are none.
+
+        Raises:
+            TopologyError: If the group is illegal on the machine, or no wire joins its ranks.
+        """
+        chosen_by = call.kind, size_class(call.nbytes), call.dtype, call.root, call.pairs, call.exact, call.algorithm
+        found = self._plans.get((chosen_by, members))
+        if found is None:
+            found = self._plans[chosen_by, members] = self._chosen(chosen_by, call, members, like)
+        return found
+
+    def _chosen(self, chosen_by: tuple[object, ...], call: Call, members: tuple[int, ...], like: str) -> Plan:
+        op = "all_reduce" if call.kind is Collective.BARRIER else call.kind.value
+        choose = partial(
+            plan,
+            op,
+            size_class(call.nbytes),
+            self._cluster,
+            members,
+            dtype="uint8" if call.dtype is None else str(call.dtype),
+            root=call.root,
+            pairs=call.pairs if call.kind is Collective.PERMUTE else None,
+            peer_direct=self._peer_direct,
+            exact=call.exact,
+        )
+        named = call.algorithm or like or self._algorithm
+        known = GENERATORS[op] if self._programs_only else (DIRECT, *GENERATORS[op])
+        if named is None or named not in known or (call.exact and named not in IN_RANK_ORDER):
+            return self._cheapest(choose, chosen_by, members)
+        try:
+            return choose(algorithm=named)
+        except ScheduleError:
+            if named == DIRECT or not fits(named, len(members)):
+                return self._cheapest(choose, chosen_by, members)
+        # The algorithm does not fit these wires; its plain form still takes this number of ranks.
+        return choose(algorithm=named, plain=True)
+
+    def _cheapest(self, choose: Callable[..., Plan], chosen_by: tuple[object, ...], members: tuple[int, ...]) -> Plan:
+        """Compare all algorithms for the first of several congruent groups only: that takes ten times as long."""
+        choose = partial(choose, programs_only=self._programs_only)
+        alike = congruence(self._cluster, members)
+        key = chosen_by, alike
+        known = None if alike is None else self._best.get(key)
+        if known is not None:
+            return choose(algorithm=known)
+        found = choose()
+        self._best[key] = found.algorithm
+        return found
