@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from overlap.runtime.engine.lingering import linger
 from transports import Buffer, Call, Starter
-from transports.cores import Crowding
-from transports.patience import Patience
+from transports.patience import Crowding, Patience
 
 FOR_EVER_S = 1e9
 

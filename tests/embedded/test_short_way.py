@@ -16,7 +16,7 @@ from overlap.runtime.engine.host_run import HostRun
 from overlap.runtime.engine.small_run import SmallRun
 from overlap.runtime.handover import Handover
 from overlap.runtime.operation import CollectiveFuture
-from transports.shared_memory.watchman import Watchman
+from transports.patience import Patience
 
 from .connecting import TIMEOUT_S, connected
 
@@ -188,7 +188,7 @@ def test_what_waits_for_room_begins_on_the_loop(monkeypatch: pytest.MonkeyPatch)
         activate(operation)
 
     monkeypatch.setattr(CollectiveFuture, "activate_late", late)
-    monkeypatch.setattr(Watchman, "patience", lambda _: 1.0)  # who waits sees the other come
+    monkeypatch.setattr(Patience, "take", lambda _: 1.0)  # who waits sees the other come
 
     def program(world: overlap.Connection) -> list[float]:
         rank, x, found = world.rank, np.ones(1), list[float]()

@@ -10,7 +10,7 @@ import pytest
 
 from overlap.launch.binding import by_place, kept_to, shares
 from tests.interpreters import ROOT, Python
-from transports.cores import usable
+from transports.patience import usable
 
 ANY = frozenset[int]()
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from transports.cores import Crowding, leave_core
-from transports.patience import Patience
+from transports.patience import Crowding, Patience, leave_core
 
 
 class Clock:

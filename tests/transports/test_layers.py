@@ -35,7 +35,7 @@ def test_no_import_leads_back() -> None:
     packages = {name for name, path in FILES.items() if path.name == "__init__.py"}  # they only collect what is below
     graph = {name: {one for one in imports(name) if one in FILES} for name in FILES if name not in packages}
     order = list(TopologicalSorter(graph).static_order())
-    assert order.index("transports.base") < order.index("transports.efa.rail") < order.index("transports.efa.link")
+    assert order.index("transports.base") < order.index("transports.efa.rail") < order.index("transports.efa.efa_link")
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -10,13 +10,13 @@ from functools import partial
 
 import trio
 
-from transports.cores import usable
 from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
 from transports.efa.queueing import shorten, spare
 from transports.factory import Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
+from transports.patience import usable
 from transports.tls import Tls
 
 #: How long a handshake may take.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import trio
 
 from transports.efa.address import RAILS_LIMIT
+from transports.efa.efa_link import EfaLink
 from transports.efa.joining import HANDSHAKE_S, Connection, Joining, discard
-from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.failures import TransportError
 from transports.frame import FrameError

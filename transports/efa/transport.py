@@ -10,12 +10,11 @@ from typing import Self, cast
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.cores import Crowding
 from transports.efa.acknowledged import LOST_S
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
+from transports.efa.efa_link import EfaLink
 from transports.efa.joining import Connection, Joining
-from transports.efa.link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.returning import Returning
 from transports.factory import Bootstrap, Exchange
@@ -23,7 +22,7 @@ from transports.failures import ArgumentError, TransportClosedError
 from transports.frame import EAGER_BYTES
 from transports.link import take_leave
 from transports.matched import MatchedTransport
-from transports.patience import Patience
+from transports.patience import Crowding, Patience
 from transports.tls import Tls
 
 # How often each rail is asked for a sign of life, at most.

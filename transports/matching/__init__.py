@@ -1,15 +1,12 @@
-"""Matching: what two processes say to each other about messages, as a state machine without sockets, tasks or time."""
+"""Matching: the messages between two processes as a state machine without sockets, tasks or time."""
 
 # The map of this room, in the order in which to read it:
 #
-#   protocol   the kinds of messages, the limits, and the error for what breaks the rules
+#   protocol   the kinds of messages, the limits, and the error for a breach of the rules
 #   ends       one end of a message: a send or a receive, and how it ended
-#   outgoing   what leaves for the other process, most urgent first, within its credit
-#   budget     what has come unasked, counted
-#   arrivals   messages that are here before their receives
-#   watchers   who is told of them
-#   overtaking chunks that are here before their announcement
-#   incoming   what comes from it, in order, and the receives that wait
+#   outgoing   messages that leave for the other process, most urgent first, within its credit
+#   arrivals   messages and early chunks that no receive has met, and their budget
+#   incoming   messages that come from it, in order, and the receives that wait
 #   engine     both halves: one for every other process
 #
 # A transport tells an engine what its ranks want (`Outgoing.announce`, `Engine.receive`, `Engine.withdraw`) and what

@@ -1,12 +1,16 @@
-"""Messages that are here before their receives, and the queues of lanes in which either waits."""
+"""Announced messages and early chunks that no receive has met, their budget, and callbacks that hear of them."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
+from typing import NoReturn, TypeVar
 
+from transports.bounce import BounceBuffers
 from transports.matching.ends import Lane, Receive
+from transports.matching.protocol import Limits, MessageKind, ProtocolError
 
 _T = TypeVar("_T")
 
@@ -38,3 +42,159 @@ def pop(queues: dict[Lane, deque[_T]], lane: Lane) -> _T:
     if not queue:
         del queues[lane]
     return one
+
+
+class Watchers:
+    """What to call, by lane."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Lane, list[Callable[[], None]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, lane: Lane, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever a message of a lane has been announced that no receive waits for, and at the end."""
+        self._calls.setdefault(lane, []).append(wake)
+
+    def remove(self, lane: Lane, wake: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._calls[lane].remove(wake)
+        if not self._calls[lane]:
+            del self._calls[lane]
+
+    def wake(self, lane: Lane) -> None:
+        """Let who watches a lane look again."""
+        for wake in self._calls.get(lane, ()):
+            wake()
+
+    def wake_all(self) -> None:
+        """Let everybody who watches look again."""
+        for wake in tuple(chain.from_iterable(self._calls.values())):
+            wake()
+
+
+class Overtaking:
+    """They wait in memory of their own until the announcement has said where they belong.
+
+    Args:
+        limits: What both sides have agreed on; the budget also bounds what waits here.
+        memory: Where they wait.
+    """
+
+    def __init__(self, limits: Limits, memory: BounceBuffers) -> None:
+        self._limits, self._memory = limits, memory
+        self._pieces: dict[int, dict[int, tuple[memoryview, int]]] = {}  # by number and offset: memory, and length
+        self._whole: set[tuple[int, int]] = set()  # those that are all here
+        self._left_bytes = limits.budget_bytes
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def has(self, number: int, offset: int) -> bool:
+        """Whether a chunk waits here, or is coming to here."""
+        return offset in self._pieces.get(number, ())
+
+    def place(self, number: int, offset: int, nbytes: int) -> memoryview:
+        """Return where a chunk is to wait; the same place if it comes once more, for its rail died half-way.
+
+        Raises:
+            ProtocolError: No message may have it unasked, or too much waits already.
+        """
+        limits, pieces = self._limits, self._pieces.get(number, {})
+        memory, length = pieces.get(offset) or (None, nbytes)
+        if memory is None:
+            charged_bytes = nbytes + limits.overhead_bytes
+            if offset % limits.chunk_bytes or not 0 < nbytes <= min(limits.chunk_bytes, limits.push_bytes - offset):
+                raise ProtocolError(f"message {number}, not announced yet, has no chunk of {nbytes} bytes at {offset}")
+            if charged_bytes > self._left_bytes:
+                raise ProtocolError(f"more unannounced data than the agreed {limits.budget_bytes} bytes")
+            self._left_bytes -= charged_bytes
+            memory = self._memory.take(limits.chunk_bytes)
+            self._pieces.setdefault(number, pieces)[offset] = memory, nbytes
+        elif length != nbytes or (number, offset) in self._whole:
+            raise ProtocolError(f"the chunk of message {number} at {offset} has come twice")
+        return memory[:nbytes]
+
+    def filled(self, number: int, offset: int) -> None:
+        """Note that a chunk is all here."""
+        self._whole.add((number, offset))
+
+    def whole(self, number: int) -> Iterator[int]:
+        """Yield the offsets of the chunks of a message that are all here; each may be moved meanwhile."""
+        yield from [offset for offset in self._pieces.get(number, ()) if (number, offset) in self._whole]
+
+    def length(self, number: int, offset: int) -> int:
+        """Return how long a chunk is."""
+        return self._pieces[number][offset][1]
+
+    def move(self, number: int, offset: int, place: memoryview) -> None:
+        """Put a chunk where it belongs, and forget it here."""
+        pieces = self._pieces[number]
+        memory, nbytes = pieces.pop(offset)
+        if not pieces:
+            del self._pieces[number]
+        self._whole.discard((number, offset))
+        self._left_bytes += nbytes + self._limits.overhead_bytes
+        place[:] = memory[:nbytes]
+        self._memory.give_back(memory)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._pieces.clear()
+        self._whole.clear()
+        self._left_bytes = self._limits.budget_bytes
+
+
+class Budget:
+    """What has come unasked, and what of it the sender may be told to use again.
+
+    Args:
+        limits: What both sides have agreed on.
+        answer: Says something to the other process.
+    """
+
+    def __init__(self, limits: Limits, answer: Callable[..., None]) -> None:
+        self._answer = answer
+        self._budget_bytes, self._overhead_bytes = limits.budget_bytes, limits.overhead_bytes
+        self._used_bytes = 0  # as the other side sees it
+        self._free_bytes = 0  # of these, what has been received and not been told
+        self._tell_bytes = limits.budget_bytes // 4
+
+    def spend(self, nbytes: int) -> None:
+        """Count a message that has come.
+
+        Raises:
+            ProtocolError: It was too much.
+        """
+        self._used_bytes += nbytes + self._overhead_bytes
+        if self._used_bytes > self._budget_bytes:
+            self._refuse()
+
+    def free(self, nbytes: int) -> None:
+        """Count one that has been received, and tell the sender now and then."""
+        self._free_bytes += nbytes + self._overhead_bytes
+        if self._free_bytes >= self._tell_bytes:
+            self._tell()
+
+    def pass_on(self, nbytes: int) -> None:
+        """Count a message that is received as it comes.
+
+        Raises:
+            ProtocolError: It was too much.
+        """
+        cost_bytes = nbytes + self._overhead_bytes
+        self._used_bytes += cost_bytes
+        self._free_bytes += cost_bytes
+        if self._used_bytes > self._budget_bytes:
+            self._refuse()
+        if self._free_bytes >= self._tell_bytes:
+            self._tell()
+
+    def _refuse(self) -> NoReturn:
+        raise ProtocolError(f"more eager data than the agreed {self._budget_bytes} bytes")
+
+    def _tell(self) -> None:
+        self._used_bytes -= self._free_bytes
+        self._answer(MessageKind.CREDIT, self._free_bytes)
+        self._free_bytes = 0

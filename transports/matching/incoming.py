@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from transports.bounce import BounceBuffers
-from transports.matching.arrivals import Arrival, pop
-from transports.matching.budget import Budget
+from transports.matching.arrivals import Arrival, Budget, Overtaking, Watchers, pop
 from transports.matching.ends import Lane, Receive
-from transports.matching.overtaking import Overtaking
 from transports.matching.protocol import Limits, MessageKind, ProtocolError
-from transports.matching.watchers import Watchers
 
 
 class Incoming:

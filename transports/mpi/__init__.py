@@ -1,14 +1,13 @@
-"""Mpi: the same contract over an MPI library, whose launcher starts the processes and whose fabric moves the bytes."""
+"""Mpi: a transport over an MPI library, whose launcher starts the processes and whose fabric moves the bytes."""
 
-# The map of this room, from the bottom up; `transports.matching` says what headers mean:
+# The map of this room, from the bottom up; `transports.matching` has the meaning of headers:
 #
-#   library    mpi4py, imported when it is first needed
-#   header     what processes tell each other ahead of bytes: pure
-#   wire       what is asked of MPI: headers into a ring, pieces from array to array
-#   link       another process: its engine's words as headers, large messages in pieces; never waits
-#   polling    how often to look for what has come
+#   header     headers that processes send each other ahead of bytes: pure
+#   bootstrap  the MPI library, and an all-gather of a few bytes before any transport is open
+#   wire       the calls of MPI: headers into a ring, pieces from array to array
+#   mpi_link   the link to another process: its engine's messages as headers, large messages in pieces; never waits
+#   polling    the pauses between two looks at MPI
 #   transport  Mpi: how it opens, looks and closes
-#   bootstrap  all-gather of a few bytes before any transport is open
 
 from transports.mpi.bootstrap import exchange, introduce
 from transports.mpi.transport import Mpi, factory

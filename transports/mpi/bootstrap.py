@@ -1,18 +1,41 @@
-"""How the processes of an MPI job tell each other a few bytes before any transport is open."""
+"""The MPI library, and an all-gather of a few bytes over it before any transport is open."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import trio
 
 from transports.factory import Exchange
 from transports.failures import TransportError
-from transports.mpi.library import mpi, world
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mpi4py import MPI
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+def mpi() -> ModuleType:
+    """Return ``mpi4py.MPI``.
+
+    Raises:
+        ImportError: It is not installed; the message says how to.
+    """
+    try:
+        return import_module("mpi4py.MPI")
+    except ModuleNotFoundError as error:
+        raise ImportError("mpi4py is not installed: pip install mpi4py") from error
+
+
+def world() -> MPI.Intracomm:
+    """Return the communicator of all processes that the launcher started."""
+    return cast("MPI.Intracomm", mpi().COMM_WORLD)
+
 
 #: Between two looks at a collective operation of MPI; nobody starts up often.
 LOOK_S = 1e-3

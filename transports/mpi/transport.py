@@ -12,9 +12,8 @@ from trio.lowlevel import cancel_shielded_checkpoint
 from transports.factory import Bootstrap
 from transports.failures import ArgumentError, LinkLostError, TransportClosedError
 from transports.matched import MatchedTransport
-from transports.mpi.bootstrap import wait_for
-from transports.mpi.library import world
-from transports.mpi.link import CREDIT_BYTES, MpiLink, limits
+from transports.mpi.bootstrap import wait_for, world
+from transports.mpi.mpi_link import CREDIT_BYTES, MpiLink, limits
 from transports.mpi.polling import Pace
 from transports.mpi.wire import MpiWire, Wire
 

@@ -12,8 +12,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from transports.failures import LinkLostError
+from transports.mpi.bootstrap import mpi
 from transports.mpi.header import HEADER_BYTES
-from transports.mpi.library import mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI

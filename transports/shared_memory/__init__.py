@@ -1,18 +1,15 @@
-"""SharedMemory: processes of one host that read each other's memory, as one transport."""
+"""SharedMemory: a transport between processes of one host that read each other's memory."""
 
 # The map of this room, in the order in which to read it:
 #
-#   transport    SharedMemory itself, and how it is made
-#   joining      who is on this host, shaking hands, passing memory, and trying whether it can be read
-#   segment      memory that several processes map, and that goes with the last of them
-#   board        where the ranks of a group say how far they have come;  heap: what of a segment is lent
-#   shelf        what is lent to all ranks of a group together, until the last has dropped it
-#   watchman     wakes those who wait for ranks elsewhere, and looks a moment before it sleeps
-#   word         what threads sleep on who wait in its place
-#   peer_memory  reading another process's memory where it lies
-#   link         another process: packets that say what is to be read, and reading it
-#   packets      the form of what is said
-#   slots        memory through which long messages go where processes may not read each other's
+#   transport    SharedMemory itself, and its factory
+#   joining      the processes of this host: handshake, passing of memory, and a trial of reading it
+#   memory_link  the link to another process: packets that name a message, and reading it where it lies
+#   packets      the form of these packets, and slots for processes that may not read each other's memory
+#   board        the rows in which the ranks of a group post their progress
+#   waiting      looking for a moment, sleeping, and ringing sleepers
+#   segment      memory that several processes map, and the pieces of it that are lent
+#   peer_memory  the system calls: reading another process's memory, and sleeping on a shared word
 
 from transports.shared_memory.transport import SharedMemory, factory
 

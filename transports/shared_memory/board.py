@@ -1,23 +1,21 @@
-"""Boards: rows of shared memory in which the ranks of a group say how far they have come, and where their bytes lie.
+"""Boards: rows of shared memory in which the ranks of a group post their progress and the place of their bytes.
 
 A row belongs to one rank and one operation; only its rank writes it. Rows are used again after `OPERATIONS` operations.
-The first word says the operation's tag and the phase; it is written last, and read first. A row is a cache line, so
-that what is small enough comes with it; larger payloads lie behind all rows.
+The first word holds the operation's tag and the phase; it is written last, and read first. A row is a cache line, so
+that a small payload comes with it; larger payloads lie behind all rows.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board, Place, Watcher
 from transports.failures import LinkLostError
-from transports.shared_memory.heap import Heap
+from transports.shared_memory.memory_link import MemoryLink
 from transports.shared_memory.peer_memory import address_of, read
-from transports.shared_memory.segment import Segment
-from transports.shared_memory.shelf import Shelf, leaver
+from transports.shared_memory.segment import Heap, Segment, Shelf, leaver
+from transports.shared_memory.waiting import FENCE, Waiting, fence
 
 _ROW_BYTES, _ROW_WORDS = 64, 8
 _HEAD_BYTES = 32  # the word, `where`, `mode` and `result`; the rest of a row is for a payload that fits
@@ -25,52 +23,8 @@ _NEAR_BYTES = _ROW_BYTES - _HEAD_BYTES
 _FAR = OPERATIONS * _ROW_BYTES
 #: What one rank needs for one group.
 BOARD_BYTES = _FAR + OPERATIONS * PAYLOAD_BYTES
-_ROOM, _READS = 1, 2  # what a rank tells besides where its rows are
+_ROOM, _READS = 1, 2  # flags that a rank tells beside the place of its rows
 _TOLD_BITS = 2
-
-# A processor may read the others' words before its own is written; taking and releasing a lock forbids that.
-_FENCE = threading.Lock()
-
-
-def fence() -> None:
-    """Let what was written be seen before anything more is read."""
-    with _FENCE:
-        pass
-
-
-class Neighbour(Protocol):
-    """A process of this host, as boards see it."""
-
-    def tell(self, *fields: int) -> None:
-        """Tell its boards something."""
-
-
-class Watching(Protocol):
-    """What lets those look who wait for others: the watchman of a process, as boards see it."""
-
-    def begin(self) -> None:
-        """Take note that somebody waits, and nobody did."""
-
-    def rest(self) -> None:
-        """Take note that nobody waits any more."""
-
-    def patience(self) -> float:
-        """Return for how many seconds it is worth to look before sleeping, 0 if it is not; `linger` follows then."""
-
-    def linger(self, watcher: Watcher, patience_s: float) -> bool:
-        """Return whether somebody can go on within so many seconds."""
-
-    def nap(self, watcher: Watcher, longest_s: float | None) -> bool:
-        """Return whether somebody can go on, who waits alone, when rung or after a while; in a thread after `rouse`."""
-
-    def disturb(self) -> None:
-        """Let a thread nap no longer."""
-
-    def rouse(self) -> None:
-        """Be rung no more, for a thread looks instead of the loop, which sleeps."""
-
-    def doze(self) -> None:
-        """Be rung again."""
 
 
 class Boards:
@@ -78,37 +32,35 @@ class Boards:
 
     Args:
         segment: Its memory.
-        heap: What of that can be lent.
+        heap: The part of the memory that can be lent.
+        waiting: The waiting of this process for others.
         ring: Wakes those of some processes, by index, that sleep.
 
     Attributes:
-        shelf: What of that is lent to all.
-        watching: Who waits for others.
-        watchman: Lets them look.
+        shelf: The memory that is lent.
     """
 
-    def __init__(self, segment: Segment, heap: Heap, ring: Callable[[Sequence[int]], None]) -> None:
-        self.segment, self.ring = segment, ring
+    def __init__(self, segment: Segment, heap: Heap, waiting: Waiting, ring: Callable[[Sequence[int]], None]) -> None:
+        self.segment, self.waiting, self.ring = segment, waiting, ring
         self._begins = address_of(segment.view)
         self.shelf = Shelf(segment.view, heap)
-        self.watching: dict[Watcher, None] = {}
-        self.watchman: Watching
         self._told: dict[tuple[int, int], int] = {}
         self._open: dict[int, _SharedBoard] = {}
 
     def make(
-        self,
-        key: int,
-        ranks: Sequence[int],
-        homes: Sequence[int],
-        segments: Mapping[int, Segment],
-        pids: Mapping[int, int],
-        links: Mapping[int, Neighbour],
+        self, key: int, ranks: Sequence[int], homes: Sequence[int], links: Mapping[int, MemoryLink]
     ) -> _SharedBoard:
-        """Make the board of a group, or return it."""
+        """Make the board of a group, or return it.
+
+        Args:
+            key: Number of the group.
+            ranks: Of the group.
+            homes: Process of each rank.
+            links: To the other processes of this host, by index.
+        """
         found = self._open.get(key)
         if found is None:
-            found = self._open[key] = _SharedBoard(self, key, ranks, homes, segments, pids, links)
+            found = self._open[key] = _SharedBoard(self, key, ranks, homes, links)
             for rank in ranks:
                 if (key, rank) in self._told:
                     found.hear(rank, self._told.pop((key, rank)))
@@ -127,16 +79,11 @@ class Boards:
         where = address - self._begins
         return where if 0 <= where <= self.segment.nbytes - nbytes else None
 
-    def look(self) -> None:
-        """Let everybody look."""
-        for watcher in tuple(self.watching):
-            watcher.look()
-
     def lose(self, member: int, reason: str) -> None:
-        """Let everybody know who waits for a process that is gone."""
+        """Note that a process is gone, and let every watcher look."""
         for board in self._open.values():
             board.lose(member, reason)
-        self.look()
+        self.waiting.look()
 
 
 class _SharedBoard(Board):
@@ -148,21 +95,17 @@ class _SharedBoard(Board):
         key: int,
         ranks: Sequence[int],
         homes: Sequence[int],
-        segments: Mapping[int, Segment],
-        pids: Mapping[int, int],
-        links: Mapping[int, Neighbour],
+        links: Mapping[int, MemoryLink],
     ) -> None:
         self.ready, self.usable, self.reads = False, True, True
         self.lost: str | None = None
         self.processes = 1 + len(links)
         self._boards, self._key, self._ranks, self._homes = boards, key, tuple(ranks), tuple(homes)
-        self._segments = segments
-        self._here = boards.segment
-        self._pids, self._links = pids, links
+        self._here, self._links = boards.segment, links
         self._others = tuple(dict.fromkeys(home for home in homes if home in links))
         local = [home for home in homes if home not in links]
         self._rung = (*self._others, local[0]) if len(local) > 1 else self._others
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting, self._when_ready = boards.waiting, list[Callable[[], None]]()
         self._starts: list[int] = [-1] * len(ranks)
         self._words: list[memoryview] = []
         self._firsts: list[tuple[memoryview, int]] = []
@@ -171,7 +114,7 @@ class _SharedBoard(Board):
 
     def open(self, position: int, when_ready: Callable[[], None]) -> None:
         if not self.ready:
-            self._waiting.append(when_ready)
+            self._when_ready.append(when_ready)
         if self._starts[position] < 0:
             rank = self._ranks[position]
             told = self._tell_start()
@@ -181,7 +124,7 @@ class _SharedBoard(Board):
 
     def _tell_start(self) -> int:
         start = self._boards.shelf.take(BOARD_BYTES)
-        reads = _READS if all(other in self._pids for other in self._others) else 0
+        reads = _READS if all(self._links[other].peer.readable for other in self._others) else 0
         return reads if start is None else (start << _TOLD_BITS) | _ROOM | reads
 
     def hear(self, rank: int, told: int) -> None:
@@ -194,8 +137,8 @@ class _SharedBoard(Board):
         if min(self._starts) >= 0:
             self._map()
             self.ready = True
-            waiting, self._waiting = self._waiting, []
-            for begin in waiting:
+            opening, self._when_ready = self._when_ready, []
+            for begin in opening:
                 begin()
 
     def _map(self) -> None:
@@ -207,7 +150,8 @@ class _SharedBoard(Board):
             self._words = [row.cast("Q") for row in rows]
 
     def _segment(self, position: int) -> Segment:
-        return self._segments.get(self._homes[position], self._here)
+        link = self._links.get(self._homes[position])
+        return self._here if link is None else link.peer.segment
 
     # -- posting ------------------------------------------------------------------------------------------------------
 
@@ -224,8 +168,8 @@ class _SharedBoard(Board):
         if result:
             words[first + 3] = result
         words[first] = tag | 1
-        _FENCE.acquire()
-        _FENCE.release()
+        FENCE.acquire()  # without a call of `fence`, on the path of every operation
+        FENCE.release()
 
     def advance(self, position: int, number: int, tag: int, phase: int, *, result: int = 0) -> None:
         words, first = self._words[position], number % OPERATIONS * _ROW_WORDS
@@ -267,46 +211,28 @@ class _SharedBoard(Board):
         self._boards.ring(self._rung)
 
     def watch(self, watcher: Watcher) -> None:
-        watching = self._boards.watching
-        watching[watcher] = None
-        if len(watching) == 1:
-            self._boards.watchman.begin()
-        else:
-            self._boards.watchman.disturb()
+        self._waiting.watch(watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
-        watching = self._boards.watching
-        watching.pop(watcher, None)
-        if not watching:
-            self._boards.watchman.rest()
+        self._waiting.unwatch(watcher)
 
     def wait(self, watcher: Watcher) -> bool:
-        if watcher.others_came:
-            return True
-        patience_s = self._boards.watchman.patience()
-        return patience_s > 0 and self._boards.watchman.linger(watcher, patience_s)
+        return self._waiting.wait(watcher)
 
     def rouse(self) -> bool:
-        alone = len(self._boards.watching) == 1
-        if alone:
-            self._boards.watchman.rouse()
-        return alone
+        return self._waiting.rouse()
 
     def linger(self, watcher: Watcher, longest_s: float | None) -> bool:
-        watchman = self._boards.watchman
-        patience_s = watchman.patience()
-        return (patience_s > 0 and watchman.linger(watcher, patience_s)) or watchman.nap(watcher, longest_s)
+        return self._waiting.linger(watcher, longest_s)
 
     def doze(self) -> bool:
-        if self._boards.watching:
-            self._boards.watchman.doze()
-        return len(self._boards.watching) <= 1
+        return self._waiting.doze()
 
     def look(self) -> None:
-        self._boards.look()
+        self._waiting.look()
 
     def lose(self, member: int, reason: str) -> None:
-        """Take note that a process is gone."""
+        """Note that a process is gone."""
         if member in self._others:
             self.lost = self.lost or reason
 
@@ -337,7 +263,7 @@ class _SharedBoard(Board):
             ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(into)), address, into.nbytes)
             return
         try:
-            read(self._pids[member], address, into)
+            read(self._links[member].peer.pid, address, into)
         except OSError as error:
             raise LinkLostError(f"the memory of process {member} cannot be read: {error.strerror}") from error
 

@@ -1,10 +1,13 @@
-"""Memory that several processes map: it has no name, cannot change its size, and goes with the last who maps it."""
+"""Memory that several processes map, and the pieces of it that a process lends."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -63,3 +66,120 @@ class Segment:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+_PAGE_BYTES = 4096
+
+
+class Heap:
+    """Lends pieces by size, rounded up to pages and to one of four sizes an octave, so that others fit there later.
+
+    Args:
+        start: Where the memory begins.
+        stop: Where it ends.
+
+    Attributes:
+        lent_bytes: How much is lent.
+    """
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.lent_bytes = 0
+        self._next, self._stop = start, stop
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._sizes: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int | None:
+        """Return where a piece begins; None if there is no room."""
+        size = _size_for(nbytes)
+        if self._free[size]:
+            start = self._free[size].pop()
+        elif self._next + size <= self._stop:
+            start, self._next = self._next, self._next + size
+        else:
+            return None
+        self._sizes[start] = size
+        self.lent_bytes += size
+        return start
+
+    def give_back(self, start: int) -> int:
+        """Take a piece back, and return its size."""
+        size = self._sizes.pop(start)
+        self._free[size].append(start)
+        self.lent_bytes -= size
+        return size
+
+
+def _size_for(nbytes: int) -> int:
+    least = max(nbytes, _PAGE_BYTES)
+    unit = max(_PAGE_BYTES, 1 << (least - 1).bit_length() - 3)
+    return -(-least // unit) * unit
+
+
+_WORD_BYTES = 8
+
+
+class Shelf:
+    """What one process has lent. Any thread may take a piece and give one back.
+
+    Args:
+        memory: Of its segment.
+        heap: What of that can be lent.
+    """
+
+    def __init__(self, memory: memoryview, heap: Heap) -> None:
+        self._memory, self._heap = memory, heap
+        self._lent: dict[int, memoryview] = {}  # by where it begins: the words
+        self._returned: deque[int] = deque()  # not yet sorted in: that may happen in the midst of anything
+        self._lock = threading.Lock()
+
+    def lend(self, nbytes: int, ranks: int) -> int | None:
+        """Return where a piece begins that so many ranks hold from now on; None: there is no room."""
+        first = _words_at(nbytes)
+        start = self.take(first + ranks * _WORD_BYTES)
+        if start is not None:
+            words = self._memory[start + first : start + first + ranks * _WORD_BYTES]
+            words[:] = bytes(words.nbytes)
+            with self._lock:
+                self._lent[start] = words.cast("Q")
+        return start
+
+    def take(self, nbytes: int) -> int | None:
+        """Return where a piece begins that this process alone gives back; None: there is no room."""
+        with self._lock:
+            self._sort_in()
+            return self._heap.take(nbytes)
+
+    def give_back(self, start: int) -> None:
+        """Take a piece back; in any thread, and in the midst of anything."""
+        self._returned.append(start)
+
+    def _sort_in(self) -> None:
+        """Let others use what has been given back, and what all have dropped."""
+        for start in [start for start, words in self._lent.items() if all(words)]:
+            del self._lent[start]
+            self._heap.give_back(start)
+        while self._returned:
+            self._heap.give_back(self._returned.popleft())
+
+
+def leaver(memory: memoryview, where: int, nbytes: int, position: int) -> Callable[[], None]:
+    """Return what a rank calls when it has dropped a piece; in a fork of its process, that does nothing.
+
+    Args:
+        memory: The segment in which the piece lies.
+        where: It begins.
+        nbytes: Of what the ranks hold there.
+        position: Of the rank among them.
+    """
+    first = where + _words_at(nbytes) + position * _WORD_BYTES
+    word, process, present = memory[first : first + _WORD_BYTES].cast("Q"), os.getpid(), os.getpid
+
+    def left() -> None:
+        if present() == process:
+            word[0] = 1
+
+    return left
+
+
+def _words_at(nbytes: int) -> int:
+    return -(-nbytes // _WORD_BYTES) * _WORD_BYTES

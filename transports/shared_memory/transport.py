@@ -12,18 +12,18 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
 from transports.common import Board
-from transports.cores import usable
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError, TransportError
 from transports.link import take_leave
 from transports.matched import MatchedTransport
+from transports.patience import usable
 from transports.shared_memory.board import Boards
-from transports.shared_memory.heap import Heap
 from transports.shared_memory.joining import Joining
-from transports.shared_memory.link import MemoryLink
-from transports.shared_memory.slots import SLOT_BYTES, SLOTS
-from transports.shared_memory.watchman import NAPS, Watchman, looking, sleepers
-from transports.shared_memory.word import WORDS, Word
+from transports.shared_memory.memory_link import MemoryLink
+from transports.shared_memory.packets import SLOT_BYTES, SLOTS
+from transports.shared_memory.peer_memory import WORDS, Word
+from transports.shared_memory.segment import Heap
+from transports.shared_memory.waiting import NAPS, Waiting, looking, sleepers
 
 # The end of a segment, where a process says whether it sleeps.
 _LAST_BYTES = 4096
@@ -101,7 +101,7 @@ class SharedMemory(MatchedTransport):
         )
         self._opened = False
         self._boards: Boards | None = None
-        self._watchman: Watchman | None = None
+        self._waiting: Waiting | None = None
         self._asleep: dict[int, memoryview] = {}
         self._words: dict[int, Word] = {}
 
@@ -111,9 +111,7 @@ class SharedMemory(MatchedTransport):
         boards = self._boards
         if boards is None or not all(member == self.member or member in self.links for member in members):
             return None
-        segments = {i: link.peer.segment for i, link in self.links.items()}
-        pids = {i: link.peer.pid for i, link in self.links.items() if link.peer.readable}
-        return boards.make(key, ranks, members, segments, pids, self.links)
+        return boards.make(key, ranks, members, self.links)
 
     def lend(self, nbytes: int) -> tuple[memoryview, Callable[[], None]] | None:
         """Return memory that the other processes of this host map, and what gives it back; None: there is no room."""
@@ -164,14 +162,15 @@ class SharedMemory(MatchedTransport):
         if segment is None or not self.links:
             return
         first = SLOTS * SLOT_BYTES * len(self.placement)
-        self._boards = boards = Boards(segment, Heap(first, segment.nbytes - _LAST_BYTES), self._ring)
         segments = {self.member: segment, **{other: link.peer.segment for other, link in self.links.items()}}
         self._asleep = {i: each.view[-_LAST_BYTES:].cast("Q") for i, each in segments.items()}
         if WORDS:
             self._words = {i: Word(each.view[-_LAST_BYTES:][_WORD_AT : _WORD_AT + 4]) for i, each in segments.items()}
         look_s, let_run = looking([link.peer.pid for link in self.links.values()], len(usable()))
         asleep, word = self._asleep[self.member], self._words.get(self.member)
-        self._watchman = Watchman(boards, self._joining.bell, asleep, word, look_s=look_s, let_run=let_run)
+        self._waiting = Waiting(self._joining.bell, asleep, word, look_s=look_s, let_run=let_run)
+        heap = Heap(first, segment.nbytes - _LAST_BYTES)
+        self._boards = boards = Boards(segment, heap, self._waiting, self._ring)
         for other, link in self.links.items():
             link.hear_told = boards.hear
             link.on_loss = partial(self._lost, other)
@@ -205,8 +204,8 @@ class SharedMemory(MatchedTransport):
             async with trio.open_nursery() as nursery:
                 for link in self.links.values():
                     nursery.start_soon(link.run)
-                if self._watchman is not None:
-                    nursery.start_soon(self._watchman.run)
+                if self._waiting is not None:
+                    nursery.start_soon(self._waiting.run)
                 nursery.start_soon(trio.sleep_forever)
 
     def lose(self, ranks: Sequence[int], reason: str) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from transports.cores import usable
 from transports.efa.address import PeerAddress
 from transports.efa.joining import Joining
 from transports.failures import TransportError
+from transports.patience import usable
 
 ONE = PeerAddress(host="a", unix="name", tcp=(("127.0.0.1", 1),), cores=frozenset({0, 9, 64}))
 

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from transports.bounce import BounceBuffers
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, single_rail_limits
-from transports.efa.link import EfaLink
+from transports.efa.efa_link import EfaLink
 from transports.efa.rail import Rail
 from transports.efa.sharing import Standing
 from transports.failures import LinkLostError

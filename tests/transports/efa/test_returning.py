@@ -16,7 +16,7 @@ from transports import Endpoint, LinkLostError
 from transports.efa import returning
 from transports.efa.address import RAILS_LIMIT, PeerAddress
 from transports.efa.connection import SocketRail
-from transports.efa.link import EfaLink
+from transports.efa.efa_link import EfaLink
 from transports.frame import CHUNK_BYTES, EAGER_BYTES
 from transports.handshake import HandshakeError, greet
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import trio
 
 from transports.mpi import Mpi
-from transports.mpi.link import CREDIT_BYTES
+from transports.mpi.mpi_link import CREDIT_BYTES
 from transports.mpi.wire import Wire
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from transports.bounce import BounceBuffers
 from transports.matching import Limits, Receive, Send
 from transports.mpi import Mpi
 from transports.mpi.header import HEADER_BYTES, Header, HeaderKind
-from transports.mpi.link import CREDIT_BYTES, WINDOW, MpiLink
+from transports.mpi.mpi_link import CREDIT_BYTES, WINDOW, MpiLink
 from transports.mpi.polling import LONGEST_PAUSE_S, PAUSE_PART, PAUSE_PART_MOVING, pause_s
 from transports.mpi.wire import EAGER_BYTES, SLOTS
 

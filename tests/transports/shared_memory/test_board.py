@@ -15,10 +15,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from transports.common import OPERATIONS, PAYLOAD_BYTES, Board
-from transports.shared_memory import watchman
-from transports.shared_memory.board import fence
-from transports.shared_memory.watchman import let_threads_run, looking
-from transports.shared_memory.word import WORDS, Word
+from transports.shared_memory import waiting
+from transports.shared_memory.peer_memory import WORDS, Word
+from transports.shared_memory.waiting import fence, let_threads_run, looking
 
 from ..efa.processes import TIMEOUT_S, opened, run
 from .processes import Host
@@ -172,7 +171,7 @@ def test_nobody_who_waits_is_overlooked_whenever_the_others_come() -> None:
 
 def test_a_process_that_is_awake_is_not_rung_and_looks_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     rung = Mock()
-    monkeypatch.setattr(watchman, "FENCED", True)
+    monkeypatch.setattr(waiting, "FENCED", True)
 
     async def main() -> None:
         async with boards() as (here, there):
@@ -210,7 +209,7 @@ def test_others_are_let_run_where_they_can_be(
     switch = tmp_path / "switch"
     if grouped is not None:
         switch.write_text(f"{grouped}\n")
-    monkeypatch.setattr(watchman, "AUTOGROUP", switch)
+    monkeypatch.setattr(waiting, "AUTOGROUP", switch)
     monkeypatch.setattr(os, "getsid", lambda pid: session if pid else 0)
     assert looking(others, 2) == expected
 
@@ -238,7 +237,7 @@ def napped(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[bool]:
         waits(word, seen, timeout_s)
 
     monkeypatch.setattr(Word, "wait", wait)
-    monkeypatch.setattr(watchman, "_NAP_S", 10 * TIMEOUT_S)
+    monkeypatch.setattr(waiting, "_NAP_S", 10 * TIMEOUT_S)
     return begun
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from transports.shared_memory.heap import Heap
-from transports.shared_memory.shelf import Shelf, leaver
+from transports.shared_memory.segment import Heap, Shelf, leaver
 
 PAGE = 4096
 

@@ -15,10 +15,9 @@ import trio
 from transports.bounce import BounceBuffers
 from transports.link import Link
 from transports.matching import Lane, Limits, MessageKind, ProtocolError
-from transports.shared_memory.packets import EAGER_BYTES, PACKET_BYTES, Kind, pack, unpack
+from transports.shared_memory.packets import EAGER_BYTES, PACKET_BYTES, SLOT_BYTES, Kind, Slots, pack, unpack
 from transports.shared_memory.peer_memory import address_of, read
 from transports.shared_memory.segment import Segment
-from transports.shared_memory.slots import SLOT_BYTES, Slots
 
 # Saying goodbye waits so long for the next sign of progress; the same as over sockets.
 _PATIENCE_S = 2.0
