@@ -8,22 +8,20 @@
 #   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
-#     forks       what becomes of it in processes that are forked from its own
-#     world_member  a rank as its world holds it;  standing, reports, world_watch: who waits for whom, when it is told
-#     rank        Rank: what main() is given;  group: an ordered set of ranks;  mesh: a grid of them with named axes;
-#                 group_rules: what the cluster says of them
-#     calls       the collectives as users call them; rooted, point_to_point: some of them. All return futures at once
-#     request     the arguments of one, checked;  operation: CollectiveFuture, from the call to its end
-#     issuing     from a call to an operation under way: its checks, its port;  message_issuing: those of two ranks;
-#                 enqueuing: what all have, their numbers, and what other threads issue
-#     stream      FIFO lanes with a window;  compute, compute_streams: lanes of plain functions, each in a thread
-#     checking    what stands in for issuing where `run(check="nan")` looks at all that is sent
-#     communicator  where the ranks of a group find each other's operations;  communicators: all of a world;
-#                 dispute: who disagrees
-#     backend     what differs between real and simulated time
+#     ending      the verdict on a world, and its end in forked processes
+#     rank        Rank: the argument of main();  group: an ordered set of ranks;  mesh: a grid of them with named axes
+#     calls       collectives and messages as methods, which return futures at once;  objects: those of Python objects
+#     issue       from a call to an operation under way: checks, numbers, ports;  arguments: its checks of arguments
+#     operation   CollectiveFuture, from the call to its end;  future, derived: futures, and futures made of others
+#     stream      FIFO lanes with a window;  compute: lanes of plain functions, each in a thread
+#     match       the ends of one operation, and disputes between them;  communicator: brings the ends together
+#     outstanding the unfinished operations of a rank, their deadlines, failures that nobody has seen
+#     checking    the issuer of `run(check="nan")`, which looks at all data that is sent
+#     backend     the differences between real and simulated time;  event_loop: its work for other threads
 #     engine/     turns a met operation into moved bytes: shared_memory where ranks share it; else compiler (chooses an
 #                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
-#     memory/     where arrays come from (buffer_pool), which are in use (buffer_locks), those of other types (foreign)
+#     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
+#     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
 #   remote/     what spans processes: spanning communicators, and the control plane
 #   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
@@ -77,11 +75,11 @@ from .front import run, run_async
 from .runtime.compute import ComputeFuture
 from .runtime.future import Future
 from .runtime.group import Group
+from .runtime.memory.arrays import shape_only
 from .runtime.memory.buffer_pool import BufferPoolStatistics
 from .runtime.mesh import Mesh
 from .runtime.operation import CollectiveFuture
 from .runtime.rank import Rank, RankStatistics
-from .runtime.shapes import shape_only
 from .runtime.stream import Stream
 
 if TYPE_CHECKING:

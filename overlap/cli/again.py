@@ -16,8 +16,8 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
+from ..flight.autopsy import last_signs_of
 from ..flight.folder import ENDING, default_folder
-from ..flight.last_signs import last_signs_of
 from ..flight.reading import Flight, read_flight
 from ..launch.processes import LaunchOutcome, launch
 from ..launch.restarts import LONGEST_PAUSE_S, Restarts, launch_again, numbered

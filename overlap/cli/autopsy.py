@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..flight.autopsy import MOST_ROWS, newest_world, table, verdict
-from ..flight.folder import ENDING, default_folder
+from ..flight.folder import ENDING, default_folder, runs
 from ..flight.reading import Flight, read_flight
-from ..flight.start import runs
 from ..notice import notify
 
 _TOLD = 8  # files that cannot be read, by name

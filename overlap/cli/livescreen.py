@@ -13,8 +13,8 @@ from typing import TextIO
 
 from rich.text import Text
 
-from ..live.look import Looks, World
 from ..live.screen import Line, brief, lines, title
+from ..live.worlds import Looks, World
 from .console import Console
 
 _PANEL_LINES = 12

@@ -196,7 +196,7 @@ def _end(outcome: LaunchOutcome, killed: int, config: RunConfig) -> int:
 
 
 def _last_signs(pid: int, config: RunConfig) -> list[str]:
-    from ..flight.last_signs import last_signs_of  # of runs that fail
+    from ..flight.autopsy import last_signs_of  # of runs that fail
 
     return last_signs_of(pid, config.flight_dir)
 

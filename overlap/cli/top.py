@@ -9,8 +9,7 @@ from collections.abc import Callable
 from time import sleep
 
 from ..errors import UsageError
-from ..live.look import Looks
-from ..live.worlds import RunningWorld, chosen, of_descendants
+from ..live.worlds import Looks, RunningWorld, chosen, of_descendants
 from ..notice import notify
 from ..rendezvous.watching import WorldOverError
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal

@@ -15,7 +15,7 @@ import trio
 
 from ..diagnostics import first, place_of
 from ..errors import OverlapError, RemoteError, UsageError, text_of, type_name
-from ..runtime.forks import keep
+from ..runtime.ending import keep
 from ..runtime.group import Group
 from ..runtime.rank import Rank
 from ..runtime.world import World

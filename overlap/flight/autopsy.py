@@ -6,11 +6,16 @@ and that beats whatever others only noticed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from ..errors import UsageError
 from ..timeline.ranklist import listed
-from .reading import Flight, Operation, RankRecord
+from .folder import ENDING, default_folder
+from .reading import Flight, Operation, RankRecord, read_flight
 from .waiting import absent, odd_ones, oldest
 
 MOST_ROWS = 64  # of the table, unless all are asked for
@@ -319,3 +324,24 @@ def _lasting(duration_ns: int) -> str:
     """Write a duration so that a person can compare it: clocks of machines differ, so it is never negative."""
     seconds = max(duration_ns, 0) / 1e9
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def last_signs_of(pid: int, folder: str | os.PathLike[str] | None) -> list[str]:
+    """Return lines on what a process was doing when it ended; none if there is no record of it on this machine.
+
+    Args:
+        pid: The process, which has ended a moment ago.
+        folder: Where flight records lie; None: in the default folder.
+    """
+    where = Path(folder) if folder is not None else default_folder()
+    own = max(_readable(where, f"*-{pid}{ENDING}"), key=lambda flight: flight.started_ns, default=None)
+    if own is None:
+        return []
+    name = Path(own.path).name.rpartition(f"-process{own.process}-")[0]  # the same of all processes of a world
+    return last_signs(World(together(own, _readable(where, f"{name}-*{ENDING}")), lambda _: False), pid)
+
+
+def _readable(folder: Path, pattern: str) -> Iterator[Flight]:
+    for path in folder.glob(pattern):
+        with suppress(UsageError):  # damaged, or gone meanwhile: its process has ended well
+            yield read_flight(path)

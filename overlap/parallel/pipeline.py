@@ -22,7 +22,7 @@ from .work import MemoryWork, users_frame
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..runtime.request import Like
+    from ..runtime.arguments import Like
     from ..runtime.stream import Stream
     from .schedules import PipelineSchedule
     from .tree import Path

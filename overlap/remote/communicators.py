@@ -13,8 +13,7 @@ from ..collectives.call import Call
 from ..errors import GroupAbortedError
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.dispute import Voice, mismatch
-from ..runtime.match import Key, Match
+from ..runtime.match import Key, Match, Voice, mismatch
 from ..runtime.operation import Operation
 from ..timeline.recording import call_site
 from .spanning import Called, SpanningCommunicator, Telling

@@ -26,15 +26,14 @@ from ..errors import (
     PeerLostError,
     RemoteError,
 )
+from ..runtime.blame.standing import Standing
 from ..runtime.communicator import BaseEngine
-from ..runtime.dispute import Voice
-from ..runtime.standing import Standing
+from ..runtime.match import Voice
 from ..runtime.world import World
-from . import call_codec, standing_codec
+from .codec import cut, pack_standings, unpack_call, unpack_standings
 from .communicators import SpanningCommunicators
 from .saying import LINE_BYTES, MOST_ALIKE, ControlConnection, Saying
 from .spanning import ANNOUNCED
-from .standing_codec import cut
 
 # How often to look for operations that wait, and from when on one waits long enough to be told. Only programs that
 # disagree, and stragglers, ever wait that long for a small message; a large one costs one message more.
@@ -155,7 +154,7 @@ class ControlPlane(Saying):
     def tell_standings(self, standings: Sequence[Standing], reason: str) -> None:
         """Say where the ranks here stood when they were stopped; with a reason, it ends the others as well."""
         self._stopping()
-        self._tell("stopped", standings=standing_codec.pack(standings), reason=cut(reason, LINE_BYTES))
+        self._tell("stopped", standings=pack_standings(standings), reason=cut(reason, LINE_BYTES))
 
     # -- what we know ----------------------------------------------------------------------------------------------
 
@@ -242,7 +241,7 @@ class ControlPlane(Saying):
     ) -> None:
         if not 0 < len(seqs) <= MOST_ALIKE:
             raise OverlapError(f"process {member} speaks of {len(seqs)} operations; at most {MOST_ALIKE} are alike")
-        said = Voice(rank=rank, call=call_codec.unpack(call), call_site=site)
+        said = Voice(rank=rank, call=unpack_call(call), call_site=site)
         for one in seqs:
             if not self._communicators.hear(channel, one, said):
                 self._said.setdefault((channel, one), []).append(said)
@@ -273,10 +272,10 @@ class ControlPlane(Saying):
             del self._busy[member]
 
     def _hear_quiet(self, member: int, *, standings: list[object]) -> None:
-        self._quiet[member] = standing_codec.unpack(standings, self._placement[member])
+        self._quiet[member] = unpack_standings(standings, self._placement[member])
 
     def _hear_stopped(self, member: int, *, standings: list[object], reason: str) -> None:
-        self._stood[member] = standing_codec.unpack(standings, self._placement[member])
+        self._stood[member] = unpack_standings(standings, self._placement[member])
         self._stopping()
         if reason:
             self._world.stopped_elsewhere(reason)

@@ -9,10 +9,9 @@ from typing import Protocol
 from ..diagnostics import where
 from ..errors import CollectiveMismatchError, GroupAbortedError, in_one_line, text_of, type_name
 from ..notice import notify
-from ..runtime.dispute import Voice
-from ..runtime.standing import Standing
-from . import call_codec, standing_codec
-from .standing_codec import cut
+from ..runtime.blame.standing import Standing
+from ..runtime.match import Voice
+from .codec import cut, pack_call, pack_standings
 
 # What is told at most, in UTF-8: together less than half of what fits in a message.
 LINE_BYTES, _LINES = 500, 24
@@ -69,7 +68,7 @@ class Saying:
             channel=communicator_id,
             seqs=list(seqs),
             rank=said.rank,
-            call=call_codec.pack(said.call),
+            call=pack_call(said.call),
             site=said.call_site,
         )
 
@@ -108,7 +107,7 @@ class Saying:
 
     def tell_quiet(self, standings: Sequence[Standing]) -> None:
         """Let the others know which ranks here make no progress."""
-        self._tell("quiet", standings=standing_codec.pack(standings))
+        self._tell("quiet", standings=pack_standings(standings))
 
     def tell_busy(self, rank: int, place: str) -> None:
         """Say that a rank here keeps the loop of this process, and where, or that it does no more; any thread."""

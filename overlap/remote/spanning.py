@@ -18,11 +18,11 @@ from transports import LinkLostError
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
 from ..errors import CollectiveMismatchError, PeerFailedError
+from ..runtime.arguments import call_by_out
 from ..runtime.communicator import Communicator
 from ..runtime.communicators import Communicators
-from ..runtime.dispute import Voice, mismatch
 from ..runtime.future import Failure
-from ..runtime.match import Key, Match
+from ..runtime.match import Key, Match, Voice, mismatch
 from ..runtime.operation import Operation
 from ..timeline.recording import call_site
 
@@ -167,7 +167,7 @@ class SpanningCommunicator(Communicator):
 
         A root that means something else uses other tags, and is going to say what it has called.
         """
-        assumed = operation.call_by_out() if self.here == 1 and match.error is None else None
+        assumed = call_by_out(operation) if self.here == 1 and match.error is None else None
         if assumed is None:
             self._others.tell_call(self.id, (operation.seq,), self._said(operation))
         else:

@@ -17,7 +17,7 @@ from transports.tls import Tls
 
 from ..errors import OverlapError, UsageError
 from ..live.glimpse import Glimpsed, Memory, read_glimpse
-from ..live.look import Look
+from ..live.worlds import Look
 from ..membership.control_link import ControlLink
 from ..membership.control_messages import Look as LookMessage
 from ..membership.control_messages import Looked, Message, MessageError, Refused, Seen
@@ -36,7 +36,7 @@ class WorldOverError(OverlapError):
 
 
 class WatchedWorld:
-    """A world elsewhere, as one sees it who is no member. `live.look.World` says what it can be asked.
+    """A world elsewhere, as one sees it who is no member. `live.worlds.World` says what it can be asked.
 
     Args:
         endpoint: Where its process 0 listens.

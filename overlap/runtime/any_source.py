@@ -17,9 +17,8 @@ from .communicators import Communicators
 from .context import RankContext
 from .future import Failure, call_when_done, outcome, settle, tell
 from .match import Key
-from .operation import Operation
+from .operation import Members, Operation
 from .outstanding import Issued
-from .request import Members
 
 
 class AnyReceive(Issued[Array]):

@@ -1,19 +1,127 @@
-"""The arrays that a caller passes: whether they fit what is asked for, and each other."""
+"""Checks the arguments of calls (arrays, roots, peers, pairs) and finds the memory that an operation uses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
-from ..collectives.call import Call
-from ..collectives.kinds import Collective
-from ..collectives.reduce import Array, check_dtype
-from ..errors import UsageError
+from ..collectives.call import Call, call, uneven_call
+from ..collectives.counts import Counts, normal
+from ..collectives.kinds import ALL_REDUCE, BARRIER, BROADCAST, GATHER, P2P, PERMUTE, REDUCE, SCATTER
+from ..collectives.reduce import OPS, Array, check_dtype
+from ..errors import UsageError, shown
 from .context import Arrays
+from .future import Future
 from .memory.buffer_locks import BufferLocks
-from .memory.foreign import as_output
+from .memory.foreign import as_input, as_output, changes
+from .operation import CollectiveFuture, Members
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+Input: TypeAlias = "ArrayLike | Future[Array] | Future[object] | Mapping[str, object] | Sequence[object]"
+Like: TypeAlias = "tuple[tuple[int, ...], np.dtype[np.generic] | type[np.generic] | str]"
+
+_ELEMENTWISE = (ALL_REDUCE, REDUCE, BROADCAST)
+_TAGS = 1 << 24
+_INTEGERS = int, np.integer
+
+
+def prepare(operation: CollectiveFuture[Any]) -> None:
+    """Check the arguments and find the array to read; sets `call` and `source`.
+
+    Raises:
+        UsageError: For arguments that cannot be meant.
+    """
+    x, kind, out = operation.input, operation.kind, operation.out
+    if x is None:
+        operation.call = _receivers_call(operation)
+        return
+    if type(x) is not np.ndarray:
+        operation.changed = changes(x)
+        x = as_input(x)
+    operation.call = asked = call(kind.text, None, x.dtype, x.shape, 2) if kind is P2P else _call_with(operation, x)
+    operation.source = x if x.flags.carray else _readable(operation, x)
+    if out is not None and (out is not x or kind not in _ELEMENTWISE):
+        if out.shape != asked.result_shape or out.dtype is not asked.dtype or asked.counts:
+            check_result(out, asked, operation.group.rank)
+        check_overlap(asked, operation.group.rank, out, x)
+
+
+def _call_with(operation: CollectiveFuture[Any], x: Array) -> Call:
+    """Return the call of a rank that passes an array to a collective."""
+    kind, shape, size = operation.kind, x.shape, operation.group.size
+    counts: Counts = ()
+    if operation.counts is not None:
+        shape, counts = normal(kind, shape, cast(Counts, operation.counts), size, operation.group.rank)
+    try:
+        return (uneven_call if counts else call)(
+            kind.text, operation.reduction, x.dtype, shape, size, operation.root, operation.pairs, counts,
+            operation.exact, operation.shared, operation.insisted,
+        )  # fmt: skip
+    except TypeError as error:  # not hashable
+        raise UsageError(f"op: {shown(operation.reduction)} is unknown; known are {', '.join(OPS)}") from error
+
+
+def _receivers_call(operation: CollectiveFuture[Any]) -> Call:
+    """Return the call of a rank that passes no array."""
+    kind = operation.kind
+    if kind is P2P:
+        out = cast(Array, operation.out)
+        return call(kind.text, None, out.dtype, out.shape, 2)
+    if not kind.traits.rooted and kind is not BARRIER:
+        raise UsageError(f"x: {operation.op} needs an array, got None")
+    return call(
+        kind.text, None, None, None, operation.group.size, operation.root, operation.pairs, (), operation.exact,
+        operation.shared, operation.insisted,
+    )  # fmt: skip
+
+
+def call_by_out(operation: CollectiveFuture[Any]) -> Call | None:
+    """Return the call of a broadcast or scatter that only receives, if `out` says dtype and shape."""
+    out = operation.out
+    if not isinstance(out, np.ndarray) or out.ndim == 0:
+        return None
+    shape, size, asked = out.shape, operation.group.size, operation.call
+    shape = (shape[0] * size, *shape[1:]) if operation.kind is SCATTER else shape
+    return call(
+        asked.kind.text, None, out.dtype, shape, size, asked.root, asked.pairs, (), asked.exact, asked.shared,
+        asked.algorithm,
+    )  # fmt: skip
+
+
+def _readable(operation: CollectiveFuture[Any], x: Array) -> Array:
+    """Return a C-contiguous array with the data of one that is read-only or not contiguous.
+
+    Raises:
+        UsageError: If an operation that has not ended still writes it.
+    """
+    if not x.flags.writeable and x is not operation.out:
+        check_unwritten(operation.context.locks, (x,), "x")
+    arrays = operation.context.arrays
+    return x if x.flags.c_contiguous or arrays.shapes_only else arrays.copy(x)
+
+
+def take_output(operation: CollectiveFuture[Any]) -> None:
+    """Find the array behind `out`, which the result is written to.
+
+    Raises:
+        UsageError: If `out` has no memory of an array.
+    """
+    out = operation.out
+    if isinstance(out, np.ndarray) and operation.context.arrays.shapes_only:
+        return  # there is nothing to write
+    target = as_output(out, "out" if operation.kind is not P2P else "like")
+    if target is not out:
+        operation.given, operation.out = out, target
+        if operation.input is out:
+            operation.input, operation.changed = target, changes(out)
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
 
 
 def check_result(out: Array | None, pattern: Call, rank: int) -> None:
@@ -57,7 +165,7 @@ def check_overlap(call: Call, rank: int, out: Array, x: Array) -> None:
 def _in_place(call: Call, rank: int, out: Array, x: Array) -> bool:
     """Whether `x` lies in `out` just where the operation writes only after it has read."""
     traits = call.kind.traits
-    if not x.flags.c_contiguous or traits.scatters or call.kind is Collective.PERMUTE:
+    if not x.flags.c_contiguous or traits.scatters or call.kind is PERMUTE:
         return x.nbytes == 0
     offset = x.__array_interface__["data"][0] - out.__array_interface__["data"][0]
     if call.counts:
@@ -76,3 +184,55 @@ def receive_like(like: object, arrays: Arrays) -> object:
             raise UsageError(f"like: expected an array or (shape, dtype), got {like!r}: {error}") from error
     check_dtype((like if isinstance(like, np.ndarray) else as_output(like, "like")).dtype, "like")
     return like
+
+
+# -- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def check_rank(group: Members, argument: str, rank: int) -> None:
+    """Raise `UsageError` unless it is a rank of the group."""
+    if not isinstance(rank, _INTEGERS) or not 0 <= rank < group.size:
+        raise UsageError(
+            f"{argument}: expected 0 to {group.size - 1}, a rank of group '{group.name}', got {shown(rank)}"
+        )
+
+
+def check_peer(group: Members, argument: str, peer: int, tag: int) -> None:
+    """Raise `UsageError` unless a message may go there, or come from there."""
+    check_rank(group, argument, peer)
+    if not isinstance(tag, int) or not 0 <= tag < _TAGS:
+        raise UsageError(f"tag: must be from 0 to {_TAGS - 1}, got {shown(tag)}")
+
+
+def check_root(group: Members, operation: CollectiveFuture[Any]) -> None:
+    """Raise `UsageError` unless there is such a root, and arrays are given where they must be, and only there."""
+    kind, root, mine = operation.kind, operation.root, group.rank
+    check_rank(group, "root", root)
+    only_root = kind is REDUCE or kind is GATHER
+    if operation.input is None and (root == mine or only_root):
+        raise UsageError(f"x: {kind.value} needs an array on rank {mine}, got None")
+    if only_root and operation.out is not None and root != mine:
+        raise UsageError(f"out: only the root {root} of {kind.value} gets a result, this is rank {mine}")
+
+
+def check_pairs(group: Members, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return pairs of ranks as numbers; raise `UsageError` unless each rank sends once at most, and receives once."""
+    try:
+        checked = tuple((src, dst) for src, dst in pairs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"pairs: expected (source, destination) pairs of ranks, got {shown(pairs)}") from error
+    for end, role in enumerate(("source", "destination")):
+        ranks = [pair[end] for pair in checked]
+        for rank in ranks:
+            check_rank(group, "pairs", rank)
+        if len(set(ranks)) < len(ranks):
+            twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+            raise UsageError(f"pairs: rank {twice} is a {role} twice in {list(checked)}; each may be one once")
+    return tuple((int(src), int(dst)) for src, dst in checked)
+
+
+def check_one_a_rank(group: Members, argument: str, values: object) -> None:
+    """Raise `UsageError` unless there is one for each rank."""
+    if not isinstance(values, (list, tuple)) or len(values) != group.size:
+        got = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
+        raise UsageError(f"{argument}: expected a list of {group.size} objects, one a rank, got {got}")

@@ -21,9 +21,9 @@ from .communicators import Communicators
 from .compute import ComputeStream, ThreadedCompute
 from .context import RankContext
 from .engine.real_engine import RealEngine
+from .event_loop import Turns
 from .interpreter import BlasLimit
 from .memory.buffer_pool import BufferPool
-from .turns import Turns
 
 if TYPE_CHECKING:
     from topology import Cluster

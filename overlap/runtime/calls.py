@@ -6,17 +6,26 @@ Both `Group` and `Rank` (for its world) have these methods. None of them blocks;
 from __future__ import annotations
 
 from collections.abc import Sequence
-from sys import _getframe
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..collectives.kinds import Collective
+from ..collectives.kinds import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    PERMUTE,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
 from ..collectives.reduce import Array
-from .objects import Objects
+from .arguments import Input, Like
+from .future import Future
+from .issue import Issuer
 from .operation import CollectiveFuture
-from .outstanding import CallSite
-from .point_to_point import PointToPoint
-from .request import Input
-from .rooted import Rooted
+from .outstanding import CallSite, Issued
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -27,7 +36,7 @@ Rows: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 RowTable: TypeAlias = "Sequence[Rows] | NDArray[np.integer]"
 
 
-class Calls(Rooted, PointToPoint, Objects):
+class Calls:
     """Every collective and point-to-point operation of a group.
 
     What holds for all of them:
@@ -57,8 +66,14 @@ class Calls(Rooted, PointToPoint, Objects):
     * `algorithm`, the same on all ranks: which one carries it, such as "ring"; for the rest of the run, and by default,
       it is `--algorithm`, or the cheapest. "direct" is the short cut through memory, where ranks have some in common. A
       name that the collective does not have, or that does not take so many ranks, is a `UsageError` that says which do.
+    * Objects (`all_gather_object` and its like) travel as msgpack: None, bool, numbers, texts, bytes, numpy arrays, and
+      lists, tuples and dicts of these. With `pickle=True`, on all ranks, they are pickled: anything goes, and any rank
+      can make every other rank do anything, so all must be trusted, which they are where only this job knows its
+      secret. Each call is one or two operations.
     * dtypes: every number type of numpy and the bfloat16 and float8 types of ml_dtypes, which accumulate in float32.
     """
+
+    _issuer: Issuer
 
     def all_reduce(
         self,
@@ -100,22 +115,7 @@ class Calls(Rooted, PointToPoint, Objects):
         sums go through all ranks in a chain. `overlap plan --exact` tells the price on a machine.
         """
         return self._issuer.issue(
-            CollectiveFuture(
-                Collective.ALL_REDUCE,
-                x,
-                out,
-                _getframe(1) if call_site is None else call_site,
-                priority,
-                name,
-                op,
-                0,
-                algorithm,
-                None,
-                exact,
-                shared,
-            ),
-            stream,
-            timeout_s,
+            ALL_REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, shared=shared
         )
 
     def reduce_scatter(
@@ -162,21 +162,7 @@ class Calls(Rooted, PointToPoint, Objects):
         same algorithms without padding; a step of a ring takes as long as the largest block in it.
         """
         return self._issuer.issue(
-            CollectiveFuture(
-                Collective.REDUCE_SCATTER,
-                x,
-                out,
-                _getframe(1) if call_site is None else call_site,
-                priority,
-                name,
-                op,
-                0,
-                algorithm,
-                counts,
-                exact,
-            ),
-            stream,
-            timeout_s,
+            REDUCE_SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, 0, exact, counts=counts
         )
 
     def all_gather(
@@ -222,22 +208,7 @@ class Calls(Rooted, PointToPoint, Objects):
         `reduce_scatter`.
         """
         return self._issuer.issue(
-            CollectiveFuture(
-                Collective.ALL_GATHER,
-                x,
-                out,
-                _getframe(1) if call_site is None else call_site,
-                priority,
-                name,
-                None,
-                0,
-                algorithm,
-                counts,
-                False,
-                shared,
-            ),
-            stream,
-            timeout_s,
+            ALL_GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, counts=counts, shared=shared
         )
 
     def all_to_all(
@@ -281,20 +252,7 @@ class Calls(Rooted, PointToPoint, Objects):
         Cost over p ranks: one step, (p-1)/p of the array sent by each rank.
         """
         return self._issuer.issue(
-            CollectiveFuture(
-                Collective.ALL_TO_ALL,
-                x,
-                out,
-                _getframe(1) if call_site is None else call_site,
-                priority,
-                name,
-                None,
-                0,
-                algorithm,
-                counts,
-            ),
-            stream,
-            timeout_s,
+            ALL_TO_ALL, x, out, stream, priority, name, timeout_s, call_site, algorithm, counts=counts
         )
 
     def permute(
@@ -326,20 +284,7 @@ class Calls(Rooted, PointToPoint, Objects):
                 list on all ranks.
             out: The shape of `x`; may not overlap it.
         """
-        asked = cast("tuple[tuple[int, int], ...]", pairs)  # checked when it is issued
-        return self._issuer.issue(
-            CollectiveFuture(
-                Collective.PERMUTE,
-                x,
-                out,
-                _getframe(1) if call_site is None else call_site,
-                priority,
-                name,
-                pairs=asked,
-            ),
-            stream,
-            timeout_s,
-        )
+        return self._issuer.issue(PERMUTE, x, out, stream, priority, name, timeout_s, call_site, pairs=pairs)
 
     def barrier(
         self,
@@ -351,13 +296,274 @@ class Calls(Rooted, PointToPoint, Objects):
         call_site: CallSite | None = None,
     ) -> CollectiveFuture[None]:
         """Be done once every rank of the group has issued it and worked off what it issued on this stream's window."""
-        return cast(
-            "CollectiveFuture[None]",
-            self._issuer.issue(
-                CollectiveFuture(
-                    Collective.BARRIER, None, None, _getframe(1) if call_site is None else call_site, priority, name
-                ),
-                stream,
-                timeout_s,
-            ),
+        return self._issuer.issue(BARRIER, None, None, stream, priority, name, timeout_s, call_site)
+
+    def broadcast(
+        self,
+        x: Input | None,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        shared: bool = False,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Give every rank the root's array.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [1, 2]
+        1       [10, 20]    [1, 2]
+        ======  ==========  =========
+
+        Args:
+            x: On the root, the array. Elsewhere an array of the same shape and dtype, which is only compared, or None.
+            root: Group rank of the sender.
+            out: Where to put the result; `out=x` is in place.
+            shared: Return a read-only array, which ranks of one host have in common: see `Calls`.
+        """
+        return self._issuer.issue(
+            BROADCAST, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root, shared=shared
         )
+
+    def reduce(
+        self,
+        x: Input,
+        root: int = 0,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[Array | None]:
+        """Combine the arrays of all ranks on the root; the others get None.
+
+        ======  ==========  =========
+        rank    before      after
+        ======  ==========  =========
+        0       [1, 2]      [11, 22]
+        1       [10, 20]    None
+        ======  ==========  =========
+
+        Args:
+            x: Any shape, the same on all ranks.
+            root: Group rank that gets the result.
+            op: As for `all_reduce`.
+            out: On the root, where to put the result; `out=x` is in place.
+        """
+        return self._issuer.issue(REDUCE, x, out, stream, priority, name, timeout_s, call_site, algorithm, op, root)
+
+    def gather(
+        self,
+        x: Input,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[Array | None]:
+        """Join the arrays of all ranks along axis 0 on the root; the others get None.
+
+        ======  ==========  =================
+        rank    before      after
+        ======  ==========  =================
+        0       [1, 2]      [1, 2, 10, 20]
+        1       [10, 20]    None
+        ======  ==========  =================
+
+        Args:
+            x: At least one axis; the same shape on all ranks.
+            root: Group rank that gets the result.
+            out: On the root, shape `(x.shape[0] * size, *x.shape[1:])`.
+        """
+        return self._issuer.issue(GATHER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+
+    def scatter(
+        self,
+        x: Input | None,
+        root: int = 0,
+        out: Array | None = None,
+        *,
+        algorithm: str | None = None,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[Array]:
+        """Give rank i block i of the root's array.
+
+        ======  ==========  =====
+        rank    before      after
+        ======  ==========  =====
+        0       [1, 2]      [1]
+        1       None        [2]
+        ======  ==========  =====
+
+        Args:
+            x: On the root, an array with axis 0 divisible by the size of the group. Elsewhere None, or an array of that
+                shape, which is only compared.
+            root: Group rank of the sender.
+            out: Shape `(x.shape[0] // size, *x.shape[1:])`.
+        """
+        return self._issuer.issue(SCATTER, x, out, stream, priority, name, timeout_s, call_site, algorithm, None, root)
+
+    def send(
+        self,
+        x: Input,
+        dst: int,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> CollectiveFuture[None]:
+        """Send an array to one rank; done when the array may be written again.
+
+        That is sometimes before the other side has asked for it, and sometimes only once it has: two ranks that both
+        await a send to each other before they receive may wait for ever. Issue both, then await them.
+
+        Matched with `recv` by (source, destination, tag), first come first served. Point-to-point operations do not
+        take room in the stream's window, so their order across peers and tags does not matter.
+
+        Args:
+            x: Any shape; the receiver expects the same shape and dtype.
+            dst: Group rank of the receiver.
+            tag: From 0 to 2**24 - 1.
+        """
+        return self._issuer.send(x, dst, tag, stream, priority, name, timeout_s, call_site)
+
+    def recv(
+        self,
+        like: Array | Like,
+        src: int | None,
+        tag: int = 0,
+        *,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Issued[Array]:
+        """Receive an array from one rank, or from whoever sends one.
+
+        With `src=None`, the message that was sent first is taken, of all ranks of the group; the future's `src` says
+        whose it was. Receives that name a rank go before those that do not.
+
+        Args:
+            like: A writable array, which is filled and returned, or `(shape, dtype)` for a new one.
+            src: Group rank of the sender; None for any.
+            tag: From 0 to 2**24 - 1.
+        """
+        return self._issuer.receive(like, src, tag, stream, priority, name, timeout_s, call_site)
+
+    # -- objects -------------------------------------------------------------------------------------------------
+
+    def all_gather_object(
+        self,
+        value: object,
+        *,
+        pickle: bool = False,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Future[list[Any]]:
+        """Give every rank the objects of all, as a list in rank order.
+
+        Args:
+            value: Any object that can be packed; it may differ in size between ranks.
+            pickle: Whether to pickle it; see `Calls`.
+        """
+        from .objects import gather  # and with it msgpack, which few programs need
+
+        name = "all_gather_object" if name is None else name
+        return gather(self._issuer, ALL_GATHER, value, 0, pickle, stream, priority, name, timeout_s, call_site)
+
+    def gather_object(
+        self,
+        value: object,
+        root: int = 0,
+        *,
+        pickle: bool = False,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Future[list[Any] | None]:
+        """Give the root the objects of all, as a list in rank order; the others get None.
+
+        Args:
+            value: Any object that can be packed.
+            root: Group rank that gets them.
+            pickle: Whether to pickle it; see `Calls`.
+        """
+        from .objects import gather
+
+        name = "gather_object" if name is None else name
+        return gather(self._issuer, GATHER, value, root, pickle, stream, priority, name, timeout_s, call_site)
+
+    def broadcast_object(
+        self,
+        value: object = None,
+        root: int = 0,
+        *,
+        pickle: bool = False,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Future[Any]:
+        """Give every rank the root's object.
+
+        Args:
+            value: On the root, any object that can be packed; elsewhere it is not looked at.
+            root: Group rank of the sender.
+            pickle: Whether to pickle it; see `Calls`.
+        """
+        from .objects import give
+
+        name = "broadcast_object" if name is None else name
+        return give(self._issuer, BROADCAST, value, root, pickle, stream, priority, name, timeout_s, call_site)
+
+    def scatter_object(
+        self,
+        values: Sequence[object] | None = None,
+        root: int = 0,
+        *,
+        pickle: bool = False,
+        priority: int = 0,
+        stream: Stream | str | None = None,
+        name: str | None = None,
+        timeout_s: float | None = None,
+        call_site: CallSite | None = None,
+    ) -> Future[Any]:
+        """Give rank i object i of the root's.
+
+        Args:
+            values: On the root, as many objects as there are ranks; elsewhere it is not looked at.
+            root: Group rank of the sender.
+            pickle: Whether to pickle them; see `Calls`.
+        """
+        from .objects import give
+
+        name = "scatter_object" if name is None else name
+        return give(self._issuer, SCATTER, values, root, pickle, stream, priority, name, timeout_s, call_site)

@@ -7,6 +7,7 @@ would know whose they were. Where nobody asks, none of this is in the way: group
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..collectives.kinds import Collective
 from ..collectives.reduce import Array
 from ..errors import NonFiniteError
 from .future import Failure
-from .issuing import Issuer
+from .issue import Issuer
 from .operation import CollectiveFuture, Matching, Operation, Port
 
 # Elements looked at at once: what this takes stays in the caches of a core, and 64 MiB of float32 take 12 ms, not 40.
@@ -24,7 +25,7 @@ _BLOCK = 1 << 15
 class CheckingIssuer(Issuer):
     """Issues operations whose inputs are looked at when they are there."""
 
-    def _enqueue(self, operation: CollectiveFuture[Array], port: Port) -> None:
+    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
         if not isinstance(port.communicator, _Checked):
             port.communicator = _Checked(port.communicator)
         super()._enqueue(operation, port)

@@ -15,10 +15,10 @@ import trio
 
 from ..collectives.call import Call
 from ..errors import CollectiveMismatchError, PeerFailedError, RankLeftError, UsageError, in_one_line
+from .arguments import check_result
 from .context import RankContext
-from .dispute import Voice, few_and_many, mismatch
 from .future import Failure
-from .match import Key, Match, Unfit
+from .match import Key, Match, Unfit, Voice, few_and_many, mismatch
 from .operation import Operation, Port
 from .stream import MessageLane, Stream
 
@@ -321,7 +321,7 @@ class Communicator:
         for end in match.arrived:
             if end is not None and match.error is None:
                 try:
-                    end.check_result(match.pattern)
+                    check_result(end.out, match.pattern, end.group.rank)
                 except UsageError as error:
                     self.fail_one(match, end, Failure(error))
 

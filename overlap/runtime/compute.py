@@ -13,14 +13,14 @@ from typing import TypeVar, cast
 import trio
 
 from ..collectives.reduce import Array
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..timeline.recording import RawCompute
 from .arguments import check_unwritten
 from .context import RankContext
-from .forks import leave
+from .derived import resolve
+from .ending import leave
 from .future import Failure, Future, outcome, settle, tell, wait_in_thread
-from .inputs import resolve
-from .memory.lent_arguments import arrays_in, explain
+from .memory.buffer_locks import arrays_in, explain
 from .outstanding import CallSite, Issued, place_told, seconds_since
 
 T_co = TypeVar("T_co", covariant=True)
@@ -280,3 +280,50 @@ class ThreadedCompute(ComputeStream):
         finally:
             end_ns = perf_counter_ns()
             self.context.record(("compute", self.lane, operation.name, started_ns, end_ns, operation.describe()))
+
+
+class ComputeStreams:
+    """The compute streams of one rank, made when they are first used.
+
+    Args:
+        make: Returns a new stream, given its lane in the timeline.
+    """
+
+    def __init__(self, make: Callable[[str], ComputeStream]) -> None:
+        self._make = make
+        self.default = make(DEFAULT_LANE)
+        self._streams = {DEFAULT_LANE: self.default}
+
+    @property
+    def current(self) -> ComputeFuture[object] | None:
+        """What a thread works on now, if one does."""
+        return next((each.current for each in self._streams.values() if each.current is not None), None)
+
+    def find(self, name: str | None) -> ComputeStream:
+        """Return the stream of that name, or the default one; the loop's thread only."""
+        if name is None:
+            return self.default
+        found = self._streams.get(name)
+        if found is None:
+            found = self._streams[name] = self._make(name)
+        return found
+
+    def stop(self) -> None:
+        """Let the functions that are running finish, and no other start."""
+        for stream in self._streams.values():
+            stream.stop()
+
+    async def ended(self) -> None:
+        """Wait until nothing runs any more; `stop` first."""
+        for stream in self._streams.values():
+            await stream.ended()
+
+
+def check_stream(name: str | None) -> None:
+    """Refuse what cannot name a compute stream.
+
+    Raises:
+        UsageError: If it is no text, or an empty one.
+    """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageError(f"stream: expected the name of a compute stream, got {shown(name)}")

@@ -14,11 +14,10 @@ from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
 from ..flight.recorder import NOT_RECORDED, RankFlight
 from ..timeline.recording import RawSpan
-from .deadlines import Deadlines, Expiring
 from .ending import Ending
-from .handover import Handover
+from .event_loop import Handover
 from .memory.buffer_locks import BufferLocks
-from .outstanding import Outstanding
+from .outstanding import Deadlines, Expiring, Outstanding
 
 
 class Arrays(Protocol):

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
+from ..diagnostics import calling
+
+if TYPE_CHECKING:
+    import topology
+
 from collections.abc import Mapping, Sequence
 from copy import copy
 
 import numpy as np
 
-from ..collectives.kinds import Collective
-from ..collectives.reduce import Array
-from ..diagnostics import calling
+from ..collectives.kinds import ALL_GATHER
 from ..errors import UsageError, shown
+from .arguments import check_rank
 from .calls import Calls
+from .communicators import Communicators
 from .context import RankContext
-from .issuing import Surroundings
-from .operation import CollectiveFuture
+from .issue import Issuer
 from .outstanding import name_told
 from .stream import Stream, Streams
 
 _MOST = 1 << 63  # what travels as int64
+
+
+class Surroundings(Protocol):
+    """The world of a group: its own, or a simulated one."""
+
+    issuer: type[Issuer]  # Issues the operations of groups
+    communicators: Communicators  # Of all groups
+
+    def check_group(self, ranks: tuple[int, ...]) -> None:
+        """Raise `topology.TopologyError` unless the cluster allows such a group."""
+
+    def notes(self, key: object, seq: int) -> dict[int, list[int]]:
+        """Return values that ranks of this process pass each other beside an operation whose arrays have no data."""
 
 
 class Group(Calls):
@@ -54,7 +73,7 @@ class Group(Calls):
         self._context, self._around, self._streams, self._occurrences = context, around, streams, occurrences
         self._occurrence = occurrences.get(ranks, 0)  # tells apart groups of the same ranks; the same on all of them
         occurrences[ranks] = self._occurrence + 1
-        self._issuer = around.issuer(context, around, streams, self, ranks, self._occurrence)
+        self._issuer = around.issuer(context, around.communicators, streams, self, ranks, self._occurrence)
 
     def __repr__(self) -> str:
         return f"<Group '{self.name}' of ranks {list(self.ranks)}, this is {self.rank}>"
@@ -70,7 +89,7 @@ class Group(Calls):
         except TypeError:
             raise UsageError(f"ranks: expected ranks of group '{self.name}', got {shown(ranks)}") from None
         for member in asked:
-            self._issuer.check_rank("ranks", member)
+            check_rank(self, "ranks", member)
         if name is not None:
             name = name_told(name, "")
         members = tuple(self.ranks[member] for member in asked)
@@ -114,8 +133,7 @@ class Group(Calls):
             if not -_MOST <= value < _MOST:
                 raise UsageError(f"{argument}: expected an integer of 64 bits, got {shown(value)}")
         mine = np.array([color is not None, color or 0, key], np.int64)
-        asked: CollectiveFuture[Array] = CollectiveFuture(Collective.ALL_GATHER, mine, None, calling()[0], 0, "split")
-        gathered = self._issuer.issue(asked, None)
+        gathered = self._issuer.issue(ALL_GATHER, mine, None, None, 0, "split", None, calling()[0])
         told = self._around.notes((self.ranks, self._occurrence), gathered.seq)
         told[self.rank] = mine.tolist()
         choices = (await gathered).reshape(self.size, 3).tolist()
@@ -130,3 +148,28 @@ class Group(Calls):
         if len(told) < self.size:
             raise UsageError("split: where ranks stand for others, nobody knows what these choose; use rank.mesh")
         return [told[rank] for rank in range(self.size)]
+
+
+class GroupRules:
+    """Checks the groups of a world against its cluster, each once.
+
+    Args:
+        cluster: Whose rules they are.
+    """
+
+    def __init__(self, cluster: topology.Cluster) -> None:
+        self._cluster = cluster
+        self._legal: set[tuple[int, ...]] = set()
+        self._advised: set[str] = set()  # rules of which a warning has been given
+
+    def check(self, ranks: tuple[int, ...]) -> None:
+        """Raise `topology.TopologyError` if the cluster does not allow such a group; the first member finds out.
+
+        What is allowed but not advised is a `topology.TopologyWarning`, once for each rule.
+        """
+        if ranks not in self._legal:
+            for finding in self._cluster.check_group(ranks, warn=False):
+                if finding.rule.id not in self._advised:
+                    self._advised.add(finding.rule.id)
+                    finding.warn(stacklevel=calling()[1])
+            self._legal.add(ranks)

@@ -12,6 +12,8 @@ from time import perf_counter
 from types import FrameType
 from typing import Protocol, TypeAlias, TypeVar, cast
 
+import numpy as np
+
 from ..collectives.call import Call, Pairs
 from ..collectives.kinds import BARRIER, GATHER, P2P, PERMUTE, REDUCE, Collective
 from ..collectives.reduce import Array
@@ -19,14 +21,22 @@ from ..errors import UsageError
 from ..flight.recorder import Known
 from ..timeline.ranklist import listed
 from ..timeline.recording import RawGroup, RawMatch
-from .future import Failure, Future, call_when_done
-from .handover import Cancels, Looks
-from .inputs import resolve
-from .memory.read_only import read_only
-from .outstanding import CallSite, name_told, place_told
-from .request import Request
+from .context import RankContext
+from .event_loop import Cancels, Looks
+from .future import Failure, Future
+from .memory.arrays import read_only
+from .outstanding import CallSite, Issued, name_told, place_told
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Members(Protocol):
+    """The group of an operation, as operations see it."""
+
+    name: str  # For messages
+    label: tuple[str, tuple[int, ...]]  # For the timeline
+    rank: int  # The index of this rank in it
+    size: int  # How many ranks it has
 
 
 class Matching(Protocol):
@@ -111,7 +121,7 @@ class Port:
         self.known = Known()
 
 
-class CollectiveFuture(Request[T_co]):
+class CollectiveFuture(Issued[T_co]):
     """The handle of an issued collective or point-to-point operation.
 
     `await` it for the result. Until it is done, the input array is read-only and belongs to the operation, and so does
@@ -119,10 +129,34 @@ class CollectiveFuture(Request[T_co]):
     """
 
     __slots__ = (
-        "active", "algorithm", "awaited_ns", "deadline_s", "issued_ns", "look", "port", "record", "running", "scope",
-        "seq", "started_ns", "step",
+        "_input_locked", "active", "algorithm", "awaited_ns", "call", "changed", "context", "counts", "deadline_s",
+        "exact", "given", "group", "input", "insisted", "issued_ns", "kind", "locked", "look", "out", "pairs", "port",
+        "priority", "record", "reduction", "root", "running", "scope", "seq", "shared", "source", "started_ns", "step",
+        "target",
     )  # fmt: skip
 
+    # -- its arguments
+    kind: Collective
+    context: RankContext
+    group: Members  # The group it was issued on
+    call: Call  # What all ranks must agree on; known once the input is there
+    reduction: str | None
+    root: int
+    pairs: Pairs
+    exact: bool
+    shared: bool
+    insisted: str | None  # The algorithm that the caller asks for
+    counts: object  # Of rows; once it is issued, as `check_counts` returns them, or None
+    priority: int  # Lower is more urgent
+    input: object  # As passed by the caller: an array, a future of one, or None
+    out: Array | None  # The caller's result; once it is issued, the array that the result is written to
+    given: object  # The caller's `out`, if it is no array but exports the memory of one
+    changed: Callable[[], bool] | None  # Whether the input was changed, if it counts its changes
+    source: Array | None  # The array the operation reads
+    target: Array | None  # A view of `out` that stays writable
+    locked: tuple[Array, ...]  # To be unlocked at the end
+    _input_locked: bool
+    # -- its life
     port: Port
     seq: int  # Its position among the group's operations on its stream
     issued_ns: int
@@ -145,7 +179,7 @@ class CollectiveFuture(Request[T_co]):
         shared: bool = False,
         pairs: Pairs = (),
     ) -> None:
-        # The base classes' parts are written out: this is on the path of every collective, as is the choice of slots.
+        # The base class's part is written out: this is on the path of every collective, as is the choice of slots.
         # Callers name arguments by position: by keyword, to make an object of a class takes half as long again.
         self._done = False
         self._value = self._failure = self._waiters = self._callbacks = self._threads = None
@@ -164,6 +198,11 @@ class CollectiveFuture(Request[T_co]):
         self.look: Callable[[], None] | None = None  # lets its program go on with what has come meanwhile
         self.algorithm = "direct"
         self.record = -1  # in the flight record
+
+    @property
+    def op(self) -> str:
+        """Name of the operation, such as "all_reduce"."""
+        return str(self.kind.value)
 
     @property
     def urgency(self) -> int:
@@ -230,40 +269,6 @@ class CollectiveFuture(Request[T_co]):
         return self.context.pause()
 
     # -- life --------------------------------------------------------------------------------------------------
-
-    def activate(self) -> None:
-        """There is room in the window: go on as soon as the input exists."""
-        self.active = True
-        if isinstance(self.input, Future):
-            self.lock()
-            call_when_done(self.input, self._input_settled_soon)
-        else:
-            self.port.communicator.arrive(self)
-
-    def activate_late(self) -> None:
-        """Activate an operation that had to wait for room."""
-        if not self._done:  # the world may have failed in the meantime
-            self.started_ns = self.context.now_ns()
-            self.activate()
-
-    def _input_settled_soon(self) -> None:
-        self.context.soon(self._input_settled)
-
-    def _input_settled(self) -> None:
-        if self._done:  # the world failed in the meantime
-            return
-        self.input, failure = resolve(self.input)
-        if failure is None:
-            try:
-                self.prepare()
-            except Exception as error:  # no memory for a copy, as well as what cannot be meant
-                failure = Failure(error)
-        if failure is not None:
-            self.port.communicator.withdraw(self, failure)
-            return
-        self.context.flight.described(self.record, self, self.port.known, self.call)
-        self.started_ns = self.context.now_ns()
-        self.port.communicator.arrive(self)
 
     def fit(self, pattern: Call) -> None:
         """Make the result's array, unless there is one; `pattern` says dtype and shape.
@@ -373,6 +378,27 @@ class CollectiveFuture(Request[T_co]):
         self.port.stream.finished(self, self._failure)
         if self._waiters is not None or self._callbacks is not None:
             self._tell()
+
+    # -- memory --------------------------------------------------------------------------------------------------
+    def lock(self) -> None:
+        """Make the arrays of this operation read-only for everybody else until it ends; again once more are known."""
+        context, x, out = self.context, self.input, self.out
+        if context.arrays.shapes_only:  # there is nothing to spoil
+            return
+        arrays: tuple[Array, ...] = ()
+        if out is not None and self.target is None:
+            self.target, arrays = out.view(), (out,)
+        if x is not out and not self._input_locked and isinstance(x, np.ndarray):
+            self._input_locked, arrays = True, (x, out) if arrays else (x,)  # type: ignore[assignment]
+        if arrays:
+            self.locked += context.locks.lock(arrays, out)
+
+    def release(self) -> None:
+        """Give the arrays back: nothing moves any more."""
+        if self.locked:
+            self.context.locks.unlock(self.locked)
+            self.locked = ()
+        self.input = self.source = self.target = self.out = self.given = self.changed = None
 
 
 Operation: TypeAlias = CollectiveFuture[object]

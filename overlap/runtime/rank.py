@@ -21,17 +21,14 @@ from ..timeline.recording import Recorder
 from ..timeline.span import Clock as ClockName
 from .backend import Backend
 from .calls import Calls
-from .compute import ComputeFuture
-from .compute_streams import ComputeStreams, check_stream
+from .compute import ComputeFuture, ComputeStreams, check_stream
 from .context import RankContext
 from .future import Future
-from .group import Group
-from .issuing import Surroundings
+from .group import Group, Surroundings
+from .memory.arrays import common_array, shape_only
 from .memory.buffer_pool import BufferPoolStatistics
-from .memory.common_arrays import common_array
 from .mesh import Mesh
 from .outstanding import CallSite, name_told
-from .shapes import shape_only
 from .stream import DEFAULT_WINDOW, Stream, Streams
 from .task import TaskFuture
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 
 from ..errors import UsageError, shown
+from .arguments import prepare
 from .context import RankContext
-from .future import Failure, Future
+from .derived import resolve
+from .future import Failure, Future, call_when_done
 from .operation import Operation
 
 DEFAULT_WINDOW = 8
@@ -67,8 +70,8 @@ class Stream:
         if self._active < self.window:
             self._active += 1
             if isinstance(operation.input, Future):
-                operation.activate()
-            else:  # what `activate` does, without the call: short latencies count here
+                activate(operation)
+            else:  # as `activate` does, without the call: short latencies count here
                 operation.active = True
                 operation.port.communicator.arrive(operation)
         else:
@@ -87,11 +90,46 @@ class Stream:
         elif waiting:
             following = waiting.popleft()
             following.active = True
-            self._context.soon(following.activate_late)
+            self._context.soon(partial(activate_late, following))
         else:
             self._active -= 1
             if self.rests is not None and self._active == 0:
                 self.rests()
+
+
+def activate(operation: Operation) -> None:
+    """Let an operation begin that its stream has room for: once its input exists."""
+    operation.active = True
+    if isinstance(operation.input, Future):
+        operation.lock()
+        settled = partial(_input_settled, operation)
+        call_when_done(operation.input, lambda: operation.context.soon(settled))
+    else:
+        operation.port.communicator.arrive(operation)
+
+
+def activate_late(operation: Operation) -> None:
+    """Activate an operation that had to wait for room."""
+    if not operation.done:  # the world may have failed in the meantime
+        operation.started_ns = operation.context.now_ns()
+        activate(operation)
+
+
+def _input_settled(operation: Operation) -> None:
+    if operation.done:  # the world failed in the meantime
+        return
+    operation.input, failure = resolve(operation.input)
+    if failure is None:
+        try:
+            prepare(operation)
+        except Exception as error:  # no memory for a copy, or arguments that cannot be meant
+            failure = Failure(error)
+    if failure is not None:
+        operation.port.communicator.withdraw(operation, failure)
+        return
+    operation.context.flight.described(operation.record, operation, operation.port.known, operation.call)
+    operation.started_ns = operation.context.now_ns()
+    operation.port.communicator.arrive(operation)
 
 
 class MessageLane(Stream):

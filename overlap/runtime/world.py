@@ -19,29 +19,23 @@ from ..flight.recorder import NOT_RECORDED, Writer
 from ..timeline.recording import KeptSteps, Recorder
 from ..timeline.spans import Timeline
 from .backend import Backend, RealBackend
+from .blame.loop import place_in
+from .blame.reports import Member, OtherLoops, OtherReports, Reports, begun, world_watch
+from .blame.stall import StallLimits
+from .blame.standing import Standing
 from .checking import CheckingIssuer
-from .communicator import BaseEngine, Communicator
+from .communicator import BaseEngine
 from .communicators import Communicators
-from .compute_streams import ComputeStreams
+from .compute import ComputeStreams
 from .context import RankContext
-from .ending import Ending
-from .forks import ending_forks, kept, stop_loop
-from .group_rules import GroupRules
-from .handover import Handover
-from .in_turn import InTurn
+from .ending import Ending, ending_forks, kept, stop_loop
+from .event_loop import Handover, InTurn
+from .group import GroupRules
 from .interpreter import tuned
-from .issuing import Issuer
-from .match import Key
-from .memory.buffer_locks import BufferLocks
-from .memory.lent_arguments import explain_unfinished
+from .issue import Issuer
+from .memory.buffer_locks import BufferLocks, explain_unfinished
 from .outstanding import Outstanding
-from .program_places import place_in
 from .rank import Rank
-from .reports import OtherReports, Reports
-from .stall_watch import StallLimits
-from .standing import Standing
-from .world_member import Member, begun
-from .world_watch import OtherLoops, world_watch
 
 if TYPE_CHECKING:
     import topology
@@ -368,10 +362,6 @@ class World:
         self._members[0].context.record(("wires", "wires", line, now_ns, now_ns, None))
 
     # -- what ranks ask of it ------------------------------------------------------------------------------------
-
-    def communicator(self, key: Key, name: str, members: tuple[int, ...]) -> Communicator:
-        """Return where the members of a group meet."""
-        return self.communicators.open(key, name, members)
 
     def notes(self, key: object, seq: int) -> dict[int, list[int]]:
         """Return what ranks of this process tell each other besides an operation, where arrays have no data."""

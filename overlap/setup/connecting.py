@@ -19,7 +19,7 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..flight.start import attempt
+from ..flight.folder import attempt
 from ..launch.status import Entering, Leaving, Losing, tell_launcher
 from ..membership.control_link import OUTAGE_S, Patience
 from ..membership.handle import MemberLostError

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ..config import RunConfig
 from ..diagnostics import is_interrupt
 from ..errors import StallError, in_one_line
-from ..flight.folder import FlightFile, open_flight
-from ..flight.start import attempt, began
-from ..runtime.stall_watch import STALL_S, StallLimits
+from ..flight.folder import FlightFile, attempt, began, open_flight
+from ..runtime.blame.stall import STALL_S, StallLimits
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from .keeper import Keeper

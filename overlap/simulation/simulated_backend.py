@@ -27,7 +27,7 @@ from ..runtime.communicator import BaseEngine
 from ..runtime.communicators import Communicators
 from ..runtime.compute import ComputeStream
 from ..runtime.context import RankContext
-from ..runtime.shapes import shape_only
+from ..runtime.memory.arrays import shape_only
 from ..runtime.world import World
 from ..timeline.recording import KeptSteps
 from . import (

@@ -12,7 +12,7 @@ from typing import cast
 from ..runtime.compute import ComputeFuture, ComputeStream
 from ..runtime.context import RankContext
 from ..runtime.future import Failure, call_when_done
-from ..runtime.memory.lent_arguments import explain
+from ..runtime.memory.buffer_locks import explain
 from . import ComputeCosts, Conditions, Order, Traffic
 from .faulty_world import Doom
 from .replayed import Replaying

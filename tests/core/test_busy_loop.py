@@ -10,7 +10,9 @@ import trio
 
 import overlap
 from overlap.requested import overriding
-from overlap.runtime import loop_watch, world_member, world_watch
+from overlap.runtime.blame import loop as loop_watch
+from overlap.runtime.blame import reports as world_member
+from overlap.runtime.blame import reports as world_watch
 from overlap.timeline import Timeline, read_trace, write_trace
 from overlap.timeline.span import Span
 

@@ -9,7 +9,7 @@ import pytest
 import overlap
 from overlap import CollectiveMismatchError
 from overlap.remote.saying import Saying
-from overlap.runtime.dispute import Voice
+from overlap.runtime.match import Voice
 
 from .companies import by_sockets, run_far
 from .worlds import PATHS, Turns, failing, run

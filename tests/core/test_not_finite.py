@@ -16,7 +16,7 @@ import trio
 
 import overlap
 from overlap.runtime.checking import first_not_finite
-from overlap.runtime.issuing import Issuer
+from overlap.runtime.issue import Issuer
 
 from .companies import run_far
 from .worlds import TIMEOUT_S, failing

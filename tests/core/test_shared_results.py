@@ -13,7 +13,7 @@ import trio
 import overlap
 from overlap import CollectiveMismatchError, RemoteError, UsageError
 from overlap.parallel import Adam, Sharded
-from overlap.runtime.memory.read_only import held, read_only
+from overlap.runtime.memory.arrays import held, read_only
 
 from .cases import Case, whole_numbers
 from .companies import Wires, by_shared_memory, by_sockets, in_memory, run_far

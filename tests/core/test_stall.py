@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 import overlap
 from overlap import PeerFailedError, StallError
-from overlap.runtime import stall_watch
+from overlap.runtime.blame import stall as stall_watch
 from transports import Faulty, LinkLostError, NeuronLink
 
 from .worlds import TIMEOUT_S, failing

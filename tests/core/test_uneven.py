@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
-from overlap.remote.call_codec import pack, unpack
+from overlap.remote.codec import pack_call, unpack_call
 
 from .cases import FLOAT64, OPS, whole_numbers
 from .companies import LAYOUTS, by_sockets, in_memory, run_far
@@ -301,7 +301,7 @@ def test_many_counts_are_told_apart_by_a_checksum() -> None:
     call("reduce_scatter", "max", FLOAT64, (4,), 2),
 ])  # fmt: skip
 def test_calls_survive_being_told(asked: overlap.collectives.call.Call) -> None:
-    assert unpack(pack(asked)).key == asked.key
+    assert unpack_call(pack_call(asked)).key == asked.key
 
 
 @pytest.mark.parametrize(("index", "told"), [
@@ -309,10 +309,10 @@ def test_calls_survive_being_told(asked: overlap.collectives.call.Call) -> None:
     (0, "all_reduce"), (0, "all_to_all"), (0, "barrier"), (3, []), (3, [4, 2]), (3, [-5]), (4, 3), (4, 0),
 ])  # fmt: skip
 def test_calls_that_nobody_can_have_made_are_refused(index: int, told: object) -> None:
-    message = pack(call("all_gather", None, FLOAT64, (5, 2), 2, 0, (), (2, 3)))
+    message = pack_call(call("all_gather", None, FLOAT64, (5, 2), 2, 0, (), (2, 3)))
     message[index] = told
     with pytest.raises(overlap.OverlapError, match="a process told of a call that cannot be meant"):
-        unpack(message)
+        unpack_call(message)
 
 
 @pytest.mark.parametrize(

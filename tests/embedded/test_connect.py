@@ -136,7 +136,7 @@ def test_a_stall_names_the_line_of_the_thread_that_is_waited_for(monkeypatch: py
         told.set()
 
     told, texts = threading.Event(), list[str]()
-    monkeypatch.setattr("overlap.runtime.stall_watch.notify", notify)
+    monkeypatch.setattr("overlap.runtime.blame.stall.notify", notify)
     monkeypatch.setenv("OVERLAP_STALL_S", "0.1")
     line = connected(program, 2)[0]
     assert f"rank 0 waits for rank 1, whose program is at test_connect.py:{line}" in texts[0]

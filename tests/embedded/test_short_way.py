@@ -11,11 +11,12 @@ import trio
 
 import overlap
 from overlap.collectives.kinds import Collective
-from overlap.runtime import handover as handover_module
+from overlap.runtime import event_loop as handover_module
 from overlap.runtime.engine.host_run import HostRun
 from overlap.runtime.engine.small_run import SmallRun
-from overlap.runtime.handover import Handover
+from overlap.runtime.event_loop import Handover
 from overlap.runtime.operation import CollectiveFuture
+from overlap.runtime.stream import activate_late
 from transports.patience import Patience
 
 from .connecting import TIMEOUT_S, connected
@@ -181,13 +182,13 @@ def test_a_thread_begins_what_it_knows_enough_of(monkeypatch: pytest.MonkeyPatch
 def test_what_waits_for_room_begins_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may end what was in the window, but what follows may need a task."""
     activated_by = set[str]()
-    activate = CollectiveFuture.activate_late
+    activate = activate_late
 
     def late(operation: CollectiveFuture[Any]) -> None:
         activated_by.add(threading.current_thread().name)
         activate(operation)
 
-    monkeypatch.setattr(CollectiveFuture, "activate_late", late)
+    monkeypatch.setattr("overlap.runtime.stream.activate_late", late)
     monkeypatch.setattr(Patience, "take", lambda _: 1.0)  # who waits sees the other come
 
     def program(world: overlap.Connection) -> list[float]:

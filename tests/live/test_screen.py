@@ -16,7 +16,7 @@ import overlap
 from overlap.cli import livescreen
 from overlap.cli.livescreen import Panel, Paper, Show, full_screen, is_terminal
 from overlap.flight.glance import CallWords, RankGlance
-from overlap.live.look import Look, Looks
+from overlap.live.worlds import Look, Looks
 from tests.live.terminal import Terminal
 
 pty = pytest.importorskip("pty", reason="needs a system with pseudo-terminals")

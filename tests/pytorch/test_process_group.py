@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from typing_extensions import deprecated  # noqa: E402
 
 from overlap.remote.saying import Saying  # noqa: E402
-from overlap.runtime.dispute import Voice  # noqa: E402
+from overlap.runtime.match import Voice  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 
 from .pairs import Ranks, ranks  # noqa: E402

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from overlap.runtime.memory.lent_arguments import arrays_in
+from overlap.runtime.memory.buffer_locks import arrays_in
 
 Pair = namedtuple("Pair", "left right")
 X, Y = np.ones(1), np.zeros(2)

@@ -6,12 +6,12 @@ import pytest
 import trio
 
 from overlap.errors import OverlapError
-from overlap.remote import standing_codec
-from overlap.runtime import stall_watch
+from overlap.remote.codec import pack_standings, unpack_standings
 from overlap.runtime.backend import RealBackend
-from overlap.runtime.reports import Reports
-from overlap.runtime.stall_watch import StallLimits, StallWatch
-from overlap.runtime.standing import Standing, find_stall, report_lines
+from overlap.runtime.blame import stall as stall_watch
+from overlap.runtime.blame.reports import Reports
+from overlap.runtime.blame.stall import StallLimits, StallWatch
+from overlap.runtime.blame.standing import Standing, find_stall, report_lines
 
 SLEEPS = "whose program is at train.py:12"
 
@@ -217,13 +217,13 @@ def test_the_others_only_let_it_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_standings_arrive_as_they_were_told() -> None:
     told = [waits(0, 1, 2), elsewhere(1)]
-    assert standing_codec.unpack(standing_codec.pack(told), range(2)) == told
+    assert unpack_standings(pack_standings(told), range(2)) == told
 
 
 def test_long_standings_are_cut() -> None:
     lines = tuple("é" * 1000 for _ in range(9))
     told = [Standing(rank=rank, lines=lines, awaits=tuple(range(500)), busy="x" * 5000) for rank in range(512)]
-    heard = standing_codec.unpack(standing_codec.pack(told), range(512))
+    heard = unpack_standings(pack_standings(told), range(512))
     assert (len(heard), len(heard[0].lines), heard[0].awaits) == (128, 2, tuple(range(16)))
     assert (heard[0].lines[0], heard[0].busy) == ("é" * 31, "x" * 62)
 
@@ -233,7 +233,7 @@ def test_long_standings_are_cut() -> None:
 )
 def test_standings_that_make_no_sense_are_refused(told: object) -> None:
     with pytest.raises(OverlapError, match=r"^a process told where a rank stands in a way that cannot be meant: "):
-        standing_codec.unpack([told], range(2))
+        unpack_standings([told], range(2))
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints
 
-from overlap.runtime.turns import Turns
+from overlap.runtime.event_loop import Turns
 
 FOR_EVER_S = 1e9
 

@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from overlap.runtime import backend, world
-from overlap.runtime.turns import Turns
+from overlap.runtime.event_loop import Turns
 from overlap.simulation.faults import Fates, Faults
 
 from .net import PROCESS, FakeSocket, Net, Process

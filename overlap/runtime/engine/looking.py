@@ -10,7 +10,7 @@ from abc import abstractmethod
 from contextlib import suppress
 
 from ...errors import PeerFailedError
-from ..handover import Handover, Looks
+from ..event_loop import Handover, Looks
 from ..operation import Operation
 from .meeting import Meeting
 

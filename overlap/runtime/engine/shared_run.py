@@ -13,7 +13,7 @@ import numpy as np
 
 from ...collectives.kinds import Collective, Shape
 from ...collectives.reduce import Array
-from ..memory.read_only import held
+from ..memory.arrays import held
 from .host_run import HostRun
 from .meeting import DONE, Mode
 from .pulls import laid

@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from math import prod
 from sys import getrefcount
 from time import monotonic_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from ...collectives.reduce import Array
 
-    Array: TypeAlias = NDArray[np.generic]
-    Root: TypeAlias = NDArray[np.uint8]
+Root: TypeAlias = NDArray[np.uint8]
 
 # Idle memory a world keeps: the results of a full window (8) of 64 MiB operations on two ranks.
 DEFAULT_LIMIT_BYTES = 1 << 30

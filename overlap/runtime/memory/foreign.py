@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from ...collectives.reduce import Array
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = NDArray[np.generic]
 
 
 def as_input(value: object) -> Array:

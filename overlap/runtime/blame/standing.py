@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..timeline.ranklist import listed
+from ...timeline.ranklist import listed
 
 _SHOWN = 16  # lines of a table on a terminal; the odd one out stands above it
 

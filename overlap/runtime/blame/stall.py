@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
-from ..notice import notify
+from ...notice import notify
 from .standing import Stall, Standing, find_stall
 
 #: A step rarely takes longer, and nobody looks at a silent terminal for much longer without asking.

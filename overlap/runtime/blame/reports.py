@@ -1,0 +1,278 @@
+"""What can be said of what the ranks of this process are doing: where they stand, and who waits for whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import isawaitable
+from threading import get_ident
+from types import MappingProxyType
+from typing import Protocol, TypeVar
+
+import trio
+
+from ...diagnostics import task_tree
+from ...errors import UsageError
+from ...notice import notify
+from ..backend import Backend
+from ..compute import ComputeFuture, ComputeStreams
+from ..context import RankContext
+from ..rank import Rank
+from .loop import Busy, LoopWatch, program_places
+from .stall import OtherStandings, StallLimits, StallWatch
+from .standing import Standing, find_stall, report_lines
+
+T = TypeVar("T")
+
+_SOON_S = 1.0  # people who have asked for an end wonder after a second
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """A rank, and what works for it."""
+
+    rank: Rank  # As its program sees it
+    context: RankContext  # As its operations see it
+    compute: ComputeStreams  # Runs its functions
+    left: Container[int]  # World ranks that have finished their program
+
+    @property
+    def task(self) -> trio.lowlevel.Task | None:
+        """The task in which its program runs, once it does."""
+        return self.context.nursery.parent_task if self.context.nursery is not None else None
+
+    def mark(self) -> tuple[object, int]:
+        """Return an object that is another one after any progress, and a number that changes with it."""
+        return self.rank.recorder.last, len(self.context.outstanding.operations)
+
+    def standing(self, now_ns: int, place: str | None = None) -> Standing:
+        """Say where the rank stands.
+
+        Args:
+            now_ns: The present instant.
+            place: Where its program was, if it is being unwound and can no longer be asked.
+        """
+        outstanding, rank = self.context.outstanding, self.context.rank
+        if not outstanding.operations and rank in self.left:
+            return Standing(rank=rank, lines=("has finished",), busy="which has finished")
+        places = self._places() if place is None else [place] if place else []
+        elsewhere = f"its program is elsewhere{', at ' if places else ''}{' and '.join(places)}"
+        lines = outstanding.lines(now_ns) or ["has nothing issued"]
+        if places or not outstanding.operations:
+            lines[-1] += f"; {elsewhere}"
+        return Standing(
+            rank=rank, lines=tuple(lines), awaits=tuple(outstanding.awaits()), busy=self._busy(now_ns, places)
+        )
+
+    def computing(self) -> ComputeFuture[object] | None:
+        """Return the function that runs now, if one does."""
+        operations = list(self.context.outstanding.operations)
+        computes = [each for each in operations if isinstance(each, ComputeFuture)]
+        return next((each for each in computes if each.started_ns is not None and not each.done), None)
+
+    async def computes_ended(self) -> None:
+        """Wait until no function of the rank runs any more, and say so if that takes long."""
+        with trio.move_on_after(_SOON_S):
+            await self.compute.ended()
+            return
+        running = self.compute.current
+        if running is not None:
+            what = f"{running.label} ({running.call_site}) of rank {self.context.rank}"
+            notify(f"waiting for {what} to return: a function cannot be interrupted")
+        await self.compute.ended()
+
+    def _busy(self, now_ns: int, places: list[str]) -> str:
+        running = self.computing()
+        if running is not None:
+            return f"whose {running.label} ({running.call_site}) {running.state(now_ns)}"
+        if places:
+            return f"whose program is at {' and '.join(places)}"
+        return "" if self.context.outstanding.operations else "whose program is elsewhere"
+
+    def _places(self) -> list[str]:
+        if self.context.elsewhere is not None:
+            return [self.context.elsewhere()]
+        return program_places(self.task) if self.task is not None else []
+
+
+def begun(main: Callable[..., Awaitable[T]], rank: Rank, args: tuple[object, ...]) -> Awaitable[T]:
+    """Call a rank's program; return what is to be awaited.
+
+    Raises:
+        UsageError: If there is nothing to be awaited.
+    """
+    program = main(rank, *args)
+    if not isawaitable(program):
+        name, code = getattr(main, "__name__", repr(main)), getattr(main, "__code__", None)
+        place = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code is not None else ""
+        returned = type(program).__name__
+        raise UsageError(f"main: expected an async function, but {name}(rank) returned {returned}{place}")
+    return program
+
+
+_TOLD = 16  # lines on who waits for whom, when the user has had enough
+
+
+class OtherReports(Protocol):
+    """What the other processes can say of their ranks."""
+
+    async def standings(self, mine: Sequence[Standing]) -> list[Standing]:
+        """Give the others a moment to say where theirs stood, and return those of all ranks that are known."""
+
+
+class Reports:
+    """What can be said of the ranks of this process.
+
+    Args:
+        members: The ranks.
+        backend: Tells the time.
+        others: The other processes.
+
+    Attributes:
+        stood: Where the ranks stood when the first of them was stopped; of all processes once they are gathered.
+        caveat: A line that ends what is said of where they stood.
+    """
+
+    def __init__(self, members: Sequence[Member], backend: Backend, others: OtherReports | None) -> None:
+        self.stood: list[Standing] = []
+        self.caveat = ""
+        self._members, self._backend, self._others = members, backend, others
+
+    # -- where they stood when they were stopped -------------------------------------------------------------------
+
+    def take_stock(self) -> None:
+        """Note where the ranks stand, unless that was noted when the first of them was stopped."""
+        self.stood = self.stood or self.standings()
+
+    async def gather(self) -> None:
+        """Give the other processes a moment to say where their ranks stood."""
+        if self._others:
+            self.stood = await self._others.standings(self.stood)
+
+    def lines(self) -> list[str]:
+        """Say of each rank what it waited for and on whom, one line each."""
+        return self._told(self.stood)
+
+    def sentence(self) -> str:
+        """Say in one sentence whom the others waited for; nothing if they did not."""
+        stall = find_stall({standing.rank: standing for standing in self.stood})
+        return stall.sentence if stall is not None else ""
+
+    async def note_on(self, interrupt: BaseException) -> None:
+        """Note on an interrupt who was waiting for whom."""
+        self.take_stock()
+        await self.gather()
+        stall, lines = find_stall({standing.rank: standing for standing in self.stood}), self.lines()
+        # ranks that wait for each other at one moment may be about to go on: their bytes are on the way
+        sentence = stall.sentence if stall is not None and not stall.hopeless else ""
+        more = [f"and {len(lines) - _TOLD} lines more"] if len(lines) > _TOLD else []
+        for line in [*([sentence] if sentence else []), *lines[:_TOLD], *more]:
+            interrupt.add_note(f"  {line}")
+
+    # -- now -------------------------------------------------------------------------------------------------------
+
+    def standings(self, places: Mapping[int, str] = MappingProxyType({})) -> list[Standing]:
+        """Say where each rank stands.
+
+        Args:
+            places: Where the programs of some were that are being unwound.
+        """
+        now_ns = self._backend.now_ns()
+        return [member.standing(now_ns, places.get(member.context.rank)) for member in self._members]
+
+    def lines_now(self) -> list[str]:
+        """Say of each rank what it waits for and on whom, one line each."""
+        return self._told(self.standings())
+
+    def _told(self, standings: Sequence[Standing]) -> list[str]:
+        return [*report_lines(standings), *([self.caveat] if self.caveat else [])]
+
+    def doing(self, rank: int) -> list[str]:
+        """Say what a rank had not finished when it was abandoned."""
+        mine = [member.context.outstanding for member in self._members if member.context.rank == rank]
+        return [line for outstanding in mine for line in outstanding.doing or outstanding.lines()]
+
+    def waiting_for(self, ranks: Container[int]) -> str:
+        """Say in which operation ranks wait for some that are lost; nothing if they do not."""
+        for context in (member.context for member in self._members):
+            if what := context.outstanding.waiting_for(ranks):
+                step = "" if context.step is None else f" in step {context.step}"
+                return f"rank {context.rank} waited for it in {what}{step}"
+        return ""
+
+    def steps(self) -> str:
+        """Say in which step the ranks are, such as " in step 3"; nothing if they are in none."""
+        steps = sorted({member.context.step for member in self._members if member.context.step is not None})
+        if not steps:
+            return ""
+        return f" in step {steps[0]}" if len(steps) == 1 else f" in steps {steps[0]}-{steps[-1]}"
+
+    def kept(self) -> str:
+        """Say which state of the ranks is on the disk, such as "; step 40 is saved"; nothing if none is."""
+        steps = [member.context.kept_step for member in self._members if member.context.kept_step is not None]
+        return f"; step {max(steps)} is saved" if steps else ""
+
+    def tasks(self) -> list[str]:
+        """Name the tasks of each rank, with the file and line of the program where they are."""
+        lines: list[str] = []
+        for context in (member.context for member in self._members):
+            if context.nursery is not None:
+                task, name = context.nursery.parent_task, f"rank {context.rank}"
+                lines += task_tree(task, context.thread, name=name, indent="  ")
+        return lines
+
+
+class OtherLoops(OtherStandings, Protocol):
+    """The other processes of a world, as its watch sees them."""
+
+    def tell_busy(self, rank: int, place: str) -> None:
+        """Say that a rank here keeps the loop, and where, or with no place that it does no more; any thread."""
+
+
+def world_watch(
+    members: Sequence[Member],
+    token: trio.lowlevel.TrioToken,
+    limits: StallLimits,
+    others: OtherLoops | None,
+    give_up: Callable[[float], None],
+) -> LoopWatch:
+    """Return what watches for stalls, and for who keeps the loop, for the length of a ``with`` in the loop's thread.
+
+    Args:
+        members: The ranks of this process.
+        token: Of their loop.
+        limits: When a stall is told, and when it is given up.
+        others: Where the other processes are told.
+        give_up: Ends the world, given for how many seconds nothing has moved.
+    """
+    ranks = {member.context.rank: member for member in members}
+    watch = StallWatch(ranks, limits, others, give_up)
+    return LoopWatch(
+        token,
+        get_ident(),
+        look=watch.look,
+        period_s=watch.period_s,
+        tasks=lambda: {rank: member.task for rank, member in ranks.items() if member.task is not None},
+        told=partial(_tell_busy, others, alone=len(members) == 1),
+        over=lambda busy, now_ns: _note_free(ranks[busy.rank], others, busy, now_ns),
+    )
+
+
+def _tell_busy(others: OtherLoops | None, busy: Busy, seconds: float, *, alone: bool) -> None:
+    """Say who keeps the loop; in the thread that watches it."""
+    waiting = "nothing else of it goes on" if alone else "the other ranks of this process wait"
+    notify(
+        f"rank {busy.rank} has kept the event loop busy for {seconds:.0f} s at {busy.place}; {waiting}; "
+        "rank.compute or trio.to_thread would take that work off the loop"
+    )
+    if others:
+        others.tell_busy(busy.rank, busy.place)
+
+
+def _note_free(member: Member, others: OtherLoops | None, busy: Busy, now_ns: int) -> None:
+    """Show in the timeline that a rank has kept the loop."""
+    member.context.record(("program", "program", busy.place, busy.since_ns, now_ns, None))
+    if others:
+        others.tell_busy(busy.rank, "")

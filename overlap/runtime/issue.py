@@ -1,0 +1,415 @@
+"""Issues operations: checks a call, numbers it, and hands it to a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import partial
+from sys import _getframe
+from threading import get_ident
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from ..collectives.counts import check_counts
+from ..collectives.kinds import P2P, PERMUTE, Collective
+from ..collectives.reduce import Array
+from ..errors import GroupAbortedError, PeerFailedError, UsageError, in_one_line, shown
+from ..flight.recorder import Known
+from .any_source import AnyReceive
+from .arguments import check_pairs, check_peer, check_root, prepare, receive_like, take_output
+from .communicators import Communicators
+from .context import RankContext
+from .derived import Derived
+from .future import Failure, Future, is_elsewhere, settle, tell
+from .match import Key
+from .operation import CollectiveFuture, Lane, Members, Port
+from .outstanding import CallSite, Issued, check_timeout
+from .stream import MessageLane, Stream, Streams
+from .trees import is_tree, packs, unpacked
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+_Ends: TypeAlias = "tuple[bool, int, int, int]"  # whether this is the receiver's end; source, destination, tag
+_Asked: TypeAlias = "tuple[bool, int, int, Stream | str | None]"  # receiver's end or not; peer, tag, stream as called
+
+# Peers and tags whose ports are kept. A program may use a new tag for each message: the oldest ports are dropped.
+_PEERS = 256
+_FORMS = (list, tuple, dict)
+
+
+class Issuer:
+    """Issues the operations of one rank on one group.
+
+    Any thread of the process may issue. A call from a thread other than the event loop's is checked at once and its
+    arrays are locked at once; the loop numbers it later, in the order of the calls.
+
+    Args:
+        context: Of the rank.
+        communicators: Of the world.
+        streams: Of the rank.
+        group: Whose operations these are.
+        ranks: World ranks of the group, in its order.
+        occurrence: Tells apart groups of the same ranks.
+
+    Attributes:
+        context: As given.
+        group: As given.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        communicators: Communicators,
+        streams: Streams,
+        group: Members,
+        ranks: tuple[int, ...],
+        occurrence: int,
+    ) -> None:
+        self.context, self.group = context, group
+        self._communicators, self._streams = communicators, streams
+        self._ranks, self._occurrence = ranks, occurrence
+        self._ports: dict[Stream | str | None, Port] = {}
+        self._opened: dict[Stream, Port] = {}
+        self._messages: dict[_Ends, Known] = {}  # the calls that the flight record has words for
+        self._lasting: dict[_Asked, tuple[Port, Lane]] = {}  # the port of a message call, and the lane it had
+
+    def preferring(self, stream: Stream) -> Self:
+        """Return an issuer of the same group whose default stream is another one."""
+        other = copy(self)
+        other._streams, other._ports, other._lasting = self._streams.preferring(stream), {}, {}
+        return other
+
+    # -- collectives ---------------------------------------------------------------------------------------------
+
+    def issue(
+        self,
+        kind: Collective,
+        x: object,
+        out: Array | None,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+        algorithm: str | None = None,
+        op: str | None = None,
+        root: int = 0,
+        exact: bool = False,
+        *,
+        counts: object = None,
+        shared: bool = False,
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> CollectiveFuture[Any]:
+        """Check, number and start a collective: at once if its stream has room, which short latencies need.
+
+        The call site is the caller of a method that calls this one, unless it is given.
+        """
+        caller = _getframe(2) if call_site is None else call_site
+        operation: CollectiveFuture[Any] = CollectiveFuture(
+            kind,
+            x,
+            out,
+            caller,
+            priority,
+            name,
+            op,
+            root,
+            algorithm,
+            counts,
+            exact,
+            shared,
+            pairs,  # type: ignore[arg-type]  # `start` checks the pairs
+        )
+        if type(x) in _FORMS and is_tree(x):
+            return self._issue_tree(operation, stream, timeout_s)
+        return self.start(operation, stream, timeout_s)
+
+    def start(
+        self, operation: CollectiveFuture[Any], stream: Stream | str | None, timeout_s: float | None
+    ) -> CollectiveFuture[Any]:
+        """Check, number and start a collective that exists already."""
+        kind = operation.kind
+        if kind.traits.rooted:
+            check_root(self.group, operation)
+        elif kind is PERMUTE:
+            operation.pairs = check_pairs(self.group, operation.pairs)
+        elif operation.counts is not None:
+            operation.counts = check_counts(kind, operation.counts, self.group.size)
+        self._prepare(operation, timeout_s)
+        if get_ident() == self.context.thread:
+            try:
+                port = self._ports.get(stream)
+            except TypeError:  # not hashable, so no stream: `Streams.find` says so
+                port = None
+            self._enqueue(operation, port or self._open_port(stream))
+        elif not self._enqueue_here(operation, self._opened.get(self._streams.find(stream))):
+            self._enqueue_soon(operation, partial(self._open_port, self._streams.find(stream)))
+        return operation
+
+    def _issue_tree(
+        self, operation: CollectiveFuture[Any], stream: Stream | str | None, timeout_s: float | None
+    ) -> CollectiveFuture[Any]:
+        """Issue one operation for the arrays of a tree, or one for each dtype that is reduced."""
+        if operation.out is not None or operation.counts is not None:
+            raise UsageError("x: a list or dict of arrays takes neither out= nor counts=; its results are new arrays")
+        if operation.shared:
+            raise UsageError("x: a list or dict of arrays cannot be shared; issue a call with shared=True for each")
+        tree, arrays = operation.input, self.context.arrays
+        made = packs(operation.kind, tree, self.group.size, arrays)
+        parts = [operation, *(copy(operation) for _ in made[1:])]
+        for part, pack in zip(parts, made, strict=True):
+            part.input = pack.packed
+        found: Derived[object] = Derived(parts, unpacked(tree, made, arrays), self.context.thread)
+        for part in parts:
+            self.start(part, stream, timeout_s)
+        return cast("CollectiveFuture[Any]", found)
+
+    def _open_port(self, stream: Stream | str | None) -> Port:
+        known = self._streams.find(stream)
+        port = self._opened.get(known)
+        if port is None:
+            key = Key(self._ranks, self._occurrence, known.name)
+            communicator = self._communicators.open(key, self.group.name, self._ranks)
+            port = communicator.port(self.context, known, self.group.rank)
+            port.group = self.group.label
+            self._opened[known] = port
+        self._ports[stream] = self._ports[known] = port
+        return port
+
+    def abort(self, error: BaseException | str | None) -> None:
+        """Abort the group, here and in other processes."""
+        rank, name = self.context.rank, self.group.name
+        why = "" if error is None else f": {error if isinstance(error, str) else in_one_line(error)}"
+        cause = error if isinstance(error, BaseException) else None
+        message = f"group '{name}' was aborted by rank {rank}{why}"
+
+        def aborted() -> GroupAbortedError:
+            made = GroupAbortedError(message, culprit=rank)
+            made.__cause__ = cause
+            return made
+
+        abort = partial(self._communicators.abort, self._ranks, self._occurrence, aborted)
+        if get_ident() == self.context.thread:
+            abort()
+        else:
+            self.context.from_thread(abort)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        x: object,
+        dst: int,
+        tag: int,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+    ) -> CollectiveFuture[Any]:
+        """Check and start the sender's end of a message."""
+        if x is None:
+            raise UsageError("x: send needs an array, got None")
+        caller = _getframe(2) if call_site is None else call_site
+        operation: CollectiveFuture[Any] = CollectiveFuture(
+            P2P, x, None, caller, priority, "send" if name is None else name
+        )
+        self._prepare(operation, timeout_s)
+        return self._start_message(operation, False, dst, tag, stream)
+
+    def receive(
+        self,
+        like: object,
+        src: int | None,
+        tag: int,
+        stream: Stream | str | None,
+        priority: int,
+        name: str | None,
+        timeout_s: float | None,
+        call_site: CallSite | None,
+    ) -> Issued[Any]:
+        """Check and start the receiver's end of a message; without a source, look for a sender first."""
+        caller = _getframe(2) if call_site is None else call_site
+        name = "recv" if name is None else name
+        operation: CollectiveFuture[Any] = CollectiveFuture(P2P, None, None, caller, priority, name)
+        if src is None:
+            return self._receive_any(operation, like, tag, stream, timeout_s)
+        operation.out = receive_like(like, self.context.arrays)  # type: ignore[assignment]  # `_prepare` finds its memory
+        self._prepare(operation, timeout_s)
+        return self._start_message(operation, True, src, tag, stream)
+
+    def _receive_any(
+        self,
+        operation: CollectiveFuture[Any],
+        like: object,
+        tag: int,
+        stream: Stream | str | None,
+        timeout_s: float | None,
+    ) -> AnyReceive:
+        """Receive from any rank that sends: the array is checked and locked now, and the source found later."""
+        check_peer(self.group, "src", 0, tag)
+        self._communicators.check_any_source()
+        context, lane = self.context, self._streams.find(stream)
+        operation.out = cast("Array", receive_like(like, context.arrays))
+        self._prepare(operation, timeout_s)
+        operation.deadline_s = None  # the returned handle has the deadline
+        operation.lock()
+        mine = self.group.rank
+        keys = [Key(self._ranks, self._occurrence, "", src, mine, tag) for src in range(self.group.size)]
+
+        def receive(src: int) -> None:
+            self._enqueue(operation, self._message_port((True, src, tag, lane), lane))
+
+        found = AnyReceive(context, self._communicators, self.group, keys, operation, receive)
+        found.deadline_s = timeout_s
+        if get_ident() == context.thread:
+            found.start()
+        else:
+            context.from_thread(found.start)
+        return found
+
+    def _start_message(
+        self, operation: CollectiveFuture[Any], receives: bool, peer: int, tag: int, stream: Stream | str | None
+    ) -> CollectiveFuture[Any]:
+        """Start one end of a message to or from a peer."""
+        asked = receives, peer, tag, stream
+        here = get_ident() == self.context.thread
+        if here and type(peer) is int and type(tag) is int:  # 1.0 would be the same key as 1
+            port = self._known_port(asked)
+            if port is not None:
+                self._enqueue(operation, port)
+                return operation
+        check_peer(self.group, "src" if receives else "dst", peer, tag)
+        within = self._streams.find(stream)
+        if here:
+            self._enqueue(operation, self._message_port(asked, within))
+        else:
+            self._enqueue_soon(operation, partial(self._message_port, asked, within))
+        return operation
+
+    def _known_port(self, asked: _Asked) -> Port | None:
+        """Return the port of an earlier call with the same peer, tag and stream, if it is still open."""
+        try:
+            port, lane = self._lasting[asked]
+        except (KeyError, TypeError):  # not hashable, so no stream: `Streams.find` says so
+            return None
+        return port if port.stream is lane and not port.communicator.closed else None
+
+    def _message_port(self, asked: _Asked, stream: Stream) -> Port:
+        """Return this end of the messages of one (source, destination, tag): strict FIFO, in no stream's window."""
+        receives, peer, tag, _ = asked
+        ends = (int(peer), self.group.rank) if receives else (self.group.rank, int(peer))
+        src, dst = self._ranks[ends[0]], self._ranks[ends[1]]
+        key = Key(self._ranks, self._occurrence, "", *ends, tag)
+        communicator = self._communicators.open(key, self.group.name, (src, dst))
+        towards = (f" from rank {src}" if receives else f" to rank {dst}") + (f" with tag {tag}" if tag else "")
+        port = communicator.message_port(self.context, stream, int(receives), towards)
+        port.group = self.group.name, communicator.members  # the timeline's group: sender and receiver
+        port.known = _remembered(self._messages, (receives, *ends, tag), Known)
+        lane = port.stream
+        if communicator.lasts and isinstance(lane, MessageLane) and lane.within is stream:
+            self._lasting.pop(asked, None)
+            _remembered(self._lasting, asked, lambda: (port, lane))
+        return port
+
+    # -- all operations ------------------------------------------------------------------------------------------
+
+    def _prepare(self, operation: CollectiveFuture[Any], timeout_s: float | None) -> None:
+        """Check the arguments that all operations have; an error leaves no trace."""
+        context = self.context
+        if context.ending.failure is not None:
+            raise context.ending.peer_failed()
+        if not isinstance(operation.priority, int):
+            raise UsageError(f"priority: expected an integer, lower is more urgent, got {shown(operation.priority)}")
+        if operation.exact is not False or operation.shared is not False or operation.insisted is not None:
+            self._check_options(operation)
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            operation.deadline_s = timeout_s
+        operation.group, operation.context, operation.step = self.group, context, context.step
+        out, x = operation.out, operation.input
+        if out is not None and not (type(out) is np.ndarray and out.flags.carray):
+            take_output(operation)
+        if not isinstance(x, Future):
+            prepare(operation)
+        elif is_elsewhere(x, context.thread):
+            raise UsageError(f"x: {x.label} belongs to another world; pass its result")
+
+    def _check_options(self, operation: CollectiveFuture[Any]) -> None:
+        """Check `exact`, `shared` and `algorithm`, which few calls pass."""
+        if type(operation.exact) is not bool:
+            raise UsageError(f"exact: expected True or False, got {shown(operation.exact)}")
+        if type(operation.shared) is not bool:
+            raise UsageError(f"shared: expected True or False, got {shown(operation.shared)}")
+        if operation.shared and operation.out is not None:
+            raise UsageError("out: a result that ranks share lies where all of them find it; pass out= or shared=True")
+        if operation.insisted is not None:
+            from ..cost.select import check_algorithm_for  # and with it the generators
+
+            size = self.group.size
+            check_algorithm_for(operation.op, operation.insisted, size, exact=operation.exact)
+            operation.insisted = operation.insisted if size > 1 else None  # a rank that is alone needs none
+
+    def _enqueue(self, operation: CollectiveFuture[Any], port: Port) -> None:
+        operation.port, lane = port, port.stream
+        operation.seq = seq = port.next_seq
+        port.next_seq = seq + 1
+        operation.priority += lane.priority
+        context = self.context
+        operation.issued_ns = operation.started_ns = now_ns = context.now_ns()
+        try:
+            call: object = operation.call
+        except AttributeError:  # its input is not there yet
+            call = None
+        operation.record = context.flight.issued(operation, port.known, call, seq, now_ns)
+        if operation.deadline_s is not None:
+            context.expire(operation, operation.deadline_s)
+        lane.enqueue(operation)
+
+    def _enqueue_here(self, operation: CollectiveFuture[Any], port: Port | None) -> bool:
+        """Issue from another thread an operation that starts no task, if the loop sleeps; False: the loop must."""
+        context = self.context
+        if port is None or isinstance(operation.input, Future) or not context.handover.enter():
+            return False
+        try:
+            here = (
+                not context.closed
+                and port.stream.has_room
+                and not port.stream.listens
+                and not context.deadlines.wakes(operation.deadline_s)
+                and port.communicator.at_once(operation)
+            )
+            if here:
+                self._enqueue(operation, port)
+            return here
+        finally:
+            context.handover.leave()
+
+    def _enqueue_soon(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
+        """Issue from another thread: the arrays are locked at once, and the loop does the rest."""
+        operation.lock()
+        try:
+            self.context.from_thread(self._enqueue_late, operation, find_port)
+        except PeerFailedError:
+            operation.release()
+            raise
+
+    def _enqueue_late(self, operation: CollectiveFuture[Any], find_port: Callable[[], Port]) -> None:
+        if not self.context.closed:
+            self._enqueue(operation, find_port())
+            return
+        operation.release()
+        settle(operation, None, Failure(self.context.ending.peer_failed(), seen=True))
+        tell(operation)
+
+
+def _remembered(known: dict[K, T], which: K, make: Callable[[], T]) -> T:
+    """Return the entry of a key, made if there is none; the oldest entry goes when there are too many."""
+    found = known.get(which)
+    if found is None:
+        if len(known) >= _PEERS:
+            del known[next(iter(known))]
+        found = known[which] = make()
+    return found
