@@ -8,7 +8,6 @@ from functools import partial
 import trio
 
 from transports.bounce import BounceBuffers
-from transports.efa.acknowledged import LOST_S
 from transports.efa.address import RAILS_LIMIT
 from transports.efa.departures import LIMITS, Departures
 from transports.efa.rail import Rail
@@ -148,10 +147,8 @@ class EfaLink(Link):
         Say which lose much of it.
         """
         for rail in tuple(self.rails):
-            if told := rail.note_losses():
+            if told := rail.check_health():
                 self._report(f"{self.name_of(rail.index)} {told}")
-            if rail.unacknowledged_s() >= LOST_S:
-                rail.die(f"nothing sent over it was acknowledged for {LOST_S:g} s")
 
     def tick(self, limit: float, silence_s: float) -> None:
         """Ask for a sign of life; give the process up after too many silent ticks, and rails that take nothing."""

@@ -12,7 +12,7 @@ import trio
 
 from transports.efa.address import PeerAddress, ends_of, host_identity, rail_addresses, rail_names
 from transports.efa.door import Door, family
-from transports.efa.queueing import shorten, spare
+from transports.efa.tcp import prepare, shorten
 from transports.factory import Exchange
 from transports.failures import ArgumentError, LinkLostError, TransportError
 from transports.handshake import HandshakeError, Hello, greet, welcome
@@ -24,7 +24,6 @@ HANDSHAKE_S = 2.0
 # So many connections may come to nothing because too much is lost on their way. Of 5 % of all packets, one in a hundred
 # handshakes or so takes longer than it may.
 _UNHEARD = 4
-_KEEPALIVE_IDLE_S, _KEEPALIVE_EVERY_S, _KEEPALIVE_PROBES = 1, 1, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +246,7 @@ class Joining:
         near = bool(self.door.unix and address.unix and self.identity == address.host)
         connection = socket.socket(socket.AF_UNIX if near else family(address.tcp[index][0]), socket.SOCK_STREAM)
         try:
-            self._prepare(connection)
+            prepare(connection, self.silence_s)
             if not near and not isinstance(self.rails, int):
                 connection.bind((self._addresses[index], 0))  # leave by the rail's own interface
             where = "\0" + address.unix if near else address.tcp[index]
@@ -281,7 +280,7 @@ class Joining:
         """Shake hands with who has called; None if that came to nothing, and the connection is closed."""
         kept = False
         try:
-            self._prepare(connection)
+            prepare(connection, self.silence_s)
             stream = self._stream(connection, serving=True)
             await welcome(stream, self.secret, judge, deadline_s=HANDSHAKE_S)
             made = self._made(connection, stream)
@@ -320,22 +319,6 @@ class Joining:
     ) -> trio.SSLStream[trio.abc.Stream] | trio.SocketStream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
         return stream if self.tls is None else self.tls.wrap(stream, serving=serving)
-
-    def _prepare(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        spare(connection)
-        if connection.family == socket.AF_UNIX:
-            return
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (
-            ("TCP_NODELAY", 1),
-            ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
-            ("TCP_KEEPINTVL", _KEEPALIVE_EVERY_S),
-            ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
-            ("TCP_USER_TIMEOUT", round((self.silence_s or 0) * 1000)),
-        ):
-            if hasattr(socket, name):  # not every system has every one
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def _made(self, connection: socket.socket, stream: trio.abc.Stream, detail: str = "") -> Connection:
         shorten(connection, self._say_once)

@@ -16,12 +16,10 @@ from typing import Protocol
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, reschedule, wait_task_rescheduled
 
-from transports.efa.acknowledged import Flight, look
 from transports.efa.departures import Departures, Entry
-from transports.efa.losing import Losses, segments
-from transports.efa.queueing import unsent_bytes
 from transports.efa.reading import Places, Reading
 from transports.efa.sharing import Pace, Standing
+from transports.efa.tcp import LOST_S, Health, tcp_info, unsent_bytes
 from transports.frame import LOCAL_CHUNK_BYTES, FrameError, FrameKind, pack
 from transports.matching import Chunk, ProtocolError, Send
 
@@ -109,7 +107,7 @@ class Rail(ABC):
         self._sleeper: Task | None = None
         self._acknowledged = 0
         self._stalled = 0
-        self._flight, self._losses = Flight(), Losses()
+        self._health = Health()
         self._seen_written_bytes = 0
         self.reading = Reading(owner, partial(owner.take, self), staged=staged)
 
@@ -258,13 +256,13 @@ class Rail(ABC):
         self._seen_written_bytes = self.written_bytes
         return self._stalled
 
-    def unacknowledged_s(self) -> float:
-        """Return for how many seconds the other end's kernel has acknowledged nothing of what is under way."""
-        return self._flight.unacknowledged_s(look(self.socket), monotonic())
-
-    def note_losses(self) -> str:
-        """Look at how much of what it sends is lost; return what to say of that, once."""
-        return self._losses.look(self.socket, segments(self.socket))
+    def check_health(self) -> str:
+        """Die if the other end's kernel has acknowledged nothing for too long; return a message about lost packets."""
+        seen = tcp_info(self.socket)
+        losses = self._health.note_losses(self.socket, seen)
+        if self._health.unacknowledged_s(seen, monotonic()) >= LOST_S:
+            self.die(f"nothing sent over it was acknowledged for {LOST_S:g} s")
+        return losses
 
     # -- frames that arrive -------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from typing import Self, cast
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint
 
-from transports.efa.acknowledged import LOST_S
 from transports.efa.connection import SocketRail, StreamRail
 from transports.efa.departures import LIMITS, single_rail_limits
 from transports.efa.efa_link import EfaLink
 from transports.efa.joining import Connection, Joining
 from transports.efa.rail import Rail
 from transports.efa.returning import Returning
+from transports.efa.tcp import LOST_S
 from transports.factory import Bootstrap, Exchange
 from transports.failures import ArgumentError, TransportClosedError
 from transports.frame import EAGER_BYTES

@@ -20,9 +20,9 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.promises import assert_kept
 from transports import Call, LinkLostError
 from transports.efa import rail
-from transports.efa.acknowledged import LOST_S, Flight, Look, look
 from transports.efa.connection import SocketRail
 from transports.efa.rail import Rail, describe
+from transports.efa.tcp import LOST_S, Health, TcpInfo, tcp_info
 from transports.frame import CHUNK_BYTES, EAGER_BYTES, PUSH_BYTES, FrameKind
 
 from .impostor import confronted
@@ -212,7 +212,7 @@ def test_a_connection_that_is_not_acknowledged_is_lost(monkeypatch: pytest.Monke
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(quietly, partial(victim.efa.endpoint(1).recv_into, 0, 5, bytearray(8)), errors)
                 await wait_all_tasks_blocked()
-                monkeypatch.setattr(rail, "look", lambda _: Look(True, 7.0))
+                monkeypatch.setattr(rail, "tcp_info", lambda _: TcpInfo(True, 7.0, 0.0, 0, 0))
                 for now_s in (100.0, 103.9):
                     monkeypatch.setattr(rail, "monotonic", lambda now_s=now_s: now_s)
                     link.check_acknowledged()
@@ -258,11 +258,12 @@ def test_a_receiver_that_reads_nothing_acknowledges_all_the_same() -> None:
         with receiver, suppress(BlockingIOError):
             while True:
                 sender.send(bytes(1 << 20))
-        seen = look(sender)
+        seen = tcp_info(sender)
+        assert seen is not None
         assert not seen.under_way or seen.since_s < LOST_S
-    assert not look(sender).under_way  # closed
+    assert tcp_info(sender) is None  # closed
     with socket.socket(socket.AF_UNIX) as local:
-        assert not look(local).under_way
+        assert tcp_info(local) is None
 
 
 @pytest.mark.parametrize(("probes", "unacknowledged", "under_way"), [(0, 0, False), (1, 0, True), (0, 1, True)])
@@ -277,11 +278,11 @@ def test_what_the_device_of_this_side_does_not_take_is_not_acknowledged_either(
         def getsockopt(self, *_: int) -> bytes:
             return struct.pack("=3xB20xI28xI", probes, unacknowledged, 5000).ljust(104, b"\0")
 
-    assert look(cast("socket.socket", Told())) == Look(under_way, 5.0)
+    assert tcp_info(cast("socket.socket", Told())) == TcpInfo(under_way, 5.0, 0.0, 0, 0)
 
 
 def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> None:
-    flight = Flight()
+    health = Health()
     looks = [  # at, under way, seconds since an acknowledgement, and how long it has waited
         (10.0, True, 0.0, 0.0),
         (10.1, False, 0.05, 0.0),
@@ -291,9 +292,9 @@ def test_what_has_just_left_after_a_pause_has_not_waited_since_before_it() -> No
         (37.0, True, 3.5, 3.0),
         (50.0, True, 12.9, 0.0),  # nobody looked meanwhile: that was acknowledged, and this has just left
     ]
-    assert [flight.unacknowledged_s(Look(under_way, since), now) for now, under_way, since, _ in looks] == [
-        waited for *_, waited in looks
-    ]
+    assert [
+        health.unacknowledged_s(TcpInfo(under_way, since, 0.0, 0, 0), now) for now, under_way, since, _ in looks
+    ] == [waited for *_, waited in looks]
 
 
 def test_a_process_that_stops_reading_holds_nothing_up_and_is_given_up() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transports.efa import queueing
+from transports.efa import tcp
 
 from .processes import World, opened, run
 
@@ -39,8 +39,8 @@ def settings(connection: socket.socket) -> tuple[int, int, bytes]:
 
 def paces(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whatever the system has chosen count as what paces."""
-    monkeypatch.setattr(queueing, "_PACING", settings(connection)[2])
-    monkeypatch.setattr(queueing, "_NEAR_CONGESTION", b"reno")
+    monkeypatch.setattr(tcp, "_PACING", settings(connection)[2])
+    monkeypatch.setattr(tcp, "_NEAR_CONGESTION", b"reno")
 
 
 def test_between_near_hosts_little_waits_and_nothing_is_paced(monkeypatch, tmp_path) -> None:
@@ -49,9 +49,9 @@ def test_between_near_hosts_little_waits_and_nothing_is_paced(monkeypatch, tmp_p
         paces(connection, monkeypatch)
         limit = tmp_path / "wmem_max"
         limit.write_text("524288\n")
-        monkeypatch.setattr(queueing, "_WMEM_MAX", limit)
-        monkeypatch.setattr(queueing, "_FAR_BUFFER_BYTES", 64 << 10)  # every system allows that
-        queueing.shorten(connection, reports.append)
+        monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
+        monkeypatch.setattr(tcp, "_FAR_BUFFER_BYTES", 64 << 10)  # every system allows that
+        tcp.shorten(connection, reports.append)
         assert settings(connection) == (128 << 10, 128 << 10, b"reno")
     assert reports == []
 
@@ -60,10 +60,10 @@ def test_a_buffer_that_cannot_be_set_stays_as_it_was_and_that_is_said(monkeypatc
     reports: list[str] = []
     limit = tmp_path / "wmem_max"
     limit.write_text("212992\n")
-    monkeypatch.setattr(queueing, "_WMEM_MAX", limit)
+    monkeypatch.setattr(tcp, "_WMEM_MAX", limit)
     with joined() as connection:
         before = settings(connection)[0]
-        queueing.shorten(connection, reports.append)
+        tcp.shorten(connection, reports.append)
         assert settings(connection)[0] == before
     assert reports == [
         "send buffers stay as the system sizes them, for 524288 bytes cannot be set (net.core.wmem_max is 212992); "
@@ -74,9 +74,9 @@ def test_a_buffer_that_cannot_be_set_stays_as_it_was_and_that_is_said(monkeypatc
 def test_a_congestion_control_that_cannot_be_had_is_said(monkeypatch) -> None:
     reports: list[str] = []
     with joined() as connection:
-        monkeypatch.setattr(queueing, "_PACING", settings(connection)[2])
-        monkeypatch.setattr(queueing, "_NEAR_CONGESTION", b"nosuch")
-        queueing.shorten(connection, reports.append)
+        monkeypatch.setattr(tcp, "_PACING", settings(connection)[2])
+        monkeypatch.setattr(tcp, "_NEAR_CONGESTION", b"nosuch")
+        tcp.shorten(connection, reports.append)
         kept = settings(connection)[2].decode()
     assert reports[-1] == (
         f"TCP keeps congestion control {kept!r}, for 'nosuch' cannot be set (No such file or directory); it paces more"
@@ -84,16 +84,16 @@ def test_a_congestion_control_that_cannot_be_had_is_said(monkeypatch) -> None:
 
 
 def test_a_long_way_keeps_what_the_system_has_chosen(monkeypatch) -> None:
-    monkeypatch.setattr(queueing, "_NEAR_S", -1.0)
+    monkeypatch.setattr(tcp, "_NEAR_S", -1.0)
     with joined() as connection:
         paces(connection, monkeypatch)
         before = settings(connection)
-        queueing.shorten(connection, pytest.fail)
+        tcp.shorten(connection, pytest.fail)
         assert settings(connection) == before
 
 
 def test_it_is_said_once_for_all_connections(monkeypatch) -> None:
-    monkeypatch.setattr(queueing, "_WMEM_MAX", Path("/nowhere"))
+    monkeypatch.setattr(tcp, "_WMEM_MAX", Path("/nowhere"))
 
     async def main() -> None:
         world = World(unix=False, rails=3, host="127.0.0.2")

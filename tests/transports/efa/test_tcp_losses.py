@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from transports.efa.losing import Losses, Segments, segments
+from transports.efa.tcp import Health, TcpInfo, tcp_info
 
 
 class Connection:
@@ -24,8 +24,8 @@ class Connection:
 
 
 def told(counts: list[tuple[int, int]], connection: Connection) -> list[str]:
-    losses = Losses()
-    return [losses.look(cast("socket.socket", connection), Segments(*count)) for count in counts]
+    health = Health()
+    return [health.note_losses(cast("socket.socket", connection), TcpInfo(False, 0.0, 0.0, *count)) for count in counts]
 
 
 def test_much_that_is_lost_again_and_again_is_said_once_and_paced() -> None:
@@ -63,9 +63,9 @@ def test_the_system_counts_segments() -> None:
         for _ in range(5):
             connection.sendall(b"x")
             other.recv(1)
-        seen = segments(connection)
+        seen = tcp_info(connection)
     assert seen is not None
     assert seen.sent - seen.again == 5
-    assert segments(connection) is None  # closed
+    assert tcp_info(connection) is None  # closed
     with socket.socket(socket.AF_UNIX) as local:
-        assert segments(local) is None
+        assert tcp_info(local) is None
