@@ -84,7 +84,7 @@ from .runtime.stream import Stream
 
 if TYPE_CHECKING:
     __version__: str
-    from .cost.startup import Startup
+    from .cost.parameters import Startup
     from .embedded.connection import Connection
     from .embedded.door import connect
     from .simulation import Conditions, Faults, Interference
@@ -134,7 +134,7 @@ _LOADED_WHEN_USED = {
     "Connection": "embedded.connection",
     "Faults": "simulation",
     "Interference": "simulation",
-    "Startup": "cost.startup",
+    "Startup": "cost.parameters",
     "Virtual": "simulation.simulated_backend",
     "connect": "embedded.door",
 }

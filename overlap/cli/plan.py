@@ -11,8 +11,7 @@ from topology import Cluster, cluster, format_ranks, parse_ranks
 
 from ..collectives.generators import GENERATORS
 from ..cost.parameters import itemsize_of
-from ..cost.reason import NAMES
-from ..cost.select import DIRECT, Plan, plan
+from ..cost.select import DIRECT, NAMES, Plan, plan
 from ..errors import UsageError
 from ..units import format_bytes, format_ns, parse_bytes
 from .configoptions import index

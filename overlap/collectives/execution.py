@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from .batch import Batch, Run, pieces, prepare
 from .explain import explain, hazard
-from .fingerprint import Words
-from .memory import Bases, Layout, Memory, Sweep
+from .memory import Bases, Layout, Memory, Sweep, Words
 from .pattern import Ints
 from .rules import Flags, check_rows
 from .schedule import IN_RANK_ORDER, Buffer, Op, Schedule

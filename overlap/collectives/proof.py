@@ -22,8 +22,7 @@ Four things are proved.
 from __future__ import annotations
 
 from .execution import Replay
-from .fingerprint import Fingerprint
-from .memory import Layout, Memory
+from .memory import Fingerprint, Layout, Memory
 from .rules import Routable, check_header, check_routes, phases
 from .schedule import IN_RANK_ORDER, Schedule
 

@@ -17,7 +17,7 @@ from .geometry import Geometry
 from .option import Flat, Option, Rejected
 from .parameters import Parameters
 from .placed import Placed, on
-from .rings import ring_rounds
+from .regular import ring_rounds
 from .rounds import Rounds, rounds
 from .sliced import Sliced
 

@@ -9,14 +9,90 @@ all: what they send each other stays among them, and what goes to another unit c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..collectives.placement import Floats
-from .regularrows import Rows, Unit
+from ..collectives.placement import Floats, Ints
 from .rounds import Round, Rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Messages of one step, as a `Round` has them."""
+
+    src: Ints  # (rows,) rank of the unit that sends
+    dst: Ints  # (rows,) rank of the unit that receives, or whose like in another unit does; ascending
+    count: Floats  # (rows,) how many messages each row stands for
+    far: NDArray[np.bool_]  # (rows,) whether it goes to another unit
+
+    def in_order(self) -> Rows:
+        """Return the same, by who receives."""
+        order = np.argsort(self.dst, kind="stable")
+        return Rows(src=self.src[order], dst=self.dst[order], count=self.count[order], far=self.far[order])
+
+    def key(self) -> bytes:
+        """Return what rows have in common exactly if they are the same."""
+        return b"".join(each.tobytes() for each in (self.src, self.dst, self.count, self.far))
+
+
+class Unit:
+    """Some ranks, of which there are many alike, one after the other.
+
+    Attributes:
+        size: ranks of all units.
+        places: ranks of one of them.
+    """
+
+    def __init__(self, size: int, ring: Sequence[int]) -> None:
+        """Take the first of the units.
+
+        Args:
+            size: Ranks of all units.
+            ring: Ranks of this one in the order in which a ring passes them, before it goes on to the next unit.
+        """
+        self.size, self.places = size, len(ring)
+        self._ring, self._own = np.asarray(ring, np.int64), np.arange(len(ring))
+
+    def nobody(self) -> Rows:
+        """Return no message."""
+        return self._rows(self._own[:0], self._own[:0])
+
+    def everybody(self) -> Rows:
+        """Return a message from everybody to every other, one row for those that go to the same place elsewhere."""
+        src, dst = (each.reshape(-1) for each in np.meshgrid(self._own, self._own))
+        others = src != dst
+        near, far = self._rows(src[others], dst[others]), self._rows(src, dst + self.places)
+        elsewhere = self.size // self.places - 1
+        if not elsewhere:
+            return near
+        return Rows(
+            src=np.concatenate([near.src, far.src]),
+            dst=np.concatenate([near.dst, far.dst]),
+            count=np.concatenate([near.count, far.count * elsewhere]),
+            far=np.concatenate([near.far, far.far]),
+        ).in_order()
+
+    def ahead(self, distance: int) -> Rows:
+        """Return a message from everybody to the rank so many further on; after the last comes the first."""
+        return self._rows(self._own, self._own + distance)
+
+    def opposite(self, distance: int) -> Rows:
+        """Return a message from everybody across one edge of a cube, of ranks that are a power of two."""
+        return self._rows(self._own, self._own ^ distance)
+
+    def following(self) -> Rows:
+        """Return a message from everybody to the next one of the ring."""
+        return self._rows(self._ring, np.append(self._ring[1:], self._ring[0] + self.places))
+
+    def _rows(self, src: Ints, to: Ints) -> Rows:
+        other, dst = np.divmod(to, self.places)
+        far = other % (self.size // self.places) != 0
+        return Rows(src=src, dst=dst, count=np.ones(len(src)), far=far).in_order()
+
 
 _Made: TypeAlias = tuple[int, list[Round]]  # slots, rounds
 
@@ -40,37 +116,26 @@ def regular_rounds(collective: str, algorithm: str, size: int, ring: Sequence[in
 
 
 def _round(
-    unit: Unit,
-    rows: Rows | None = None,
-    sent: float = 0.0,
-    *,
-    repeat: int = 1,
-    added: float = 0.0,
-    local_added: float = 0.0,
-    moving: float = 0.0,
-    adding: float = 0.0,
-    local: float = 0.0,
-    passed_on: bool = False,
+    unit: Unit, rows: Rows | None = None, sent: float = 0.0, *, passed_on: bool = False, repeat: int = 1, **work: float
 ) -> Round:
     rows = unit.nobody() if rows is None else rows
-
-    def of_each(amount: float) -> Floats:
-        return np.full(unit.places, amount, np.float64)
-
-    return Round(
-        repeat=repeat,
-        passed_on=passed_on,
-        src=rows.src,
-        dst=rows.dst,
-        sent=rows.count * float(sent),
-        count=rows.count,
-        far=rows.far,
-        added=of_each(added),
-        local_added=of_each(local_added),
-        moving=of_each(moving),
-        adding=of_each(adding),
-        local=of_each(local),
+    ends = rows.src, rows.dst, rows.count * float(sent)
+    return replace(
+        _alike(unit.places, ends, repeat=repeat, passed_on=passed_on, **work), count=rows.count, far=rows.far
     )
+
+
+def _alike(
+    size: int, ends: tuple[Ints, Ints, Floats], *, repeat: int = 1, passed_on: bool = False, **work: float
+) -> Round:
+    """Return a round in which all ranks do as much: `work` by the names of a round's amounts for each rank."""
+    src, dst, sent = ends
+    amounts = {name: np.full(size, work.pop(name, 0.0)) for name in _AMOUNTS}
+    assert not work, f"a round has no {work}"
+    return Round(repeat=repeat, passed_on=passed_on, src=src, dst=dst, sent=sent, **amounts)
+
+
+_AMOUNTS = ("added", "local_added", "moving", "adding", "local")
 
 
 def _mesh(unit: Unit) -> tuple[Round, Round]:
@@ -160,3 +225,26 @@ _ALGORITHMS: Mapping[tuple[str, str], Callable[[Unit], _Made]] = {
     ("all_to_all", "pairwise"): _pairwise,
     ("all_to_all", "bruck"): _bruck,
 }
+
+
+def ring_rounds(collective: str, orders: Sequence[Sequence[int]]) -> Rounds:
+    """Return what `rounds` finds in the schedule of a ring, or of several side by side.
+
+    Args:
+        collective: "all_reduce", "reduce_scatter" or "all_gather".
+        orders: The rings, each a sequence of all ranks.
+    """
+    path = np.asarray(orders, np.int64)
+    size, parts = path.shape[1], path.shape[0]
+    following = np.roll(path, -1, axis=1)
+    key, message = np.unique((following * size + path).reshape(-1), return_inverse=True)
+    sent = np.bincount(message, minlength=len(key)).astype(np.float64)
+    ends = key % size, key // size, sent
+    adding = _alike(size, ends, repeat=size - 1, passed_on=True, added=parts, adding=3 * parts)
+    moving = _alike(size, ends, repeat=size - 1, moving=2 * parts)
+    if collective == "all_gather":
+        own = _alike(size, ends, moving=2 * parts, local=2 * parts)
+        found = (own, replace(moving, repeat=size - 2)) if size > 2 else (own,)
+    else:
+        found = (adding,) if collective == "reduce_scatter" else (adding, moving)
+    return Rounds(size=size, slots=parts * size, rounds=found)

@@ -8,9 +8,9 @@ from functools import partial
 
 from ..collectives.generators import generate
 from ..collectives.generators.scattered import SCATTERS, handing_steps
-from ..collectives.pipelining import pipelined
 from ..collectives.placement import Placement
 from ..collectives.schedule import Schedule
+from ..collectives.slicing import pipelined
 from .flat import WIDE, PlanRequest, expanded, fitted, rings_of, too_wide
 from .option import Part, Rejected
 from .parameters import Parameters

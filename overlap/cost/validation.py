@@ -16,9 +16,9 @@ from topology import TopologyWarning, cluster
 
 from ..errors import UsageError
 from .measurements import COLLECTIVES, KNEES, STARTS, TRAINING
+from .parameters import startup
 from .published import Knee, Measurement, Start, Training
 from .select import plan
-from .startup import startup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

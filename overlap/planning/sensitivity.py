@@ -9,7 +9,7 @@ from topology import Cluster
 from topology.machine import LinkSpec
 
 from .. import Interference, Virtual
-from ..simulation.interference import ALL
+from ..simulation.conditions import ALL
 from .estimates import Estimate, estimate
 
 SWAY = 0.2

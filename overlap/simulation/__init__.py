@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from .clock import VirtualClock
 from .compute_cost import ComputeCosts, Profile, Roofline
-from .conditions import CALM, Conditions
+from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference
 from .demand import Demand
 from .fabric import Fabric, Reached, Stretch, Transfer
 from .faults import Fates, Faults
-from .interference import NO_INTERFERENCE, Interference
-from .kernel import Kernel, Order, Timer
-from .lineage import Lineage
+from .kernel import Kernel, Lineage, Order, Timer
 from .symmetry import Alike, AlikeBy, Same, repeated, together
 from .traffic import Traffic
 

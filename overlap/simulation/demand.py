@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..collectives.placement import Floats, Ints
 from ..cost import cost, on
 from ..cost.option import Option, Part, Price
 from .conditions import SlowWires
 from .flow import Flow, Stage, quantised
-from .loads import Loads
-from .resources import Resources
+from .loads import Loads, Resources
 from .unfolded import Plan, alone
 from .unfolding import unfolding
-
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
 
 # Skews of one size that are remembered: without jitter an operation comes again and again with the same one.
 _REMEMBERED = 64

@@ -10,25 +10,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from topology import Cluster
 
+from ..collectives.placement import Ints
 from ..cost import parameters
 from ..cost.option import Option
-from .conditions import CALM, Conditions, SlowWires
+from .conditions import CALM, NO_INTERFERENCE, Conditions, Interference, SlowWires
 from .demand import Demand, Pricing
 from .flow import Flow
 from .fluid import Fluid
-from .interference import NO_INTERFERENCE, Interference
+from .loads import Resources
 from .messages import Messages
-from .resources import Resources
 from .unfolded import Letter, Plan, Unfolded, alone
-
-Ints: TypeAlias = NDArray[np.int64]
 
 # Options that are remembered: of groups by size class there are few, but blocks that differ make one for each call.
 _REMEMBERED = 1 << 14

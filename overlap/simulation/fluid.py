@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from .flow import Flow
-from .occupancy import Occupancy
+from .flow import Flow, Occupancy
 from .sharing import rates
 
 _key = attrgetter("key")

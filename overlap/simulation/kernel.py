@@ -22,7 +22,6 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 
 from ..errors import OverlapError, UsageError
 from .clock import VirtualClock
-from .lineage import Lineage
 
 T = TypeVar("T")
 
@@ -287,3 +286,31 @@ def _refused(what: str) -> UsageError:
         f"clock: the program waits for {what}, which takes no virtual time; do that before or after the run, declare a "
         "compute with its seconds=, or run on clock='real'"
     )
+
+
+class Lineage(trio.abc.Instrument):
+    """Numbers tasks by who has started them: the third one that task (0, 5) starts is (0, 5, 2).
+
+    What one task does follows from the program, so these names are the same in every run; the order in which two tasks
+    run in an instant is not.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[Task, tuple[int, ...]] = {}
+        self._children: dict[Task, int] = {}
+
+    def here(self) -> tuple[int, ...]:
+        """Return the name of the task that runs now; tasks older than this object have none."""
+        return self._names.get(current_task(), ())
+
+    def task_spawned(self, task: Task) -> None:
+        """Name a task, for Trio."""
+        parent = current_task()
+        number = self._children.get(parent, 0)
+        self._children[parent] = number + 1
+        self._names[task] = (*self._names.get(parent, ()), number)
+
+    def task_exited(self, task: Task) -> None:
+        """Forget a task, for Trio."""
+        self._names.pop(task, None)
+        self._children.pop(task, None)

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..collectives.placement import place
+from ..collectives.placement import Ints, place
 from ..cost import Parameters, Round, Rounds, cost, on
 from ..cost.option import Part, Price
 from .conditions import SlowWires
 from .demand import Demand, Pricing
-from .resources import Resources
-
-Ints: TypeAlias = NDArray[np.int64]
+from .loads import Resources
 
 # Messages that are remembered: training loops send the same ones in every step.
 _REMEMBERED = 1 << 16

@@ -13,11 +13,10 @@ from math import inf
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..collectives.placement import Floats
 from .flow import Flow
 
-Floats: TypeAlias = NDArray[np.float64]
 _User: TypeAlias = tuple[int, float, float]  # flow, what it takes of a resource, messages that share it
 
 # Resources and levels that differ by less bind together: sums of a few products of doubles.

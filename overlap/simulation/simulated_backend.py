@@ -20,7 +20,7 @@ from transports import NeuronLink
 
 from ..collectives.kinds import Shape
 from ..collectives.reduce import Array
-from ..cost.startup import Startup, startup
+from ..cost.parameters import Startup, startup
 from ..errors import UsageError
 from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine

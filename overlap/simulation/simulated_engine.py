@@ -11,8 +11,8 @@ import numpy as np
 from ..collectives.kinds import Collective
 from ..cost.candidates import placed_on
 from ..cost.choice import Choices
+from ..cost.parameters import Startup
 from ..cost.select import DIRECT
-from ..cost.startup import Startup
 from ..runtime.communicator import BaseEngine, Communicator
 from ..runtime.engine.shared_memory import fit_all, run_here
 from ..runtime.future import Failure, call_when_done

@@ -7,13 +7,13 @@ is one communicator for all these groups, in which only those meet who are simul
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..collectives.call import Call
 from ..collectives.kinds import Collective
+from ..collectives.placement import Ints
 from ..errors import UsageError
 from ..runtime.backend import Backend
 from ..runtime.communicator import BaseEngine, Communicator
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-Ints: TypeAlias = NDArray[np.int64]
 
 
 class SymmetricWorld(World):

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..collectives.placement import Floats, Ints
 from ..errors import UsageError
 from .demand import Demand
 
-Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
 AlikeBy: TypeAlias = "int | Callable[[int], Hashable]"
 
 

@@ -12,14 +12,12 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..collectives.placement import Ints
 from ..cost.option import Part
 from ..cost.placed import PlacedRound
 from .flow import Stage, quantised
-from .resources import Resources
-
-Ints: TypeAlias = NDArray[np.int64]
+from .loads import Resources
 
 MOST_MESSAGES = 512
 """Collectives of more messages are taken to get on as a whole: they would take longer than the rest of a simulation."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from overlap.collectives import GENERATORS, Buffer, Op, Schedule, fits, generate, verify
+from overlap.collectives.explain import Origin, contributors, wanted
 from overlap.collectives.generators.families import FROM_ROOT
-from overlap.collectives.provenance import Origin, contributors, wanted
 from overlap.collectives.tablewriter import Table
 from overlap.errors import ScheduleError
 

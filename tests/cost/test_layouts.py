@@ -7,9 +7,8 @@ import topology
 from overlap.collectives import generate
 from overlap.collectives.generators.doubling import halving_doubling
 from overlap.collectives.generators.families import READINGS
-from overlap.collectives.generators.kangaring import kangaring
 from overlap.collectives.generators.layouts import device_cube, kangarings, relabelled, side_by_side
-from overlap.collectives.generators.ring import ring
+from overlap.collectives.generators.ring import kangaring, ring
 from overlap.collectives.placement import place
 from overlap.collectives.proof import verify
 from overlap.cost import on, rounds

@@ -8,7 +8,7 @@ import pytest
 from overlap.collectives import generate
 from overlap.collectives.schedule import Schedule
 from overlap.cost import rounds
-from overlap.cost.rings import ring_rounds
+from overlap.cost.regular import ring_rounds
 
 
 def assert_same(one, other):

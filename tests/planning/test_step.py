@@ -15,7 +15,7 @@ from overlap.planning.parts import Parts
 from overlap.planning.sensitivity import SLOWER, sensitivities
 from overlap.planning.trust import band_of, band_of_step
 from overlap.planning.wires import busy
-from overlap.simulation.interference import ALL
+from overlap.simulation.conditions import ALL
 from overlap.timeline import Timeline
 from topology import cluster
 

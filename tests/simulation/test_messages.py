@@ -8,8 +8,8 @@ from overlap.collectives.placement import place
 from overlap.cost import parameters
 from overlap.simulation import Conditions, demand
 from overlap.simulation.conditions import SlowWires
+from overlap.simulation.loads import Resources
 from overlap.simulation.messages import Messages
-from overlap.simulation.resources import Resources
 
 SLOW = Conditions(seed=3, slow_wire_share=0.3, slow_wire_factor=0.5)
 

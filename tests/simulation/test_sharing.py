@@ -10,7 +10,7 @@ from overlap.cost.select import plan
 from overlap.simulation import Conditions, Fabric
 from overlap.simulation.conditions import SlowWires
 from overlap.simulation.demand import Pricing
-from overlap.simulation.resources import Resources
+from overlap.simulation.loads import Resources
 
 from .message_level import fair, finished_s
 

@@ -6,7 +6,7 @@ import pytest
 import overlap
 import topology
 from overlap import Conditions, Interference, UsageError
-from overlap.cost.startup import Startup, startup
+from overlap.cost.parameters import Startup, startup
 from overlap.simulation import Profile
 
 from .worlds import KB, MS, now_ns, simulate, spans

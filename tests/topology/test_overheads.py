@@ -8,9 +8,8 @@ from overlap.collectives.generators import generate
 from overlap.collectives.placement import place
 from overlap.cost import on, parameters, rounds
 from overlap.cost.maxplus import cost
-from overlap.cost.parameters import IDEAL
+from overlap.cost.parameters import IDEAL, Startup, startup
 from overlap.cost.select import plan
-from overlap.cost.startup import Startup, startup
 from topology import Cluster, Curve, TopologyError, cluster, names
 
 BARE = """

@@ -15,7 +15,7 @@ from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...setup.world_setup import DEFAULT_RANKS, cluster_of
 from ...simulation import Profile, Roofline
-from ...simulation.interference import ALL
+from ...simulation.conditions import ALL
 from ..configoptions import count
 
 Value: TypeAlias = "str | int | float | bool | tuple[str, float]"

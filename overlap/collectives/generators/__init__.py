@@ -13,7 +13,10 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import ROOTED, Schedule
-from . import along_rings, bruck, composed, direct, double_tree, doubling, layouts, mesh, rank_order, tree
+from . import along_rings, composed, doubling, layouts, mesh, rank_order, tree
+from . import doubling as bruck
+from . import mesh as direct
+from . import tree as double_tree
 from .families import FROM_ROOT, READINGS, SPREADING
 
 __all__ = ["GENERATORS", "Generator", "fits", "generate"]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ...errors import ScheduleError
 from ..pattern import Ints
-from ..pipelining import joined, single_slots
 from ..schedule import Buffer, Schedule
+from ..slicing import joined, single_slots
 from ..tablewriter import Table
 
 _Column: TypeAlias = NDArray[np.integer]

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from .. import pattern as read
 from ..pattern import Pattern
-from ..pipelining import pipelined
 from ..schedule import Schedule
+from ..slicing import pipelined
 from . import blockwise
 from .along_rings import Rings
 from .families import READINGS, SPREADING, Options, from_root, spreading

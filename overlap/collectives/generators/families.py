@@ -9,7 +9,9 @@ from ...errors import ScheduleError
 from .. import pattern as read
 from ..pattern import Pattern
 from ..schedule import Schedule
-from . import bruck, double_tree, layouts, mesh, ring, scattered, torus, tree
+from . import doubling as bruck
+from . import layouts, mesh, ring, scattered, torus, tree
+from . import tree as double_tree
 from .along_rings import Rings
 
 Options: TypeAlias = Mapping[str, object]

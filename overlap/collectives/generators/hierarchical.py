@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
-from ..pipelining import rebuilt
 from ..schedule import COLUMNS, Buffer, Schedule
+from ..slicing import rebuilt
 from .torus import squarest
 
 

@@ -14,8 +14,8 @@ from ...errors import ScheduleError
 from ..pattern import Ints, Pattern, owners, spread
 from .doubling import halving_doubling
 from .hierarchical import compose
-from .kangaring import kangaring
 from .mesh import mesh
+from .ring import kangaring
 
 
 def side_by_side(patterns: Sequence[Pattern]) -> Pattern:

@@ -53,3 +53,39 @@ def _pass_on(size: int, path: Ints, way: int) -> Pattern:
     from_place = sliding_window_view(twice, size, axis=1)
     chunk = (from_place[:, :1:-1] if way > 0 else from_place[:, : size - 1]).transpose(1, 0, 2)
     return spread(size, owners(size, len(path)), step, path, np.roll(path, -way, axis=1), chunk, channel=channel)
+
+
+def kangaring(size: int, *, order: Sequence[int] | None = None) -> Pattern:
+    """Pass every chunk round a ring of the primaries, and to their secondaries.
+
+    Cost: size / 2 steps each way; n (size - 1) / size bytes per rank on average.
+
+    Args:
+        size: Ranks, an even number; ranks 2i and 2i + 1 are a pair.
+        order: The ring as a sequence of all pairs; 0, 1, 2, ... by default.
+
+    Raises:
+        ScheduleError: If `size` is odd, or `order` is not a permutation of the pairs.
+    """
+    pairs = size // 2
+    path = list(range(pairs)) if order is None else list(order)
+    if size % 2 or sorted(path) != list(range(pairs)):
+        raise ScheduleError(f"kangaring needs an even number of ranks and a ring of all pairs, got {size} and {path}")
+    return replace(_pass_on_in_pairs(size, path), mate=_pass_on_in_pairs(size, path[::-1]))
+
+
+def _pass_on_in_pairs(size: int, path: Sequence[int]) -> Pattern:
+    pairs = size // 2
+    step = np.arange(pairs, dtype=np.int32)[:, None, None]
+    cycle = np.arange(2, dtype=np.int32)[:, None]
+    place = np.arange(pairs, dtype=np.int32)
+    pair = np.asarray(path, np.int32)
+    primary, secondary, following = 2 * pair + cycle, 2 * pair + 1 - cycle, 2 * np.roll(pair, -1) + cycle
+    chunk = 2 * pair[(place - step) % pairs] + cycle
+    group = (step * 2 + cycle) * pairs + place
+    # The last to arrive goes no further along the ring.
+    onward = (step[:-1], primary, following, chunk[:-1], cycle, group[:-1])
+    aside = (step, primary, secondary, chunk, cycle, group)
+    flat = [[column.reshape(-1) for column in np.broadcast_arrays(*block)] for block in (onward, aside)]
+    when, src, dst, what, channel, grouped = (np.concatenate(column) for column in zip(*flat, strict=True))
+    return spread(size, owners(size), when, src, dst, what, channel=channel, group=grouped)
