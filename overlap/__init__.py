@@ -5,7 +5,6 @@
 #   front       the front doors: run();  settings: what can be said of a run;  config: what has been said, and by whom;
 #               requested: what it is asked to be in the end, by program, environment and command
 #   embedded/   the door for programs that own their main thread: connect()
-#   setup/      what a world stands on: the placed cluster, the wires, the other processes, their common trace
 #   runtime/    one process's ranks:
 #     world       World: starts the ranks, ends them together, names the culprit
 #     ending      the verdict on a world, and its end in forked processes
@@ -22,11 +21,10 @@
 #                 algorithm by cost, proves its table, cuts out programs), program_runner, wire_ways and cc_core
 #     memory/     new arrays (buffer_pool), arrays in use (buffer_locks), arrays of other libraries (foreign)
 #     blame/      which rank waits for which, which keeps the event loop, and when the user hears of it
-#   remote/     what spans processes: spanning communicators, and the control plane
+#   remote/     what spans processes: spanning communicators
 #   simulation/    the simulated backend: clock, fabric, engine, compute
 #   launch/     the launcher: starts processes, shows what they print, ends them together, says who failed
-#   rendezvous/ how they find each other, and prove who they are
-#   membership/ who is there, what they say to each other, and how a loss is noticed
+#   processes/  the processes of a world: how they find each other, what they tell each other, how a loss is noticed
 #   collectives/  schedules as data, the programs made from them, and the arithmetic; pure;  cost/  what they cost
 #   flight/     the last operations of every rank, readable when nobody is left to ask
 #   live/       jobs that run now, seen through those files

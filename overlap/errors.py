@@ -15,7 +15,7 @@
      +- StallError               it takes too long, or never ends; says who waits for whom
      +- ScheduleError            a schedule that does not compute its collective; it is never run
      +- JoinError, ListenError, MemberLostError, InboxFullError, OutboxFullError
-                                 processes that do not come together (`overlap.rendezvous`), or apart (`.membership`)
+                                 processes that do not come together, or are lost (`overlap.processes`)
 
 and a warning: TraceWarning, a timeline could not be written; the results stand.
 

@@ -15,19 +15,19 @@ import trio
 from .config import ARGUMENT, RunConfig
 from .diagnostics import all_notes, is_interrupt
 from .errors import UsageError
+from .processes.keeper import Keeper
+from .processes.one_life import Told, live
+from .processes.world_setup import alone, among, cluster_of
 from .requested import requested
 from .runtime.world import World
 from .settings import Wires
-from .setup.keeper import Keeper
-from .setup.one_life import Told, live
-from .setup.world_setup import alone, among, cluster_of
 from .signals import living, obeying
 from .timeline.recording import KeptSteps
 
 if TYPE_CHECKING:
     import topology
 
-    from .rendezvous.launcher_environment import Place
+    from .processes.place import Place
     from .simulation.simulated_backend import Virtual
 
 T = TypeVar("T")
@@ -195,6 +195,6 @@ def _place() -> Place | None:
     """Ask the environment, if it looks as if anybody had started several processes."""
     if _SIGNS.isdisjoint(os.environ):
         return None
-    from .rendezvous.launcher_environment import find_place  # and with it all that processes need to meet
+    from .processes.place import find_place  # and with it all that processes need to meet
 
     return find_place()

@@ -22,7 +22,7 @@ _OF_LAUNCHERS = frozenset(
         *("SECRET", "SECRET_FILE", "RDZV_ENDPOINT", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "JOB"),
         *("SECRET_FD", "LISTENER_FD", "LIFELINE_FD", "STATUS_FD", "MEMBER_PID", "RESTART"),
     )
-)  # what `overlap.rendezvous.launcher_environment` knows besides
+)  # what `overlap.processes.place` knows besides
 
 
 _warned: set[str] = set()

@@ -1,8 +1,9 @@
-"""Sizes and times as people write them, and back. GB is 10**9 bytes, GiB is 2**30."""
+"""Sizes and times as people write them, and paragraphs of text. GB is 10**9 bytes, GiB is 2**30."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 
 from .errors import UsageError
 
@@ -46,3 +47,8 @@ def format_ns(duration_ns: float) -> str:
         if abs(duration_ns) < limit * 0.9995:
             return f"{duration_ns / (limit / 1e3):.3g} {unit}"
     return f"{duration_ns / 1e9:.3g} s" if abs(duration_ns) < 999.5e9 else f"{duration_ns / 1e9:.0f} s"
+
+
+def wrapped(text: str, width: int = 80, *, first: str = "", rest: str = "") -> list[str]:
+    """Return a paragraph as lines of at most `width` columns, broken at blanks only; `first` and `rest` begin them."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

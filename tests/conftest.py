@@ -174,7 +174,7 @@ def _what_is_long_by_nature_has_an_hour(request: pytest.FixtureRequest) -> None:
 def _no_secret_is_remembered() -> Iterator[None]:
     """A process takes OVERLAP_SECRET out of its environment, and keeps it for its next worlds: here for other tests."""
     yield
-    if module := sys.modules.get("overlap.rendezvous.secret"):
+    if module := sys.modules.get("overlap.processes.secret"):
         module._kept.clear()
 
 

@@ -62,10 +62,8 @@ HOUSE = (
     ("overlap.settings",),
     ("overlap.config",),
     ("overlap.requested",),
-    ("overlap.membership",),
-    ("overlap.rendezvous",),
-    ("overlap.launch.status",),  # what a process tells its launcher, which reads it
-    ("overlap.launch", "overlap.setup"),
+    ("overlap.processes",),
+    ("overlap.launch",),
     # the doors
     ("overlap.embedded",),  # connect()
     ("overlap.front",),  # what `import overlap` gives, and run()

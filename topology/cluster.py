@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from . import groups, legality, routes
+from . import groups, machinefile, routes, rules
 from .errors import MAX_RANKS, TopologyError, unknown
-from .grid import Grid
-from .grouprules import LATEST, LOCAL_KINDS, Finding
+from .figures import Figure
 from .groups import Axis
-from .machine import Machine
-from .overheads import Figure
-from .rankmap import RankMap
-from .routes import Link
-from .wiring import Wiring
+from .machine import LATEST, Machine
+from .routes import Link, RankMap
+from .rules import LOCAL_KINDS, Finding
+from .wiring import Grid, Wiring
+
+_SUFFIX = re.compile(r"(?P<rest>.*\S)\s+(?:x(?P<nodes>\d+)|lnc=(?P<lnc>\d+))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)  # what is equal, the map says
@@ -39,7 +40,6 @@ class Cluster(RankMap):
             TopologyError: in one line, naming the file, the key and what was expected.
         """
         # Here, because reading TOML needs modules that importing this package should not pay for.
-        from . import machinefile
 
         return Cluster.of(machinefile.load(path), nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
 
@@ -147,7 +147,7 @@ class Cluster(RankMap):
         Raises:
             TopologyError: if it is not a group at all: empty, a rank twice, or a rank that does not exist.
         """
-        return legality.judge(self, ranks)
+        return rules.judge(self, ranks)
 
     def check_group(
         self, ranks: Sequence[int], *, strict: bool | None = None, warn: bool = True
@@ -165,7 +165,7 @@ class Cluster(RankMap):
         Raises:
             TopologyError: for the first broken rule, with its source and the nearest legal groups.
         """
-        return legality.check_group(self, ranks, strict=self.strict if strict is None else strict, warn=warn)
+        return rules.check_group(self, ranks, strict=self.strict if strict is None else strict, warn=warn)
 
     def check_groups(self, partition: Sequence[Sequence[int]], *, strict: bool | None = None) -> tuple[Finding, ...]:
         """Refuse a list of groups that run one collective together: equally long, disjoint, each legal.
@@ -173,11 +173,11 @@ class Cluster(RankMap):
         Raises:
             TopologyError: as `check_group`; also naming the two groups that overlap or differ in length.
         """
-        return legality.check_groups(self, partition, strict=self.strict if strict is None else strict)
+        return rules.check_groups(self, partition, strict=self.strict if strict is None else strict)
 
     def legal_groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         """List the legal groups of a size on node 0 that are runs of ranks or sets named by a rule."""
-        return legality.legal_groups(self, size)
+        return rules.legal_groups(self, size)
 
     def rings(self, ranks: Iterable[int] | None = None) -> tuple[tuple[int, ...], ...]:
         """Find edge-disjoint Hamiltonian cycles in the devices of some ranks; see `groups.rings`."""
@@ -245,3 +245,64 @@ def _fitted(machine: Machine, nodes: int, lnc: int, ranks: int | None) -> tuple[
 @lru_cache(maxsize=256)
 def _wiring(machine: Machine, devices: int) -> Wiring:
     return Wiring.of(machine.wires, devices)
+
+
+def cluster(
+    name: str,
+    *,
+    nodes: int | None = None,
+    lnc: int | None = None,
+    ranks: int | None = None,
+    strict: bool | None = None,
+    edition: int | None = None,
+) -> Cluster:
+    """Make a cluster of a named machine, or of one in a file whose name ends in ``.toml``.
+
+    Args:
+        name: a built-in name, optionally with its nodes and logical cores: ``"trn2.48xlarge x4 lnc=1"``.
+            ``"local"`` is this computer: any number of ranks, no rules.
+        nodes: how many; one by default, a full UltraServer where the machine is part of one.
+        lnc: physical cores per logical core; the machine's default if None.
+        ranks: size of the world, spread evenly over the nodes; None fills a named machine, and is one rank per node
+            on "local".
+        strict: whether an illegal group is an error; named Neuron machines are strict, "local" has nothing to
+            violate.
+        edition: the year whose rules apply; the newest by default.
+
+    Raises:
+        TopologyError: for an unknown name, a world that does not fit, an impossible or contradictory number.
+    """
+    if not isinstance(name, str):
+        raise TopologyError(f"name: expected the name of a cluster, got {name!r}")
+    name, said = _split(name)
+    nodes = _agreed("nodes", said.get("nodes"), nodes)
+    lnc = _agreed("lnc", said.get("lnc"), lnc)
+    machine = machinefile.load(name) if name.endswith(".toml") else machinefile.builtin(name)
+    return Cluster.of(machine, nodes=nodes, lnc=lnc, ranks=ranks, strict=strict, edition=edition)
+
+
+def names() -> tuple[str, ...]:
+    """List the built-in machines."""
+    return machinefile.builtin_names()
+
+
+def _split(name: str) -> tuple[str, dict[str, int]]:
+    said: dict[str, int] = {}
+    rest = name.strip()
+    while match := _SUFFIX.fullmatch(rest):
+        for key in ("nodes", "lnc"):
+            if match[key] is not None:
+                said[key] = _agreed(key, said.get(key), int(match[key])) or 0
+        rest = match["rest"]
+    first, _, more = rest.partition(" ")
+    if more and (first in names() or first.endswith(".toml")):
+        raise TopologyError(
+            f"cluster: expected nodes or cores after {first!r}, such as x4 or lnc=1, got {more.strip()!r}"
+        )
+    return rest, said
+
+
+def _agreed(what: str, first: int | None, second: int | None) -> int | None:
+    if first is not None and second is not None and first != second:
+        raise TopologyError(f"{what} is said twice: {first} and {second}")
+    return second if first is None else first

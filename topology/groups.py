@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from .cycles import Cycle, disjoint_cycles, zigzag_cycles
 from .errors import TopologyError
-from .grid import Grid, torus
 from .machine import LinkKind
-from .rankmap import RankMap
-from .routes import route
+from .routes import RankMap, route
+from .wiring import Grid, torus
 
 Devices = dict[int, tuple[int, ...]]
 

@@ -1,75 +1,69 @@
-"""What the keys of a machine file hold: numbers with their origin, lists, texts; each says what it expects.
+"""Annotations of the fields that a machine file holds: limits, and the words in which messages name them."""
 
-The words of a `description` are those of messages; `complaint` puts them together.
-"""
-
-# Annotations are objects in this file: evaluating them from text takes msgspec longer than everything else here.
+from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
-
-from msgspec import Meta, Struct
-
-from .grouprules import Confidence
-from .overheads import Figure
-
-_LARGEST = sys.float_info.max  # TOML has inf and nan
-Positive = Annotated[float, Meta(gt=0, le=_LARGEST, description="a positive number")]
-NotNegative = Annotated[float, Meta(ge=0, le=_LARGEST, description="a number, 0 or more")]
-Count = Annotated[int, Meta(ge=1, description="a whole number, 1 or more")]
-Index = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
-Counts = Annotated[tuple[Count, ...], Meta(description="a list of whole numbers, 1 or more")]
-Indices = Annotated[tuple[Index, ...], Meta(description="a list of whole numbers, 0 or more")]
-Pair = Annotated[tuple[Index, Index], Meta(description="a pair such as [0, 1]")]
-Pairs = Annotated[tuple[Pair, ...], Meta(description="a list of pairs such as [[0, 1], [1, 2]]")]
-Text = Annotated[str, Meta(description="a text")]
-Texts = Annotated[tuple[Text, ...], Meta(description="a list of texts")]
-Flag = Annotated[bool, Meta(description="true or false")]
-Share = Annotated[float, Meta(gt=0, le=1, description="a share, more than 0 and at most 1")]
-
-
-class TomlTable(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One table of a file; a key that is not there is None."""
-
-
-class Amount(TomlTable):
-    """A number with its origin; zero is none."""
-
-    value: Positive
-    source: Text = ""
-    confidence: Confidence = "E"
-
-
-class Duration(TomlTable):
-    """The same of something that may take no time."""
-
-    value: NotNegative
-    source: Text = ""
-    confidence: Confidence = "E"
-
-
-AmountKey = Annotated[Positive | Amount, Meta(description="a positive number, or { value, source, confidence }")]
-DurationKey = Annotated[
-    NotNegative | Duration, Meta(description="a number, 0 or more, or { value, source, confidence }")
-]
 
 
 def wrong(key: str, expected: str, found: object) -> ValueError:
-    """Build the error for a key that contradicts others."""
-    return ValueError(f"{key}: expected {expected}, found {_as_written(found)!r}")
+    """Build the error for a key whose value contradicts others."""
+    return ValueError(f"{key}: expected {expected}, found {as_written(found)!r}")
 
 
-def _as_written(found: object) -> object:
-    return [_as_written(item) for item in found] if isinstance(found, tuple) else found
+def as_written(found: object) -> object:
+    """Return a value as TOML writes it, with lists for tuples."""
+    return [as_written(item) for item in found] if isinstance(found, tuple) else found
 
 
-def figure(given: float | Amount | Duration, where: str) -> Figure:
-    """Return a number with its origin; a bare one is the user's own, from the file."""
-    if isinstance(given, Amount | Duration):
-        return Figure(value=given.value, source=given.source or where, confidence=given.confidence)
-    return Figure(value=given, source=where, confidence="E")
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a key expects, in the words of messages."""
+
+    expected: str
 
 
-def figure_or_none(given: float | Amount | Duration | None, where: str) -> Figure | None:
-    """Return the same of a number that may be absent."""
-    return None if given is None else figure(given, where)
+@dataclass(frozen=True, slots=True)
+class Numbers(Words):
+    """The numbers that a key may hold; also the value of a figure."""
+
+    least: float = -sys.float_info.max
+    above: float | None = None  # a limit that the number itself may not have
+    most: float = sys.float_info.max  # TOML has inf and nan
+    whole: bool = False
+    text: str | None = None  # a word that may stand instead of a number, and is read as None
+
+    def allow(self, value: object) -> bool:
+        """Return whether a value is such a number."""
+        return (
+            (type(value) is int or (type(value) is float and (not self.whole or value.is_integer())))
+            and self.least <= value <= self.most
+            and (self.above is None or value > self.above)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ByName(Words):
+    """A table whose keys are names: of records that keep their key as `kind`, or of figures."""
+
+    known: tuple[str, ...] = ()  # the names that are accepted, in the order of the records; any if empty
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed(Words):
+    """A text that a function converts; its ValueError says what is wrong with one."""
+
+    parse: Callable[[str], object]
+
+
+_ONE = Numbers("a whole number, 1 or more", least=1, whole=True)
+_ZERO = Numbers("a whole number, 0 or more", least=0, whole=True)
+Count = Annotated[int, _ONE]
+Index = Annotated[int, _ZERO]
+Counts = Annotated[tuple[Count, ...], Words("a list of whole numbers, 1 or more")]
+Indices = Annotated[tuple[Index, ...], Words("a list of whole numbers, 0 or more")]
+Pair = Annotated[tuple[Index, Index], Words("a pair such as [0, 1]")]
+Pairs = Annotated[tuple[Pair, ...], Words("a list of pairs such as [[0, 1], [1, 2]]")]
+Texts = Annotated[tuple[str, ...], Words("a list of texts")]

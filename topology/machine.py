@@ -1,33 +1,96 @@
-"""One kind of node as records: what a TOML file in `data/` says, typed.
+"""One kind of node as records: the contents of a TOML file in `data/`, typed.
 
-Nothing here computes; `wiring` and `cluster` do.
+The annotation of a field is the one declaration of its key in a file (see `keys`). A record refuses values that
+contradict each other with a ValueError that begins with the key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from .grouprules import Confidence, Rule
-from .overheads import Collectives, Figure
+from .errors import parse_ranks
+from .figures import Amount, Collectives, Confidence, Duration, Whole
+from .keys import ByName, Count, Counts, Index, Indices, Numbers, Pairs, Parsed, Words, wrong
 
 LinkKind = Literal["self", "chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet", "none"]
+WIRED = ("chip", "neuronlink", "roce", "nvlink", "ultraserver", "efa", "ethernet")
+"""The kinds of links that have figures: all but "self" and "none"."""
 
 Shape = Literal["none", "ring", "chain", "torus", "grid", "full", "switch", "links"]
+_GRIDS = ("ring", "chain", "torus", "grid")
+
+Severity = Literal["error", "warning"]
+RuleKind = Literal["sizes", "multiple", "tiles", "sets", "devices", "node", "symmetric", "servers", "peers"]
+Local = tuple[int, ...]
+"""Local indices: the ranks of a group on one node."""
+
+LATEST = 9999
+"""Year that no edition reaches: the end of a rule that still holds."""
+
+MAX_DEVICES = 4096
+"""Devices in one node: far beyond any machine, and few enough that a file cannot exhaust memory."""
+
+LINKED = "a kind that has a [links.*] table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One sentence of a platform's documentation, in a form that can be checked."""
+
+    id: str  # its name in messages
+    # which check applies: "sizes" (local part has one of `sizes` ranks), "multiple" (a multiple of `sizes[0]`), "tiles"
+    # (consecutive and starting at a multiple of its own size), "sets" (one of `sets`), "devices" (all cores of
+    # consecutive devices), "node" (one node only), "symmetric" (equal local indices on every node), "servers" (spans
+    # one of `sizes` neighbouring servers of an UltraServer), "peers" (see `rules.is_peers`).
+    kind: RuleKind
+    text: str  # the rule in words
+    source: str  # the document that states it
+    confidence: Confidence  # as for figures
+    severity: Severity = "error"  # of a violation on a strict cluster
+    since: Index = 0  # first year in which the platform's documents say this
+    until: Count = LATEST  # last such year
+    lnc: Count | None = None  # the logical-core setting to which it applies, None for all
+    for_sizes: Counts = ()  # applies only to local parts of these sizes; empty means all
+    # parameter of "sizes", "multiple", "servers"; for "peers" the sizes of the tilings whose peers are meant.
+    sizes: Counts = ()
+    # parameter of "sets"; for "peers" further tilings.
+    sets: Annotated[
+        tuple[Annotated[Local, Parsed("ranks such as '0-15,48-63'", parse_ranks)], ...], Words("a list of texts")
+    ] = ()
+    exempts: Annotated[tuple[RuleKind, ...], Words("a list of kinds")] = ()  # for "peers": rules of no effect on it
+    complete: bool = False  # for "peers": the group must take a rank from every tile of the node
+
+    def __post_init__(self) -> None:
+        if self.kind in ("sizes", "multiple", "servers") and not self.sizes:
+            raise ValueError(f"sizes: expected numbers, because the kind is {self.kind!r}, found none")
+        if self.kind == "sets" and not self.sets:
+            raise ValueError("sets: expected groups such as '0-15,48-63', because the kind is 'sets', found none")
+        if self.since > self.until:
+            raise wrong("until", f"a year not before since = {self.since}", self.until)
+
+    def in_force(self, *, edition: int, lnc: int) -> bool:
+        """Tell whether the documents of that year hold this rule for that logical-core setting."""
+        return self.since <= edition <= self.until and self.lnc in (None, lnc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """One device (a Trainium chip, say) and what it computes with."""
+    """One device (a Trainium chip, say) and its processors."""
 
     name: str  # the vendor's name of the chip
-    cores: int  # physical cores
-    lnc: tuple[int, ...] = (1,)  # how many physical cores may form one logical core; the first is the default
-    cc_cores: Figure | None = None  # collective processors on the chip
-    memory_bytes: Figure | None = None  # device memory
-    memory_bytes_per_s: Figure | None = None  # its bandwidth
-    dma_bytes_per_s: Figure | None = None  # what the DMA engines of one physical core move in practice
-    flops_per_s: tuple[tuple[str, Figure], ...] = ()  # peak per dtype, for the whole chip
+    cores: Count  # physical cores
+    lnc: Counts = (1,)  # how many physical cores may form one logical core; the first is the default
+    cc_cores: Amount | None = None  # collective processors on the chip
+    memory_bytes: Amount | None = None  # device memory
+    memory_bytes_per_s: Amount | None = None  # its bandwidth
+    dma_bytes_per_s: Amount | None = None  # of the DMA engines of one physical core, in practice
+    # peak per dtype, for the whole chip.
+    flops_per_s: Annotated[tuple[tuple[str, Amount], ...], ByName("a table")] = ()
+
+    def __post_init__(self) -> None:
+        if not self.lnc or any(self.cores % size for size in self.lnc):
+            raise wrong("lnc", f"divisors of the {self.cores} cores", self.lnc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,56 +98,81 @@ class LinkSpec:
     """Figures of one kind of wire, for one direction."""
 
     kind: LinkKind  # the name by which wiring and network refer to it
-    latency_s: Figure  # from the send to the first byte's arrival, per hop
-    bandwidth_bytes_per_s: Figure  # one way; the other direction has the same again
+    latency_s: Duration  # from the send to the first byte's arrival, per hop
+    bandwidth_bytes_per_s: Amount  # one way; the other direction has as much again
     per_core: bool = False  # the bandwidth is that of a physical core, so a logical core of two has twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WiringSpec:
-    """How the devices of one node are joined."""
+    """The wires between the devices of one node."""
 
     # "ring", "chain", "torus" and "grid" have `dims`; "full" joins every pair by a wire of its own, "switch" every
     # device to one switch; "links" lists the pairs.
     shape: Shape
-    dims: tuple[int, ...] = ()  # sides of the grid, slowest first; device d has the row-major coordinates of d
-    pairs: tuple[tuple[int, int], ...] = ()  # undirected pairs for "links"
-    link: LinkKind = "none"  # kind of these wires
+    # sides of the grid, slowest first, of all devices if empty; device d has the row-major coordinates of d.
+    dims: Counts = ()
+    pairs: Pairs = ()  # undirected pairs for "links"
+    link: Annotated[LinkKind, Words(LINKED)] = "none"  # kind of these wires
     source: str = ""  # where the wiring is published
     confidence: Confidence = "E"  # as in `Figure`
+
+    def __post_init__(self) -> None:
+        if self.shape in ("torus", "grid") and not self.dims:
+            raise ValueError("dims: missing, expected a list of whole numbers, 1 or more")
+        if self.shape == "links" and not self.pairs:
+            raise ValueError("pairs: missing, expected a list of pairs such as [[0, 1], [1, 2]]")
+        if self.shape != "none" and self.link == "none":
+            raise ValueError(f"link: missing, expected {LINKED}")
+        for key, known, belongs in (
+            ("dims", self.dims, self.shape in _GRIDS),
+            ("pairs", self.pairs, self.shape == "links"),
+            ("link", "" if self.link == "none" else self.link, self.shape != "none"),
+        ):
+            if known and not belongs:
+                raise wrong(key, f"nothing, because the shape is {self.shape!r}", known)
+
+    def sides(self, devices: int) -> tuple[int, ...]:
+        """Return the sides of the grid that so many devices form; a ring or a chain has one, of all of them."""
+        return self.dims or ((devices,) if self.shape in _GRIDS else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What joins nodes: `nics` adapters in each, all equal."""
+    """The adapters that join nodes: `nics` in each, all equal."""
 
-    nics: Figure
-    link: LinkKind
+    nics: Whole
+    link: Annotated[LinkKind, Words(LINKED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UltraServer:
     """Nodes joined device by device: device d of one server to device d of the next, in a ring."""
 
-    servers: tuple[int, ...]  # how many nodes may be coupled, ascending; the last is the full machine
-    link: LinkKind  # kind of these wires
+    servers: Counts  # how many nodes may be coupled, ascending; the last is the full machine
+    link: Annotated[LinkKind, Words(LINKED)]  # kind of these wires
     source: str  # where it is published
+
+    def __post_init__(self) -> None:
+        if not self.servers or list(self.servers) != sorted(set(self.servers)):
+            raise wrong("servers", "ascending numbers of servers", self.servers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One kind of node: everything a file says about it."""
+    """One kind of node: a whole machine file."""
 
     name: str  # as the user writes it
     description: str = ""  # one line
-    devices: int | None  # devices in a node; None means any number (the local machine)
-    chip: Chip  # what each device is
-    wires: WiringSpec  # how the devices are joined
-    links: tuple[LinkSpec, ...]  # figures per kind of wire
-    network: Network | None = None  # what joins nodes, None if nothing does
+    # devices in a node; None means any number (the local machine).
+    devices: Annotated[int | None, Numbers('a whole number, 1 or more, or "any"', least=1, whole=True, text="any")]
+    chip: Chip  # the kind of device
+    wires: WiringSpec  # between devices
+    links: Annotated[tuple[LinkSpec, ...], ByName("a table", known=WIRED)]  # figures per kind of wire
+    network: Network | None = None  # between nodes, None if nothing joins them
     ultraserver: UltraServer | None = None  # device-to-device wires between nodes, if there are any
-    collectives: Collectives = field(default=Collectives())  # what collectives cost beyond bytes on wires
-    rules: tuple[Rule, ...] = ()  # which groups are legal, in the order in which they are checked
+    collectives: Collectives = field(default=Collectives())  # the cost of collectives beyond bytes on wires
+    rules: Annotated[tuple[Rule, ...], Words("tables")] = ()  # of legal groups, in the order of their checks
     strict: bool = False  # whether a violated rule is an error or a warning, unless the caller says otherwise
-    numa: tuple[int, ...] = field(default=())  # NUMA node of each device, where known
-    pcie: tuple[int, ...] = field(default=())  # PCIe switch or host bus of each device, where known
+    numa: Indices = field(default=())  # NUMA node of each device, where known
+    pcie: Indices = field(default=())  # PCIe switch or host bus of each device, where known

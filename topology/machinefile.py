@@ -8,21 +8,18 @@ by their id, and everything else replaces what was there.
 
 from __future__ import annotations
 
-import threading
-import tomllib
+from collections.abc import Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import cast
 
-from msgspec import ValidationError, convert
-from msgspec.structs import asdict
-
-from .document import ChipTable, Document, LinkTable, RuleTable
 from .errors import TopologyError, unknown
-from .grouprules import Rule
-from .keys import figure, figure_or_none
-from .machine import Chip, LinkKind, LinkSpec, Machine, Network, UltraServer, WiringSpec
-from .overheads import Collectives
+from .figures import Collectives, Overheads
+from .keys import wrong
+from .machine import LINKED, MAX_DEVICES, Machine, Network, UltraServer, WiringSpec
+from .tables import record
+from .wiring import Wiring
 
 Table = dict[str, object]
 
@@ -31,9 +28,6 @@ _WHOLE = {"value", "points", "shape"}
 
 # Not importlib.resources: it costs 7 ms to import, and these files are always installed as files.
 _DATA = Path(__file__).parent / "data"
-
-# msgspec learns a type when it first reads one, in Python: two threads that do so at once crash the process.
-_reading = threading.Lock()
 
 
 @cache
@@ -60,21 +54,28 @@ def load(path: str | Path) -> Machine:
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise TopologyError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise TopologyError(f"{path}: is not UTF-8 text: expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise TopologyError(f"{path}: is not TOML: {error}") from None
-    return parse(_extended(table, where=path.name), where=path.name)
+    return parse(_extended(_parsed(text, str(path)), where=path.name), where=path.name)
 
 
 def _builtin_table(name: str) -> Table:
     if name not in builtin_names():
         raise unknown("cluster", name, builtin_names())
     text = (_DATA / f"{name}.toml").read_text(encoding="utf-8")
-    return _extended(tomllib.loads(text), where=f"{name}.toml")
+    return _extended(_parsed(text, name), where=f"{name}.toml")
+
+
+def _parsed(text: str, where: str) -> Table:
+    import tomllib  # here, because it takes 15 ms to import, which programs without a machine should not pay
+
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise TopologyError(f"{where}: is not TOML: {error}") from None
 
 
 def _extended(table: Table, *, where: str) -> Table:
@@ -125,63 +126,78 @@ def parse(table: Table, *, where: str) -> Machine:
     """Turn a parsed TOML document into a machine.
 
     Args:
-        table: the document, `extends` already resolved.
-        where: name of the file, for messages and as the source of figures without one.
+        table: The document, `extends` already resolved.
+        where: Name of the file, for messages and as the source of figures without one.
 
     Raises:
         TopologyError: naming `where`, the key, what was expected and what was found.
     """
+    if table.get("devices") == 1:
+        table = {"wires": {"shape": "none"}} | table
+    collectives = table.get("collectives", {})
+    rest = {key: value for key, value in table.items() if key != "collectives"}
     try:
-        with _reading:
-            document = convert(table, Document)
-    except ValidationError as error:
-        from .complaint import complaint  # here, for few files have anything wrong with them
-
-        raise complaint(error, table, Document, where=where) from None
-    devices = None if document.devices == "any" else document.devices
-    network, coupled = document.network, document.ultraserver
-    return Machine(
-        name=document.name,
-        description=document.description,
-        devices=devices,
-        chip=_chip(document.chip, where),
-        wires=document.wires.spec(devices, where) if document.wires else WiringSpec(shape="none", source=where),
-        links=tuple(_link(kind, spec, where) for kind, spec in document.links.all().items()),
-        network=Network(nics=figure(network.nics, where), link=cast("LinkKind", network.link)) if network else None,
-        ultraserver=UltraServer(
-            servers=coupled.servers, link=cast("LinkKind", coupled.link), source=coupled.source or where
-        )
-        if coupled
-        else None,
-        collectives=document.collectives.record(where) if document.collectives else Collectives(),
-        rules=tuple(_rule(rule, where) for rule in document.rules),
-        strict=document.strict,
-        numa=document.numa,
-        pcie=document.pcie,
-    )
+        given = {"collectives": _collectives(collectives, where)}
+        machine = record(Machine, rest, "", where, given=given)
+        _check(machine)
+    except ValueError as error:
+        raise TopologyError(f"{where}: {error}") from None
+    return machine
 
 
-def _chip(table: ChipTable, where: str) -> Chip:
-    return Chip(
-        name=table.name,
-        cores=table.cores,
-        lnc=table.lnc,
-        cc_cores=figure_or_none(table.cc_cores, where),
-        memory_bytes=figure_or_none(table.memory_bytes, where),
-        memory_bytes_per_s=figure_or_none(table.memory_bytes_per_s, where),
-        dma_bytes_per_s=figure_or_none(table.dma_bytes_per_s, where),
-        flops_per_s=tuple((dtype, figure(peak, where)) for dtype, peak in table.flops_per_s.items()),
-    )
+def _collectives(table: object, where: str) -> Collectives:
+    """Read `[collectives]`; `host_copies` and `between_nodes` begin with its own keys, and replace some of them."""
+    key = "collectives"
+    if not isinstance(table, dict):
+        return record(Collectives, table, key, where)
+    parts = {name: table[name] for name in Collectives.__slots__ if name in table}
+    usual = {name: value for name, value in table.items() if name not in parts}
+    given = {"usual": record(Overheads, usual, key, where)}
+    for name in ("host_copies", "between_nodes"):
+        if isinstance(parts.get(name), dict):
+            parts[name] = _merged(usual, parts[name])
+    return record(Collectives, parts, key, where, given=given)
 
 
-def _link(kind: LinkKind, table: LinkTable, where: str) -> LinkSpec:
-    return LinkSpec(
-        kind=kind,
-        latency_s=figure(table.latency_s, where),
-        bandwidth_bytes_per_s=figure(table.bandwidth_bytes_per_s, where),
-        per_core=table.per_core,
-    )
+def _check(machine: Machine) -> None:
+    """Refuse tables that contradict each other."""
+    kinds = tuple(link.kind for link in machine.links)
+    for key in ("wires", "network", "ultraserver"):
+        joined: WiringSpec | Network | UltraServer | None = getattr(machine, key)
+        if joined and joined.link not in ("none", *kinds):
+            raise wrong(f"{key}.link", f"{LINKED}: {', '.join(kinds) or 'none is declared'}", joined.link)
+    for key, overheads in _overheads(machine.collectives):
+        for wire in overheads.wires:
+            if wire.kind not in kinds:
+                raise ValueError(f"{key}.wires.{wire.kind}: expected {LINKED}: {', '.join(kinds)}")
+    for key, values in (("numa", machine.numa), ("pcie", machine.pcie)):
+        if values and len(values) != machine.devices:
+            raise ValueError(
+                f"{key}: expected one number for each of {machine.devices} devices, found {len(values)} numbers"
+            )
+    _check_devices(machine.devices, machine.wires)
 
 
-def _rule(table: RuleTable, where: str) -> Rule:
-    return Rule(**asdict(table) | {"source": table.source or where, "sets": table.groups()})
+def _overheads(collectives: Collectives) -> Iterator[tuple[str, Overheads]]:
+    yield "collectives", collectives.usual
+    for name in ("host_copies", "between_nodes"):
+        if (overheads := getattr(collectives, name)) is not None:
+            yield f"collectives.{name}", overheads
+
+
+def _check_devices(devices: int | None, wires: WiringSpec) -> None:
+    """Refuse wires that do not join the devices."""
+    if devices is None:
+        if wires.shape not in ("full", "switch"):
+            raise wrong("wires.shape", "full or switch, because devices is 'any'", wires.shape)
+        return
+    if devices > MAX_DEVICES:
+        raise wrong("devices", f"at most {MAX_DEVICES}", devices)
+    if (sides := wires.sides(devices)) and prod(sides) != devices:
+        raise wrong("wires.dims", f"sides whose product is devices = {devices}", wires.dims)
+    strange = [pair for pair in wires.pairs if max(pair) >= devices or pair[0] == pair[1]]
+    if strange:
+        raise wrong("wires.pairs", f"pairs of different devices below {devices}", strange[0])
+    if lost := Wiring.of(wires, devices).unreached():
+        key = "pairs" if wires.shape == "links" else "shape"
+        raise ValueError(f"wires.{key}: expected a connected graph, found no way from device 0 to {lost[0]}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from .cluster import Cluster
 from .errors import format_ranks
-from .paragraph import paragraph
 
 _TO_ASCII = str.maketrans("┌┐└┘├┤┬┴─│·", "++++++++-|.")
 _WIDEST_ROW = 8
@@ -252,3 +252,32 @@ def _summary(cluster: Cluster, width: int) -> str:
     if cluster.cc_cores_per_rank:
         facts.append(f"{cluster.cc_cores_per_rank} CC-cores per rank")
     return "\n".join(paragraph(" · ".join(facts), width))
+
+
+def paragraph(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
+    """Break text into lines of a width at blanks, and words that are too long for a line after a slash.
+
+    Args:
+        text: The words.
+        width: Columns.
+        first: The beginning of the first line.
+        rest: The beginning of every other line.
+    """
+    lines = [first]
+    begin = len(first)
+    for blank, piece in _pieces(text, width - max(len(first), len(rest))):
+        glue = blank if len(lines[-1]) > begin else ""
+        if glue + piece and len(lines[-1]) + len(glue + piece) > width and len(lines[-1]) > begin:
+            lines.append(rest)
+            begin, glue = len(rest), ""
+        lines[-1] += glue + piece
+    return lines
+
+
+def _pieces(text: str, room: int) -> Iterator[tuple[str, str]]:
+    """Yield what must stay together, each with what comes before it on the same line."""
+    for word in text.split():
+        blank = " "
+        for piece in [word] if len(word) <= room else re.findall(r"[^/]*/|[^/]+", word):
+            yield blank, piece
+            blank = ""

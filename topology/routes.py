@@ -1,15 +1,160 @@
-"""Wires, and the way from one rank to another."""
+"""Where each rank sits, and the directed links from one rank to another.
+
+Ranks count cores, then devices, then nodes: on two nodes of 16 devices with 2 cores, rank 35 is node 1, device 1,
+core 1. Rules, rings and routes all stand on `RankMap`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from .errors import TopologyError
-from .grid import torus
-from .machine import LinkKind
-from .rankmap import RankMap
+from .errors import TopologyError, unknown
+from .machine import LinkKind, LinkSpec, Machine, Rule
+from .wiring import Wiring, torus
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank sits: node of the cluster, device of the node, logical core of the device."""
+
+    node: int
+    device: int
+    core: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RankMap:
+    """Nodes of one kind."""
+
+    machine: Machine  # what a node is
+    nodes: int  # how many
+    lnc: int  # physical cores per logical core
+    world_size: int  # number of ranks, spread evenly over the nodes
+    strict: bool  # whether an illegal group is an error (otherwise a warning)
+    edition: int  # the year whose rules apply
+    wiring: Wiring = field(compare=False)  # the graph of one node's devices
+
+    def __repr__(self) -> str:
+        lnc = f" lnc={self.lnc}" if len(self.machine.chip.lnc) > 1 else ""
+        return f"<{type(self).__name__} {self.name}{lnc}: {self.world_size} ranks>"
+
+    def __hash__(self) -> int:
+        return hash((self.machine.name, self.nodes, self.lnc, self.world_size))
+
+    @property
+    def name(self) -> str:
+        """The one-string form: ``trn2.48xlarge x4``."""
+        return f"{self.machine.name} x{self.nodes}" if self.nodes > 1 else self.machine.name
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices in a node, used or not."""
+        return self.wiring.devices
+
+    @property
+    def ranks_per_device(self) -> int:
+        """Logical cores of a device."""
+        return self.machine.chip.cores // self.lnc
+
+    @property
+    def capacity_per_node(self) -> int:
+        """Ranks that fit on a node."""
+        return self.devices_per_node * self.ranks_per_device
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of this world on each node: its first cores."""
+        return self.world_size // self.nodes
+
+    @property
+    def servers(self) -> int:
+        """Nodes in one UltraServer; 1 where nodes are joined by the network only."""
+        return min(self.nodes, self.machine.ultraserver.servers[-1]) if self.machine.ultraserver else 1
+
+    @property
+    def ranks_per_unit(self) -> int:
+        """Ranks of a node, or of all nodes of an UltraServer: what only the network joins with others."""
+        return self.servers * self.ranks_per_node
+
+    def place(self, rank: int) -> Place:
+        """Tell where a rank sits.
+
+        Raises:
+            TopologyError: if there is no such rank.
+        """
+        self._check_rank(rank)
+        node, local = divmod(rank, self.ranks_per_node)
+        return Place(node, *divmod(local, self.ranks_per_device))
+
+    def rank_at(self, place: Place) -> int:
+        """Tell which rank sits at a place, the reverse of `place`.
+
+        Raises:
+            TopologyError: if the place is not on this cluster, or no rank of this world sits there.
+        """
+        local = place.device * self.ranks_per_device + place.core
+        fits = 0 <= place.node < self.nodes and 0 <= place.core < self.ranks_per_device
+        if not fits or not 0 <= local < self.ranks_per_node:
+            raise TopologyError(f"{place} holds no rank of {self!r}")
+        return place.node * self.ranks_per_node + local
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise TopologyError(f"rank {rank} is not in the world of {self!r}: expected 0 to {self.world_size - 1}")
+
+    def link_kind(self, a: int, b: int) -> LinkKind:
+        """Name the slowest kind of wire on the way between two ranks; "none" if no wire joins their nodes."""
+        here, there = self.place(a), self.place(b)
+        if a == b:
+            return "self"
+        if here.node == there.node:
+            return "chip" if here.device == there.device else self.machine.wires.link
+        if here.node // self.servers == there.node // self.servers:
+            assert self.machine.ultraserver is not None
+            return self.machine.ultraserver.link
+        return self.machine.network.link if self.machine.network else "none"
+
+    def link(self, kind: LinkKind) -> LinkSpec:
+        """Give the published figures of a kind of wire, with their sources.
+
+        Raises:
+            TopologyError: if this machine has no such wire.
+        """
+        for spec in self.machine.links:
+            if spec.kind == kind:
+                return spec
+        raise unknown(f"link kind on {self.machine.name}", kind, [spec.kind for spec in self.machine.links])
+
+    def latency_s(self, kind: LinkKind) -> float:
+        """Give the latency of one hop over a kind of wire."""
+        return self.link(kind).latency_s.value
+
+    def bandwidth_bytes_per_s(self, kind: LinkKind) -> float:
+        """Give what one wire of a kind (one adapter, for the network) carries in one direction."""
+        spec = self.link(kind)
+        return spec.bandwidth_bytes_per_s.value * (self.lnc if spec.per_core else 1)
+
+    @property
+    def nics_per_node(self) -> int:
+        """Network adapters of a node; 0 without a network."""
+        return int(self.machine.network.nics.value) if self.machine.network else 0
+
+    @property
+    def nics_per_bundle(self) -> int:
+        """Adapters that one device uses together; 1 where devices share one."""
+        return max(1, self.nics_per_node // self.devices_per_node)
+
+    def nic_of(self, rank: int) -> int:
+        """Number the adapter, or bundle of adapters, of a rank's device: devices in order share the adapters evenly."""
+        bundles = min(self.nics_per_node, self.devices_per_node)
+        return self.place(rank).device * bundles // self.devices_per_node
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules in force for this edition and logical-core setting."""
+        return tuple(rule for rule in self.machine.rules if rule.in_force(edition=self.edition, lnc=self.lnc))
 
 
 @dataclass(frozen=True, slots=True)

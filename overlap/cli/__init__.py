@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
-from typing import NoReturn
 
 from ..errors import UsageError
 from .failure import report
-from .help import HelpFormatter
-from .streams import discard, open_missing
+from .output import discard, open_missing
+from .parser import HelpFormatter, Parser
 
 __all__ = ["COMMANDS", "main"]
 
@@ -88,29 +87,18 @@ def _run(argv: list[str]) -> int:
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise UsageError(f"{name!r} is not a command{meant}; known are {', '.join(COMMANDS)}")
     command = import_module(f".{name}", __name__)
-    parser = _Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
+    parser = Parser(prog=f"overlap {name}", formatter_class=HelpFormatter)
     command.fill(parser)
     return int(command.main(parser.parse_args(words)))
 
 
 def _overview() -> argparse.ArgumentParser:
-    parser = _Parser(prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=HelpFormatter)
+    parser = Parser(prog="overlap", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells mistakes in one line."""
-
-    def print_help(self, file: object = None) -> None:
-        """Show the help; argparse would hide that it cannot be written."""
-        sys.stdout.write(self.format_help())
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog.removeprefix('overlap ')}: {message} (`{self.prog} --help` explains)")
 
 
 class _Version(argparse.Action):

@@ -6,10 +6,9 @@ import argparse
 import json
 from dataclasses import asdict
 
-from ..timeline.merge import merged
-from ..timeline.replay.advice import advice_text, advise
-from ..timeline.replay.prediction import Prediction
-from ..timeline.tracefile import read_trace
+from ..timeline.files.merge import merged
+from ..timeline.files.tracefile import read_trace
+from ..timeline.replay.prediction import Prediction, advice_text, advise
 from .console import Console
 
 SCHEMA_VERSION = 1

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ..errors import OverlapError
 from ..launch.lifeline import tie
-from ..rendezvous.launcher_environment import without_membership
+from ..processes.place import without_membership
 
 GRACE_S = 5.0
 

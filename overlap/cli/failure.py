@@ -23,7 +23,7 @@ from transports import TransportError
 from ..errors import OverlapError, RankFailedError, RemoteError, UsageError
 from ..launch.output import OutputError
 from ..notice import notify, say
-from .streams import discard
+from .output import discard
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from time import time
 
 from ..live.worlds import RunningWorld, running
-from ..rendezvous.sockets import parse_endpoint
-from ..timeline.columns import columns
+from ..processes.sockets import parse_endpoint
+from ..timeline.draw.columns import columns
 from .console import Console
 from .watching import add_secret_file, watched
 

@@ -23,10 +23,10 @@ from ..launch.processes import LaunchOutcome, launch
 from ..launch.spec import LaunchSpec
 from ..launch.verdict import card, culprit, exit_code
 from ..notice import notify, say
-from ..rendezvous.launcher_environment import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
-from ..rendezvous.other_launchers import is_loopback
-from ..rendezvous.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
-from ..rendezvous.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
+from ..processes.launchers import is_loopback
+from ..processes.place import DEFAULT_JOB, LONGEST_JOB, Place, find_place, without_membership
+from ..processes.secret import ADVICE, VARIABLE, generate, given_secret, user_secret
+from ..processes.sockets import Endpoint, ListenError, format_endpoint, listen, parse_endpoint
 
 GRACE_S = 10.0  # as torchrun's users know it
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from .. import trace_files
 from ..errors import UsageError
 from ..notice import notify
-from ..rendezvous.launcher_environment import find_place
+from ..processes.place import find_place
 
 _AT_ONCE_BYTES = 32 << 20
 """Traces up to that size are read again for the verdict: 60,000 spans, about a second."""
@@ -111,27 +111,7 @@ def as_main() -> Iterator[None]:
         sys.argv[:], sys.path[:] = argv, path
 
 
-# -- files -------------------------------------------------------------------------------------------------------
-
-
-def output_path(path: str | os.PathLike[str] | None, *, option: str = "--trace") -> str | None:
-    """Refuse what could not be written at the end of a long run; the program may change its directory meanwhile.
-
-    Raises:
-        UsageError: Saying why it could not.
-    """
-    if path is None:
-        return None
-    if not os.fspath(path):
-        raise UsageError(f"{option}: expected the name of a file, got ''")
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path) and os.access(path, os.W_OK):
-        return os.path.abspath(path)  # such as /dev/stdout, in whose folder nothing has to be made
-    if os.path.isdir(path):
-        raise UsageError(f"{option}: {path} is a directory; name a file in it")
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(f"{option}: cannot write into {folder}")
-    return os.path.abspath(path)
+# -- traces ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

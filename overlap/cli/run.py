@@ -14,15 +14,16 @@ from textwrap import fill as filled
 from ..config import RunConfig, imposed
 from ..errors import UsageError
 from ..launch.lifeline import take
-from ..launch.status import Status, status_of, tell_launcher
 from ..notice import say
-from ..rendezvous.launcher_environment import find_place
+from ..processes.place import find_place
+from ..processes.status import Status, status_of, tell_launcher
 from ..requested import warn_of_unknown_variables
 from ..signals import Terminated, obeying
 from .configoptions import add_options, given, variables
 from .failure import report
 from .nodes import among_nodes, boot, fitted, run_nodes, starts_nodes
-from .program import add_program, as_main, named, output_path, told_traces
+from .output import output_path
+from .program import add_program, as_main, named, told_traces
 
 _DESCRIPTION = """\
 Run a program: all ranks in this process, or with --nnodes in one process for each node. What is given here wins over

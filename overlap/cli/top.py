@@ -11,7 +11,7 @@ from time import sleep
 from ..errors import UsageError
 from ..live.worlds import Looks, RunningWorld, chosen, of_descendants
 from ..notice import notify
-from ..rendezvous.watching import WorldOverError
+from ..processes.watching import WorldOverError
 from .livescreen import Panel, Paper, Show, full_screen, is_terminal
 from .watching import add_secret_file, endpoint_of, watched
 

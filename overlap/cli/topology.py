@@ -10,8 +10,7 @@ import sys
 from dataclasses import asdict
 
 from topology import Cluster, TopologyError, cluster, format_ranks, names, parse_ranks
-from topology.paragraph import paragraph
-from topology.picture import draw
+from topology.picture import draw, paragraph
 
 SCHEMA_VERSION = 1
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

@@ -9,10 +9,10 @@ from transports.tls import Tls
 
 from ..config import RunConfig
 from ..errors import UsageError
-from ..rendezvous.other_launchers import is_loopback
-from ..rendezvous.secret import given_secret, user_secret
-from ..rendezvous.sockets import Endpoint, format_endpoint, parse_endpoint
-from ..rendezvous.watching import WatchedWorld
+from ..processes.launchers import is_loopback
+from ..processes.secret import given_secret, user_secret
+from ..processes.sockets import Endpoint, format_endpoint, parse_endpoint
+from ..processes.watching import WatchedWorld
 
 
 def add_secret_file(parser: argparse.ArgumentParser) -> None:

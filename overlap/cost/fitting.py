@@ -14,7 +14,7 @@ from math import exp, log
 import numpy as np
 
 from topology import Cluster, Figure, Machine, WireOverheads
-from topology.overheads import Overheads
+from topology.figures import Overheads
 
 from ..collectives.placement import Floats
 from .left_out import Fitted, FittedRows, left_out_rows

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from topology import Cluster, Figure, Machine, WireOverheads, cluster
-from topology.overheads import Overheads
+from topology.figures import Overheads
 
 from .flat import PlanRequest
 from .geometry import Geometry

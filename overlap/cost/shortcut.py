@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from topology import Figure
-from topology.overheads import Overheads
+from topology.figures import Overheads
 
 from ..collectives.schedule import Schedule
 from ..errors import ScheduleError

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import ARGUMENT, RunConfig
 from ..errors import UsageError
-from ..membership.process_state import identity
-from ..rendezvous.launcher_environment import LONGEST_JOB
-from ..rendezvous.secret import strong_secret
+from ..processes.connecting import JOIN_TIMEOUT_S
+from ..processes.keeper import Keeper
+from ..processes.one_life import Told, live
+from ..processes.place import LONGEST_JOB
+from ..processes.secret import strong_secret
+from ..processes.silence import identity
+from ..processes.world_setup import alone, among
 from ..runtime.rank import Rank
 from ..runtime.world import World
 from ..settings import Wires
-from ..setup.connecting import JOIN_TIMEOUT_S
-from ..setup.keeper import Keeper
-from ..setup.one_life import Told, live
-from ..setup.world_setup import alone, among
 from .connection import Connection
 from .meeting import Meeting, Store, at_endpoint, through_store
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import UsageError
-from ..rendezvous.configuration import JoinError, RendezvousConfig
-from ..rendezvous.launcher_environment import Place
-from ..rendezvous.other_launchers import is_loopback
-from ..rendezvous.secret import generate, user_secret
-from ..rendezvous.sockets import format_endpoint, parse_endpoint
+from ..processes.identity import JoinError, RendezvousConfig
+from ..processes.launchers import is_loopback
+from ..processes.place import Place
+from ..processes.secret import generate, user_secret
+from ..processes.sockets import format_endpoint, parse_endpoint
 
 _turns: Counter[object] = Counter()
 """How often this process has gone to a place as a rank: connections that follow each other there must not mix."""

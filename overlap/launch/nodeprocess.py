@@ -12,12 +12,12 @@ from pathlib import Path
 
 import trio
 
-from ..rendezvous.launcher_environment import member_variables
+from ..processes.place import member_variables
+from ..processes.status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_record
 from ..signals import ASKING
 from .lifeline import tie
 from .output import DRAIN_S, READ_BYTES, STDERR, STDOUT, Log, Relay, Screen, prefix_of
 from .spec import LaunchSpec
-from .status import LONGEST_BYTES, Entering, Leaving, Losing, Status, read_record
 from .verdict import Ending
 
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss: getrusage(2) of either system

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from ..errors import UsageError
-from ..rendezvous.secret import hand_over
+from ..processes.secret import hand_over
 from ..signals import ASKING
 from .binding import kept_to, shares_here
 from .nodeprocess import NodeProcess

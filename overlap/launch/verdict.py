@@ -11,8 +11,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..processes.status import Status
 from ..units import format_bytes
-from .status import Status
 
 CARD_LINES = 25  # of a failure on the terminal, at most
 CARD_COLUMNS = 2000  # characters of each of them, at most: some errors tell whole arrays in one line

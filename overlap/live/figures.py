@@ -13,8 +13,8 @@ from statistics import median
 from typing import Literal, TypeAlias
 
 from ..flight.glance import CallWords, RankGlance
-from ..timeline.intervals import Interval, Merged, intersect, length, merge, subtract
-from ..timeline.metrics import Breakdown
+from ..timeline.measure.intervals import Interval, Merged, intersect, length, merge, subtract
+from ..timeline.measure.metrics import Breakdown
 
 Kind: TypeAlias = Literal["in process", "on host", "network"]
 """Over what the bytes of a group travel."""

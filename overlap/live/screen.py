@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ..timeline.axis import figure, figure_unit
-from ..timeline.folding import Fold, fold
-from ..timeline.metrics import Breakdown
-from ..timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from ..timeline.draw.axis import figure, figure_unit
+from ..timeline.draw.folding import Fold, fold
+from ..timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from ..timeline.measure.metrics import Breakdown
 from ..units import format_bytes
 from .figures import RankFigures, WorldFigures
 

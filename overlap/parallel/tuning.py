@@ -17,7 +17,7 @@ from ..front import run
 from ..runtime.future import Future
 from ..runtime.rank import Rank
 from ..simulation.simulated_backend import Virtual
-from ..timeline.intervals import Merged, intersect, length, merge
+from ..timeline.measure.intervals import Merged, intersect, length, merge
 from ..timeline.span import Span
 from ..units import format_bytes
 from .buckets.plan import GradientBucket

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ..timeline.critical_path import critical_path
-from ..timeline.intervals import Merged, intersect, length, merge, subtract
-from ..timeline.metrics import Coverage, coverage
+from ..timeline.measure.critical_path import critical_path
+from ..timeline.measure.intervals import Merged, intersect, length, merge, subtract
+from ..timeline.measure.metrics import Coverage, coverage
 from ..timeline.span import Span
 from ..timeline.spans import Timeline
 from .program import DIMENSIONS

@@ -141,7 +141,7 @@ class Profile:
         Raises:
             UsageError: If it cannot be read, has no computes, or lacks some where each call counts.
         """
-        from ..timeline.tracefile import read_trace  # here, because few runs have a profile
+        from ..timeline.files.tracefile import read_trace  # here, because few runs have a profile
 
         return cls.of(read_trace(path), source=os.fspath(path), each_call=each_call)
 

@@ -1,15 +1,11 @@
-"""What happened when: spans, metrics, drawing, trace files.
+"""Timelines of runs: recording, measuring, drawing and replaying spans, and trace files.
 
-In the order data flows: `recording` records, `span` is what one says, `columnar` keeps many, and `spans` all of a run;
-`intervals` and `metrics` measure; `meetings` knows who came last to each operation, `lateness` counts that, `activity`
-what each rank did when, `reasons` (with `excess`) why communication was exposed, and `verdict` puts it into a sentence;
-`operations`, `stragglers` and `critical_path` are tables on request (`columns`); `theme`, `folding`, `lanes`, `axis`,
-`table`, `legend` are what `draw` draws with; `events` (and back: `decode`), `parts`, `tail` and `tracefile` store it,
-`stream` as it grows, `foreign` (`kineto`, `neuron`, `chakra/`) what others stored, `cut` what is left of it,
-`oddities` what cannot be true, `merge` makes one timeline of those of several processes. `picture/` and `page` draw it
-elsewhere. `replay/` runs one again with something changed.
+In the order data flows: `recording` records what a rank does; `span` is one interval of it, `columnar` many of them as
+numpy columns, and `spans` the timeline of a run. `measure/` computes figures from spans, `files/` turns spans into
+bytes and back, `draw/` turns figures into pictures, and `replay/` runs a recorded run again with something changed.
+`ranklist` reads and writes lists of ranks.
 
-All of it is pure. Importing this loads the recording only: every program pays for that, few look at a timeline.
+All of it is pure. Importing this package loads the recording only: every program pays for that, few look at a timeline.
 """
 
 from importlib import import_module
@@ -20,13 +16,13 @@ from .span import CollectiveInfo, Span
 from .spans import Timeline
 
 if TYPE_CHECKING:
-    from .draw import TimelineView, render_text
-    from .lateness import Arrivals, arrivals, straggler
-    from .merge import merged
-    from .metrics import Breakdown, breakdowns, median_step
-    from .reasons import Cause, causes
-    from .tracefile import read_trace, write_trace
-    from .verdict import Verdict, verdict_of
+    from .draw.view import TimelineView, render_text
+    from .files.merge import merged
+    from .files.tracefile import read_trace, write_trace
+    from .measure.metrics import Breakdown, breakdowns, median_step
+    from .measure.reasons import Cause, causes
+    from .measure.stragglers import Arrivals, arrivals, straggler
+    from .measure.verdict import Verdict, verdict_of
 
 __all__ = [
     "Arrivals",
@@ -51,21 +47,21 @@ __all__ = [
 ]
 
 _LOADED_WHEN_USED = {
-    "Arrivals": "lateness",
-    "Breakdown": "metrics",
-    "Cause": "reasons",
-    "TimelineView": "draw",
-    "Verdict": "verdict",
-    "arrivals": "lateness",
-    "breakdowns": "metrics",
-    "causes": "reasons",
-    "median_step": "metrics",
-    "merged": "merge",
-    "read_trace": "tracefile",
-    "render_text": "draw",
-    "straggler": "lateness",
-    "verdict_of": "verdict",
-    "write_trace": "tracefile",
+    "Arrivals": "measure.stragglers",
+    "Breakdown": "measure.metrics",
+    "Cause": "measure.reasons",
+    "TimelineView": "draw.view",
+    "Verdict": "measure.verdict",
+    "arrivals": "measure.stragglers",
+    "breakdowns": "measure.metrics",
+    "causes": "measure.reasons",
+    "median_step": "measure.metrics",
+    "merged": "files.merge",
+    "read_trace": "files.tracefile",
+    "render_text": "draw.view",
+    "straggler": "measure.stragglers",
+    "verdict_of": "measure.verdict",
+    "write_trace": "files.tracefile",
 }
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .span import CollectiveInfo, Kind, Span
 
 if TYPE_CHECKING:
-    from .intervals import Interval
+    from .measure.intervals import Interval
 
 Wholes: TypeAlias = NDArray[np.int64]
 Indexes: TypeAlias = NDArray[np.int32]

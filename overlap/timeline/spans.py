@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columnar import NONE, SpanColumns, SpanList
-from .intervals import Interval
+from .measure.intervals import Interval
 from .recording import (
     Recorder,
 )

@@ -12,8 +12,8 @@ import trio
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from ..errors import OverlapError
-from ..rendezvous.launcher_environment import Place, find_place
-from ..rendezvous.mpi_introduction import introduced
+from ..processes.introduction import introduced
+from ..processes.place import Place, find_place
 
 SCHEME = "overlap"
 """`init_process_group("overlap", init_method="overlap://")`."""

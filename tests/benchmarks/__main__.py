@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from overlap import OverlapError
-from overlap.cli.bench import jsonfile
 from overlap.cli.bench.options import sampling
+from overlap.cli.bench.report import document
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.bench.versus.contenders import CONTENDERS, Contender, contenders_named
+from overlap.cli.output import as_json, result_path, written
+from tests.benchmarks.versus.contenders import CONTENDERS, Contender, contenders_named
 
 from . import (
     algorithms,
@@ -95,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         how, contenders = sampling(args), contenders_named(args.vs)
-        jsonfile.check_path(args.json)
+        args.json = result_path(args.json, option="--json")
         told = list(_told(MEASURED[args.what](how, contenders)))
         print(verdict(told), flush=True)
         lost = False
         if args.json is not None:
-            lost = not jsonfile.write(jsonfile.document(how, {"figures": rows(told)}), args.json)
+            lost = not written(as_json(document(how, {"figures": rows(told)})), args.json, option="--json")
     except OverlapError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2

@@ -24,8 +24,7 @@ import numpy as np
 import topology
 from overlap import Rank, run
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.measuring import Told
+from overlap.cli.bench.measuring import NodeLayout, Told
 from overlap.cli.bench.sampling import Sampling, Times, slowest
 from overlap.cli.children import Child, hear, start
 from overlap.collectives.generators import GENERATORS

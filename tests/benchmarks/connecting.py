@@ -17,8 +17,8 @@ import numpy as np
 
 import overlap
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.rendezvous.secret import generate
-from overlap.rendezvous.sockets import format_endpoint
+from overlap.processes.secret import generate
+from overlap.processes.sockets import format_endpoint
 
 from .figures import Figure, time_of
 

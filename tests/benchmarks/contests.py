@@ -7,18 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.measuring import Result, measure_cases
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling
-from overlap.cli.bench.versus.contenders import (
-    Contender,
-    ContenderResult,
-    ContenderUnavailableError,
-    measure_contender,
-)
 from overlap.units import format_bytes, format_ns
+from tests.benchmarks.versus.assignment import AssignmentInTurn
+from tests.benchmarks.versus.contenders import Contender, ContenderResult, ContenderUnavailableError, measure_contender
 
 from .figures import Figure, as_fast_as, time_of
 
@@ -92,7 +87,7 @@ def _held(contest: Contest, sampling: Sampling, contenders: Sequence[Contender])
         if not any(contender.name in aims for aims in contest.aims.values()):
             continue
         try:
-            result = measure_contender(contender, Assignment(cases=cases, sampling=sampling))
+            result = measure_contender(contender, AssignmentInTurn(cases=cases, sampling=sampling))
         except ContenderUnavailableError as missing:
             yield str(missing)
             continue

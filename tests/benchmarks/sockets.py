@@ -13,13 +13,12 @@ from math import exp, fsum, log
 import numpy as np
 
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.measuring import NodeLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.bench.turns import measure_in_turn
-from overlap.cli.bench.versus.contenders import CONTENDERS, ContenderResult
 from overlap.units import format_bytes
+from tests.benchmarks.versus.contenders import CONTENDERS, ContenderResult
+from tests.benchmarks.versus.turns import measure_in_turn
 
 from .figures import Figure
 

@@ -10,15 +10,14 @@ from typing import IO
 import numpy as np
 import pytest
 
-from overlap.cli.bench import turns
 from overlap.cli.bench.cases import Case
-from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.measuring import NodeLayout, Result
 from overlap.cli.bench.operations import find
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.bench.turns import measure_in_turn
-from overlap.cli.bench.versus.contenders import Contender
 from overlap.cli.children import Child, environment
+from tests.benchmarks.versus import turns
+from tests.benchmarks.versus.contenders import Contender
+from tests.benchmarks.versus.turns import measure_in_turn
 
 from .figures import line
 from .sockets import Row, summary
@@ -31,8 +30,8 @@ CASES = [
 # A rank of a library that measures nothing, and fails if it has no turn.
 PROGRAM = """
 import json, sys
-from overlap.cli.bench.cases import Assignment
-asked = Assignment.from_json(sys.argv[1])
+from tests.benchmarks.versus.assignment import AssignmentInTurn
+asked = AssignmentInTurn.from_json(sys.argv[1])
 rows = [{"wrong": 0, "samples_ns": [[1000 * case.count] * 2] * 2} for case in asked.in_turn()]
 assert len(rows) == len(asked.cases)
 print(json.dumps({"version": "1", "rows": rows}))

@@ -9,7 +9,7 @@ from time import process_time_ns
 
 from overlap.cli.bench.sampling import Sampling, Times
 from overlap.timeline import Recorder, Timeline, read_trace, render_text, write_trace
-from overlap.timeline.parts import pack_part
+from overlap.timeline.files.parts import pack_part
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.prediction import predict
 

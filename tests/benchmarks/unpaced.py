@@ -25,8 +25,8 @@ import topology
 from overlap import OverlapError, Rank, Virtual, parallel, run
 from overlap.requested import overriding
 from overlap.simulation import Profile
+from overlap.timeline.files.tracefile import read_trace
 from overlap.timeline.spans import Timeline
-from overlap.timeline.tracefile import read_trace
 
 __all__ = ["PLACES", "PROGRAMS", "pair"]
 

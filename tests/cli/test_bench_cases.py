@@ -6,7 +6,7 @@ import pytest
 
 from overlap import UsageError
 from overlap.cli import bench
-from overlap.cli.bench import data
+from overlap.cli.bench import cases as data
 from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.operations import OPERATIONS, dtype_named, find
 from overlap.cli.bench.options import cases, sampling
@@ -72,12 +72,6 @@ def test_every_size_of_the_world():
         [2],
         [4],
     ]
-
-
-def test_peers_are_compared_in_place_where_that_exists():
-    assert cases(parsed("allr", "-b", "8", "--vs", "gloo"))[0][0].in_place
-    assert not cases(parsed("allr", "-b", "8"))[0][0].in_place
-    assert not cases(parsed("redsct", "-b", "8", "--vs", "gloo"))[0][0].in_place
 
 
 @pytest.mark.parametrize(
@@ -250,12 +244,9 @@ def test_results_that_ranks_share():
     assert Assignment.from_json(Assignment(cases=[case], sampling=Sampling()).to_json()).cases == [case]
 
 
-def test_inputs_that_processes_have_in_common_are_not_compared_with_private_ones():
+def test_inputs_in_common_memory():
     [[case]] = cases(parsed("allr", "--common", "-b", "96"))
     assert case.common
-    with pytest.raises(UsageError) as caught:
-        cases(parsed("allr", "--common", "--vs", "gloo"))
-    assert str(caught.value) == "--common: other libraries' inputs lie in memory of their own; leave out --vs"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +257,6 @@ def test_inputs_that_processes_have_in_common_are_not_compared_with_private_ones
             "--shared: reduce has no result that ranks share; such have all_reduce, all_gather, broadcast",
         ),
         (("allr", "--in-place"), "--shared: what ranks share is not the memory of an input; leave out --in-place"),
-        (("allr", "--vs", "gloo"), "--shared: other libraries have no results that ranks share; leave out --vs"),
     ],
 )
 def test_what_cannot_be_shared(argv, message):

@@ -5,10 +5,8 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +14,14 @@ import numpy as np
 import pytest
 
 import overlap
-from overlap import OverlapError, StallError, UsageError
+from overlap import OverlapError
 from overlap.cli import bench, children
-from overlap.cli.bench import columns, comparison, measuring, member, operations, session
+from overlap.cli.bench import measuring, operations, report
 from overlap.cli.bench.cases import Assignment, Case
-from overlap.cli.bench.layout import NodeLayout
-from overlap.cli.bench.measuring import Result
+from overlap.cli.bench.measuring import NodeLayout, Result
 from overlap.cli.bench.operations import find
-from overlap.cli.bench.options import cases, layouts
+from overlap.cli.bench.options import cases, layout
 from overlap.cli.bench.sampling import Sampling, Times
-from overlap.cli.bench.turns import Turns
 from overlap.cli.children import Child, environment, hear
 
 ROOT = str(Path(__file__).parents[2])
@@ -86,17 +82,8 @@ def parsed(*argv):
     ],
 )
 def test_layouts(argv, expected, text):
-    assert layouts(parsed("allr", *argv)) == (expected,)
+    assert layout(parsed("allr", *argv)) == expected
     assert expected.describe() == text
-
-
-def test_both_are_without_and_with_peer_direct_on_two_nodes_unless_told():
-    both = ("--peer-direct", "both")
-    assert layouts(parsed(*both)) == (
-        NodeLayout(nodes=2, peer_direct=False, transport="efa"),
-        NodeLayout(nodes=2, transport="efa"),
-    )
-    assert [layout.nodes for layout in layouts(parsed(*both, "--nnodes", "4"))] == [4, 4]
 
 
 def test_ranks_by_default_are_one_on_each_node():
@@ -117,16 +104,17 @@ def test_ranks_by_default_are_one_on_each_node():
         (("--nnodes", "1", "--peer-direct", "off"), "--peer-direct: concerns"),
         (("--checksums", "on"), "--checksums: concerns"),
         (("--transport", "efa"), "--transport: concerns"),
+        (("--vs", "gloo"), "--vs: moved to `python -m tests.benchmarks.versus` of a checkout\n"),
         (
-            ("--peer-direct", "both", "--checksums", "both"),
-            "--peer-direct both, --checksums both: compare one thing at a time\n",
+            ("--checksums", "both"),
+            "both: moved to `python -m tests.benchmarks.versus` of a checkout\n",
         ),
         (("--nnodes", "2", "--rails", "0"), "--rails: expected a positive number, or different interfaces"),
         (("--nnodes", "2", "--ranks", "4,3"), "--ranks: 3 ranks cannot be divided among --nnodes 2"),
     ],
 )
 def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
-    monkeypatch.setattr(session, "measure_cases", None)
+    monkeypatch.setattr(report, "measure_cases", None)
     code, out, err = overlap("bench", "allr", "-b", "8", *argv)
     assert (code, out) == (2, "")
     assert err.startswith(f"overlap: {message}")
@@ -135,7 +123,7 @@ def test_options_that_cannot_be_meant(overlap, monkeypatch, argv, message):
 def test_something_has_to_be_measured(overlap):
     assert overlap("bench")[::2] == (
         2,
-        "overlap: OP: say what to measure, or --peer-direct both, --checksums both (`overlap bench --help` explains)\n",
+        "overlap: OP: name the operation to measure (`overlap bench --help` explains)\n",
     )
 
 
@@ -207,51 +195,18 @@ def test_a_process_looks_at_its_results_if_it_is_told_to(monkeypatch, capsys, ch
     honest = find("all_reduce")
     lying = replace(honest, issue=lambda rank, x, out, op, root: (rank.all_reduce(x, "max", out),))
     monkeypatch.setitem(operations.NAMES, "all_reduce", lying)
-    member.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), check=check).to_json())
+    measuring.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), check=check).to_json())
     rows = [json.loads(line)["told"] for line in capsys.readouterr().out.splitlines()]
     assert [[len(samples) for _, *samples in told] for told in rows] == [[2, 2], [2, 2]]
     assert [[wrong for wrong, *_ in told] for told in rows] == [[each, each] for each in wrong]
 
 
-def told_by(monkeypatch, capsys, **assigned):
-    """Let one process of two ranks measure rows; return how many worlds it has had, and how many rows it tells."""
-    worlds = []
-    monkeypatch.setattr(member, "run", lambda main, *args: worlds.append(overlap.run(main, *args, ranks=2)))
-    member.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1), **assigned).to_json())
-    return len(worlds), len(capsys.readouterr().out.splitlines())
-
-
 def test_all_rows_are_of_one_world(monkeypatch, capsys):
-    assert told_by(monkeypatch, capsys) == (1, len(CASES))
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_rows_are_measured_in_turn_until_nobody_wants_to_know(monkeypatch, capsys, rows):
-    def let() -> None:
-        with turns:
-            turns.admit("we", 1, lambda: True)
-            for _ in range(rows):
-                turns.let("we")
-
-    turns = Turns()
-    others = threading.Thread(target=let)
-    others.start()
-    assert told_by(monkeypatch, capsys, turns=turns.path, name="we") == (1, rows)
-    others.join()
-
-
-def test_a_world_that_fails_does_not_wait_for_its_turn_to_end(tmp_path):
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(tmp_path / "turns"))
-        door.listen()
-        told = Assignment(cases=CASES, sampling=Sampling(iters=1, warmup=0), turns=door.getsockname(), name="we")
-        with pytest.raises(StallError):
-            overlap.run(member._measure, told, ranks=2, timeout_s=0.1)
-        waiting, _ = door.accept()
-        with waiting:
-            assert waiting.recv(64) == b"we"
-            waiting.shutdown(socket.SHUT_WR)
-            assert waiting.recv(1) == b""  # the thread that was left behind has ended
+    worlds = []
+    monkeypatch.setattr(measuring, "run", lambda main, *args: worlds.append(overlap.run(main, *args, ranks=2)))
+    measuring.main(Assignment(cases=CASES, sampling=Sampling(iters=2, warmup=1)).to_json())
+    assert len(worlds) == 1
+    assert len(capsys.readouterr().out.splitlines()) == len(CASES)
 
 
 def test_a_line_is_heard_before_the_next_is_said(child):
@@ -343,76 +298,3 @@ def test_two_processes_with_two_ranks_each_are_measured_and_right(overlap):
     }
     assert [(row["size_bytes"], row["ranks"], row["wrong"]) for row in told["rows"]] == [(8, 4, 0), (65536, 4, 0)]
     assert all(row["median_ns"] > 0 for row in told["rows"])
-
-
-# -- Peer Direct -------------------------------------------------------------------------------------------------
-
-
-def test_the_operations_of_the_document_at_32_mb_by_default():
-    worlds = comparison.worlds(parsed("--peer-direct", "both", "--ranks", "4"))
-    assert [[(case.operation.name, case.ranks, case.size_bytes) for case in world] for world in worlds] == [
-        [("all_reduce", 4, 32_000_000)],
-        [("all_gather", 4, 32_000_000)],
-        [("reduce_scatter", 4, 32_000_000)],
-    ]
-    one = comparison.worlds(parsed("allg", "--peer-direct", "both", "-b", "1K", "-e", "2K"))
-    assert [[(case.operation.name, case.size_bytes) for case in world] for world in one] == [
-        [("all_gather", 1024), ("all_gather", 2048)]
-    ]
-    with pytest.raises(UsageError, match="3 ranks cannot be divided among --nnodes 2"):
-        comparison.worlds(parsed("--peer-direct", "both", "--ranks", "3"))
-
-
-PEER_DIRECT = f"""\
-# out of place, ranks on 2 nodes (processes of this machine) joined by Unix
-# sockets
-{columns.title(CASES[0], Sampling(), NodeLayout()).split(chr(10), 1)[1].rsplit(chr(10), 1)[0]}
-# MB is 10^6 bytes; bandwidth is that of the network (busbw)
-# MB/s             size(B)  ranks   host copies   Peer Direct    ratio
-all_reduce        32000000      2         1,000         4,000    4.00x
-all_gather        32000000      2           500         2,000    4.00x
-reduce_scatter    32000000      2           500         2,000    4.00x
-"""
-
-
-@pytest.mark.parametrize(
-    ("wrong", "code", "verdict"),
-    [(0, 0, "# every result checked: none wrong\n"), (5, 1, "# 15 wrong elements: FAILED\n")],
-)
-def test_both_side_by_side(overlap, monkeypatch, tmp_path, wrong, code, verdict):
-    """Each operation takes 32 ms through the host, and 8 ms with Peer Direct."""
-
-    def measure_cases(rows, sampling, layout, *, check):
-        times = Times(median_ns=8e6 if layout.peer_direct else 32e6, p10_ns=0, p90_ns=0)
-        return [Result(case=case, times=times, wrong=wrong if layout.peer_direct else 0) for case in rows]
-
-    monkeypatch.setattr(comparison, "measure_cases", measure_cases)
-    assert overlap("bench", "--peer-direct", "both", "--json", "p.json") == (code, PEER_DIRECT + verdict, "")
-    told = json.loads((tmp_path / "p.json").read_text())
-    assert [row["median_ns"] for row in told["host_copies"]] == [32e6] * 3
-    assert [row["median_ns"] for row in told["peer_direct"]] == [8e6] * 3
-
-
-# -- checksums ---------------------------------------------------------------------------------------------------
-
-
-def test_what_checksums_cost(overlap, monkeypatch, tmp_path):
-    """An operation takes 4 ms without, and 5 ms with them."""
-
-    def measure_cases(rows, sampling, layout, *, check):
-        times = Times(median_ns=5e6 if layout.checksums else 4e6, p10_ns=0, p90_ns=0)
-        return [Result(case=case, times=times, wrong=0) for case in rows]
-
-    monkeypatch.setattr(comparison, "measure_cases", measure_cases)
-    argv = ("bench", "allr", "--checksums", "both", "--tcp", "-b", "32MB", "-n", "20", "--json", "p.json")
-    code, out, err = overlap(*argv)
-    assert (code, err) == (0, "")
-    assert out.splitlines()[0] == "# out of place, ranks on 2 nodes (processes of this machine) joined by TCP"
-    assert out.splitlines()[-3:] == [
-        "# MB/s             size(B)  ranks  no checksums     checksums    ratio",
-        "all_reduce        32000000      2         8,000         6,400    0.80x",
-        "# every result checked: none wrong",
-    ]
-    told = json.loads((tmp_path / "p.json").read_text())
-    assert [row["median_ns"] for row in told["no_checksums"]] == [4e6]
-    assert [row["median_ns"] for row in told["checksums"]] == [5e6]

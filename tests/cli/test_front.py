@@ -42,7 +42,7 @@ def test_once_loaded_the_command_takes_interrupts_as_python_does():
 def test_the_overview_loads_no_command():
     loaded = "import sys; from overlap.cli import main; main(['--help']); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
-    needed = {"overlap.cli.failure", "overlap.cli.help", "overlap.cli.streams"}
+    needed = {"overlap.cli.failure", "overlap.cli.output", "overlap.cli.parser"}
     assert {m for m in modules if m == "rich" or m.startswith("overlap.cli.")} == needed
 
 
@@ -87,7 +87,7 @@ KNOWN = "known are demo, run, simulate, timeline, advise, ls, top, autopsy, benc
         (["xyz"], f"'xyz' is not a command; {KNOWN}"),
         (
             ["bench"],
-            "OP: say what to measure, or --peer-direct both, --checksums both (`overlap bench --help` explains)",
+            "OP: name the operation to measure (`overlap bench --help` explains)",
         ),
         (["topology", "nosuch"], "unknown cluster 'nosuch'; known: "),
         (["timeline", "none.json"], "none.json: cannot be read"),

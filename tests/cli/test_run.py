@@ -81,7 +81,7 @@ def test_the_programs_exit_is_honoured(overlap, script, body, code, err):
 
 PLACE = """
 import os
-from overlap.rendezvous.launcher_environment import find_place
+from overlap.processes.place import find_place
 print(find_place() and (find_place().ranks, find_place().node), os.environ.get("OVERLAP_RANKS"))
 """
 

@@ -11,8 +11,8 @@ import msgpack
 import trio
 
 import topology
-from overlap.membership.control_frames import check_body
-from overlap.remote.control_plane import ControlPlane
+from overlap.processes.control_plane import ControlPlane
+from overlap.processes.frames import check_body
 from overlap.runtime.world import World
 from transports import Endpoint, NeuronLink, Router, Statistics, Transport
 from transports.efa import Efa

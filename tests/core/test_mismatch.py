@@ -8,7 +8,7 @@ import pytest
 
 import overlap
 from overlap import CollectiveMismatchError
-from overlap.remote.saying import Saying
+from overlap.processes.saying import Saying
 from overlap.runtime.match import Voice
 
 from .companies import by_sockets, run_far

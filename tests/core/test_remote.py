@@ -11,9 +11,10 @@ import pytest
 import trio
 
 import overlap
-from overlap.remote import communicators, control_plane
+from overlap.processes import control_plane
+from overlap.processes.control_plane import ControlPlane
+from overlap.remote import communicators
 from overlap.remote.communicators import SpanningMessages
-from overlap.remote.control_plane import ControlPlane
 
 from . import companies
 from .cases import KINDS, Case, cases, differs

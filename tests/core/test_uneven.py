@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import overlap
 from overlap.collectives.call import Call, call
 from overlap.collectives.generators import GENERATORS
-from overlap.remote.codec import pack_call, unpack_call
+from overlap.processes.codec import pack_call, unpack_call
 
 from .cases import FLOAT64, OPS, whole_numbers
 from .companies import LAYOUTS, by_sockets, in_memory, run_far

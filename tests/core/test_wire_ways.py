@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import overlap
-from overlap.remote.control_plane import ControlPlane
+from overlap.processes.control_plane import ControlPlane
 from overlap.runtime.engine import wire_ways
 from overlap.runtime.match import Match
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from overlap.cli.demo.pictures import verdict
-from overlap.timeline.reasons import Cause
-from overlap.timeline.verdict import Verdict
+from overlap.timeline.measure.reasons import Cause
+from overlap.timeline.measure.verdict import Verdict
 
 MS = 10**6
 HERE = "/home/somebody/.venv/lib/python3.11/site-packages/overlap/cli/demo/training.py"

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 import trio
 from trio.testing import MockClock
 
-from overlap.membership import Membership, Patience
-from overlap.membership.control_frames import FrameReader, encode
-from overlap.membership.control_messages import Join, Message, Ping, Pong
-from overlap.rendezvous import Endpoint, RendezvousConfig, join
+from overlap.processes.frames import FrameReader, encode
+from overlap.processes.identity import RendezvousConfig
+from overlap.processes.join import join
+from overlap.processes.link import Patience
+from overlap.processes.member import Membership
+from overlap.processes.messages import Join, Message, Ping, Pong
+from overlap.processes.sockets import Endpoint
 from transports.handshake import Hello, greet, welcome
 
 SECRET = b"the secret of these tests"

@@ -23,14 +23,15 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from overlap.errors import UsageError
-from overlap.membership import Lost, MemberLostError, Membership, Patience
-from overlap.membership.control_link import ControlLink, watch
-from overlap.membership.control_messages import Refused
-from overlap.membership.own_loop import OwnLoop, own_loop
-from overlap.membership.process_state import ProcessState, identity, state_of
-from overlap.membership.threaded import ThreadedMembership
-from overlap.rendezvous import JoinError
-from overlap.rendezvous.apart import join_apart
+from overlap.processes.apart import join_apart
+from overlap.processes.identity import JoinError
+from overlap.processes.inbox import Lost
+from overlap.processes.link import ControlLink, Patience, watch
+from overlap.processes.member import MemberLostError, Membership
+from overlap.processes.messages import Refused
+from overlap.processes.own_loop import OwnLoop, own_loop
+from overlap.processes.silence import ProcessState, identity, state_of
+from overlap.processes.threaded import ThreadedMembership
 from tests.interpreters import Python
 
 from .company import Company, Puppet, listening, run, with_company
@@ -366,7 +367,7 @@ def watched(
 
     nursery: trio.Nursery
     begun_s = 0.0
-    monkeypatch.setattr("overlap.membership.control_link.state_of", {"of the test": state}.__getitem__)
+    monkeypatch.setattr("overlap.processes.link.state_of", {"of the test": state}.__getitem__)
     monkeypatch.setattr(ControlLink, "answering", answering)
     clock = MockClock()
     with listening() as listener:
@@ -461,8 +462,8 @@ def test_patience_with_a_silent_process_of_another_host_ends(process: str) -> No
 
 APART = """
 import os
-from overlap.membership import process_state
-process_state._host = lambda: f"host-{os.getpid()}"
+from overlap.processes import silence
+silence._host = lambda: f"host-{os.getpid()}"
 """
 BUSY = """
 import ctypes, os, signal, sys, time

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.membership.clock_offset import DRIFT_PPM, ClockOffset, ClockSample, CoordinatorClock
+from overlap.processes.clock import DRIFT_PPM, ClockOffset, ClockSample, CoordinatorClock
 
 NANOSECONDS = st.integers(0, 10**9)
 

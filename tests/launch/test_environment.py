@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from overlap import UsageError
-from overlap.rendezvous.hostlist import first_host
-from overlap.rendezvous.launcher_environment import Place, find_place, member_variables, without_membership
-from overlap.rendezvous.mpi_introduction import introduced
-from overlap.rendezvous.other_launchers import is_loopback
+from overlap.processes.hostlist import first_host
+from overlap.processes.introduction import introduced
+from overlap.processes.launchers import is_loopback
+from overlap.processes.place import Place, find_place, member_variables, without_membership
 
 SECRET = {"OVERLAP_SECRET": "0123456789abcdef" * 4}
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -300,7 +300,7 @@ def test_loopback(host, answer):
 def test_the_next_port_is_taken_where_torch_has_begun_at_that_one(monkeypatch, begun, port):
     distributed = types.SimpleNamespace(is_available=lambda: True, is_initialized=lambda: begun)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    monkeypatch.setattr("overlap.rendezvous.secret._kept", {})  # where it would stay for later tests
+    monkeypatch.setattr("overlap.processes.secret._kept", {})  # where it would stay for later tests
     for name, value in ({"RANK": "1", "WORLD_SIZE": "2"} | MASTER | SECRET).items():
         monkeypatch.setenv(name, value)
     assert find_place().endpoint == ("10.0.0.1", port)

@@ -75,7 +75,7 @@ def ends(pid):
 SHOW = """
 import hashlib, json, socket
 from overlap.config import RunConfig
-from overlap.rendezvous.launcher_environment import find_place
+from overlap.processes.place import find_place
 place = find_place()
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
 listener = place.listener and socket.socket(fileno=os.dup(place.listener))
@@ -113,9 +113,7 @@ def test_one_node_of_several_machines(job):
 
 @pytest.mark.slow
 def test_what_a_member_starts_is_a_world_of_its_own(job, tmp_path):
-    (tmp_path / "inner.py").write_text(
-        "from overlap.rendezvous.launcher_environment import find_place\nprint(find_place())"
-    )
+    (tmp_path / "inner.py").write_text("from overlap.processes.place import find_place\nprint(find_place())")
     program = "import subprocess\nsubprocess.run([sys.executable, '-m', 'overlap', 'run', 'inner.py'], check=True)"
     code, out, err = job(program).end()
     assert (code, sorted(out.splitlines()), err) == (0, ["[node 0] None", "[node 1] None"], "")

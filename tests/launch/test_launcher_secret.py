@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from overlap import UsageError
-from overlap.rendezvous.secret import generate, given_secret, hand_over, user_secret
+from overlap.processes.secret import generate, given_secret, hand_over, user_secret
 
 HEX = "00ff" * 16
 
@@ -30,7 +30,7 @@ def test_hexadecimal_digits_are_bytes_and_text_is_text(tmp_path):
 
 
 def test_the_variable_is_taken_out_of_the_environment_once_it_is_read(monkeypatch):
-    monkeypatch.setattr("overlap.rendezvous.secret._kept", {})
+    monkeypatch.setattr("overlap.processes.secret._kept", {})
     monkeypatch.setenv("OVERLAP_SECRET", HEX)
     assert given_secret(os.environ) == bytes.fromhex(HEX)
     assert "OVERLAP_SECRET" not in os.environ

@@ -7,7 +7,8 @@ import pytest
 
 from overlap.errors import PeerFailedError, RankFailedError, StallError
 from overlap.launch.oom import oom_kills
-from overlap.launch.status import (
+from overlap.launch.verdict import Ending, card, culprit, exit_code
+from overlap.processes.status import (
     LONGEST_BYTES,
     LONGEST_TEXT,
     Entering,
@@ -18,7 +19,6 @@ from overlap.launch.status import (
     status_of,
     tell_launcher,
 )
-from overlap.launch.verdict import Ending, card, culprit, exit_code
 from transports import LinkLostError
 
 GUILTY = Status(cause=True, line="bad", text="Traceback\nValueError: bad\n")

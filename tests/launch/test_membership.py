@@ -10,8 +10,11 @@ import pytest
 import trio
 
 from overlap.errors import UsageError
-from overlap.membership import InboxFullError, Lost, MemberLostError, Membership, News, OutboxFullError, inbox
-from overlap.rendezvous import client, join
+from overlap.processes import client, inbox
+from overlap.processes.inbox import InboxFullError, Lost, News
+from overlap.processes.join import join
+from overlap.processes.link import OutboxFullError
+from overlap.processes.member import MemberLostError, Membership
 
 from .company import Company, listening, meet, run
 

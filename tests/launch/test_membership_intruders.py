@@ -12,10 +12,13 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from overlap.membership import Lost, MemberLostError, Membership, Patience
-from overlap.membership.control_frames import encode
-from overlap.membership.control_link import ControlLink, watch
-from overlap.membership.control_messages import (
+from overlap.processes import host as acceptor
+from overlap.processes.coordinator import Coordinator
+from overlap.processes.frames import encode
+from overlap.processes.inbox import Lost
+from overlap.processes.link import ControlLink, Patience, watch
+from overlap.processes.member import MemberLostError, Membership
+from overlap.processes.messages import (
     Bye,
     Done,
     Fetch,
@@ -32,8 +35,6 @@ from overlap.membership.control_messages import (
     Ready,
     Refused,
 )
-from overlap.membership.coordinator import Coordinator
-from overlap.rendezvous import acceptor
 from transports.handshake import Hello, welcome
 
 from .company import Company, Puppet, wait_and_leave, with_company

@@ -15,23 +15,23 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from overlap.errors import UsageError
-from overlap.membership.control_frames import encode
-from overlap.membership.control_messages import Join, Refused, Waiting
-from overlap.membership.handle import Membership
-from overlap.rendezvous import (
+from overlap.processes import client, sockets
+from overlap.processes import host as acceptor
+from overlap.processes.frames import encode
+from overlap.processes.identity import JoinError, RendezvousConfig, name_processes
+from overlap.processes.join import join
+from overlap.processes.member import Membership
+from overlap.processes.messages import Join, Refused, Waiting
+from overlap.processes.sockets import (
     Endpoint,
-    JoinError,
     ListenError,
-    RendezvousConfig,
-    acceptor,
-    client,
+    dial,
     format_endpoint,
-    join,
+    listen,
     parse_endpoint,
-    sockets,
+    port_holder,
+    tune,
 )
-from overlap.rendezvous.configuration import name_processes
-from overlap.rendezvous.sockets import dial, listen, port_holder, tune
 
 from .company import SECRET, UNSHAKEN, Company, Lines, Puppet, listening, run, wait_and_leave, with_company
 

@@ -11,18 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap.membership.control_frames import FRAME_LIMIT_BYTES, FrameReader, decode, encode
-from overlap.membership.control_messages import (
-    BLOB_LIMIT_BYTES,
-    Give,
-    Join,
-    Message,
-    MessageError,
-    Ping,
-    Ready,
-    Tell,
-    Waiting,
-)
+from overlap.processes.frames import FRAME_LIMIT_BYTES, FrameReader, decode, encode
+from overlap.processes.messages import BLOB_LIMIT_BYTES, Give, Join, Message, MessageError, Ping, Ready, Tell, Waiting
 
 EXAMPLES: dict[str, list[Any]] = {
     "str": ["", "näme", "x" * 1000],

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from overlap.rendezvous.configuration import WORLDS, JoinError
+from overlap.processes.identity import WORLDS, JoinError
 
 from .company import Company, wait_and_leave, with_company
 

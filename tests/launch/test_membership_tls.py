@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from overlap.membership import Membership
-from overlap.rendezvous import JoinError, join
+from overlap.processes.identity import JoinError
+from overlap.processes.join import join
+from overlap.processes.member import Membership
 from transports import ArgumentError
 from transports.tls import Tls
 

@@ -11,8 +11,8 @@ import pytest
 from overlap.launch.processes import LaunchOutcome
 from overlap.launch.restarts import Restarts, launch_again
 from overlap.launch.spec import LaunchSpec
-from overlap.launch.status import Status
 from overlap.launch.verdict import Ending
+from overlap.processes.status import Status
 from tests import interpreters
 from tests.interpreters import Python
 

@@ -20,25 +20,13 @@ from overlap.errors import UsageError
 from overlap.flight.folder import open_records
 from overlap.live import glimpse as glimpses
 from overlap.live.glimpse import Glimpses, Memory, read_glimpse
-from overlap.membership import lookout
-from overlap.membership.control_frames import FrameReader, encode
-from overlap.membership.control_messages import (
-    Give,
-    Glance,
-    Glimpse,
-    Join,
-    Look,
-    Looked,
-    Message,
-    Ping,
-    Ready,
-    Refused,
-    Seen,
-)
-from overlap.membership.coordinator import Coordinator
-from overlap.membership.lookout import Lookout
-from overlap.rendezvous.configuration import WATCHER
-from overlap.rendezvous.watching import WatchedWorld, WorldOverError
+from overlap.processes import lookout
+from overlap.processes.coordinator import Coordinator
+from overlap.processes.frames import FrameReader, encode
+from overlap.processes.identity import WATCHER
+from overlap.processes.lookout import Lookout
+from overlap.processes.messages import Give, Glance, Glimpse, Join, Look, Looked, Message, Ping, Ready, Refused, Seen
+from overlap.processes.watching import WatchedWorld, WorldOverError
 from tests.launch.company import SECRET, Puppet, wait_and_leave, with_company
 from transports.handshake import Hello, greet
 

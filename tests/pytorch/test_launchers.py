@@ -11,7 +11,7 @@ import pytest
 dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
 pytest.importorskip("overlap.torch", reason="torch is not installed")
 
-from overlap.rendezvous.launcher_environment import without_membership  # noqa: E402
+from overlap.processes.place import without_membership  # noqa: E402
 
 PROGRAM = Path(__file__).with_name("launched.py")
 TIMEOUT_S = 120

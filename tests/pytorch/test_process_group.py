@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist  # noqa: E402
 from typing_extensions import deprecated  # noqa: E402
 
-from overlap.remote.saying import Saying  # noqa: E402
+from overlap.processes.saying import Saying  # noqa: E402
 from overlap.runtime.match import Voice  # noqa: E402
 from overlap.torch import ProcessGroup, Work  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from overlap.errors import OverlapError
-from overlap.remote.codec import pack_standings, unpack_standings
+from overlap.processes.codec import pack_standings, unpack_standings
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.blame import stall as stall_watch
 from overlap.runtime.blame.reports import Reports

@@ -19,7 +19,7 @@ Address = tuple[str, int]
 
 # What a socket takes before it makes the sender wait.
 BUFFER_BYTES = 256 << 10
-# How long a system tries to reach a host that does not answer; `overlap.rendezvous.sockets` asks for about that.
+# How long a system tries to reach a host that does not answer; `overlap.processes.sockets` asks for about that.
 UNANSWERED_S = 5.0
 
 

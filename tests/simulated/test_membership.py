@@ -7,10 +7,10 @@ from random import Random
 import pytest
 import trio
 
-from overlap.membership import Membership
-from overlap.membership.handle import MemberLostError
-from overlap.membership.inbox import Lost
-from overlap.rendezvous import JoinError, RendezvousConfig, join
+from overlap.processes.identity import JoinError, RendezvousConfig
+from overlap.processes.inbox import Lost
+from overlap.processes.join import join
+from overlap.processes.member import MemberLostError, Membership
 
 from .simulation import Simulation, seeds, simulate
 

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from overlap.rendezvous import JoinError, RendezvousConfig, join
-from overlap.rendezvous.roll_call import Present, RollCall, answer_roll_call, call_roll
-from overlap.rendezvous.sockets import listen
+from overlap.processes.identity import JoinError, RendezvousConfig
+from overlap.processes.join import join
+from overlap.processes.roll_call import Present, RollCall, answer_roll_call, call_roll
+from overlap.processes.sockets import listen
 
 from .simulation import Simulation, seeds, simulate
 

@@ -11,11 +11,11 @@ import trio
 
 import overlap
 import topology
-from overlap.membership import Membership
-from overlap.membership.handle import MemberLostError
-from overlap.membership.inbox import Lost
-from overlap.remote.control_plane import ControlPlane
-from overlap.rendezvous import JoinError, join
+from overlap.processes.control_plane import ControlPlane
+from overlap.processes.identity import JoinError
+from overlap.processes.inbox import Lost
+from overlap.processes.join import join
+from overlap.processes.member import MemberLostError, Membership
 from overlap.runtime.backend import RealBackend
 from overlap.runtime.world import World
 from tests.core.companies import Part

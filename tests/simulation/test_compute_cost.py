@@ -7,9 +7,9 @@ import pytest
 import topology
 from overlap.errors import UsageError
 from overlap.simulation import ComputeCosts, Profile, Roofline
+from overlap.timeline.files.tracefile import write_trace
 from overlap.timeline.span import Span
 from overlap.timeline.spans import Timeline
-from overlap.timeline.tracefile import write_trace
 
 TRN2 = topology.cluster("trn2.48xlarge")
 COSTS = ComputeCosts(roofline=Roofline.of(TRN2))

@@ -8,7 +8,7 @@ import pytest
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import Span, Timeline, render_text, verdict_of, write_trace
-from overlap.timeline.page import page, page_data
+from overlap.timeline.draw.page import page, page_data
 
 
 @pytest.fixture

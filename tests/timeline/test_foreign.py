@@ -6,8 +6,8 @@ import pytest
 
 from overlap.errors import UsageError
 from overlap.timeline import TimelineView, breakdowns, merged, read_trace, verdict_of
-from overlap.timeline.oddities import oddities
-from overlap.timeline.operations import operations
+from overlap.timeline.measure.oddities import oddities
+from overlap.timeline.measure.operations import operations
 
 
 def written(tmp_path, document, name="t.json"):

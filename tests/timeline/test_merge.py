@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from overlap import UsageError
 from overlap.cli import main
-from overlap.timeline import CollectiveInfo, Span, Timeline, merged, parts, read_trace, write_trace
-from overlap.timeline.merge import merged_columns, merged_header, on_clock
-from overlap.timeline.parts import Part, pack_part
+from overlap.timeline import CollectiveInfo, Span, Timeline, merged, read_trace, write_trace
+from overlap.timeline.files import parts
+from overlap.timeline.files.merge import merged_columns, merged_header, on_clock
+from overlap.timeline.files.parts import Part, pack_part
 from overlap.timeline.span import span_order
 
 

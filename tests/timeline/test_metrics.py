@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, breakdowns, median_step
-from overlap.timeline.intervals import intersect, length, merge, subtract
-from overlap.timeline.metrics import coverage
+from overlap.timeline.measure.intervals import intersect, length, merge, subtract
+from overlap.timeline.measure.metrics import coverage
 
 LIMIT_NS = 40
 intervals = st.lists(st.tuples(st.integers(0, LIMIT_NS), st.integers(0, LIMIT_NS)).map(sorted).map(tuple), max_size=8)

@@ -8,8 +8,8 @@ from html import unescape
 import pytest
 
 from overlap.timeline import verdict_of
-from overlap.timeline.page import page
-from overlap.timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from overlap.timeline.draw.page import page
+from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
 
 pytestmark = pytest.mark.slow  # a browser takes a second or two to start

@@ -11,8 +11,8 @@ import pytest
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import TimelineView, write_trace
-from overlap.timeline.picture import png, scene_of, svg
-from overlap.timeline.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
+from overlap.timeline.draw.picture import png, scene_of, svg
+from overlap.timeline.draw.theme import COMPUTE, EXPOSED, HIDDEN, WAITING
 from tests.timeline.made import comm, compute, timeline_of
 
 LEFT, PIXELS = 92, 896  # of the axis: a label of one letter, and 1,000 pixels in all
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_is_one_line(command, tmp_path, capsys, monkeypat
     with pytest.raises(UsageError, match=r"^--svg: "):
         command("--svg", str(tmp_path / "nowhere" / "a.svg"))
     capsys.readouterr()
-    monkeypatch.setattr("overlap.timeline.picture.as_png.find_spec", lambda name: None)
+    monkeypatch.setattr("overlap.timeline.draw.picture.find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         command("--png", str(tmp_path / "a.png"))
     assert str(caught.value) == '--png: Pillow is not installed: pip install ".[png]"; --svg needs nothing'

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap.timeline import Span, breakdowns, causes
-from overlap.timeline.activity import Activity
-from overlap.timeline.excess import Excess
-from overlap.timeline.meetings import Last, key_of, last_ranks, last_rows
-from overlap.timeline.metrics import coverage
-from overlap.timeline.reasons import FOLLOWED, reasons
+from overlap.timeline.measure.activity import Activity
+from overlap.timeline.measure.meetings import Last, key_of, last_ranks, last_rows
+from overlap.timeline.measure.metrics import coverage
+from overlap.timeline.measure.reasons import FOLLOWED, Excess, reasons
 from tests.timeline.made import LIMIT_NS, RANKS, comm, compute, timeline_of, traces
 
 

@@ -11,10 +11,9 @@ from overlap.cli import advise as advise_command
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import median_step, render_text, verdict_of, write_trace
-from overlap.timeline.replay.advice import advice_text, advise
 from overlap.timeline.replay.changes import parse_change
 from overlap.timeline.replay.inference import graph_of
-from overlap.timeline.replay.prediction import predict
+from overlap.timeline.replay.prediction import advice_text, advise, predict
 from overlap.timeline.replay.simulation import run_graph
 from overlap.units import parse_bytes
 from tests.timeline.made import comm, compute, timeline_of, traces

@@ -9,12 +9,12 @@ from hypothesis import given
 from overlap.cli.timeline import fill, main
 from overlap.errors import UsageError
 from overlap.timeline import verdict_of, write_trace
-from overlap.timeline.columns import columns
-from overlap.timeline.comparison import compared, comparison_table
-from overlap.timeline.critical_path import critical_path, critical_path_table
-from overlap.timeline.limits import parse_limit
-from overlap.timeline.operations import operations, operations_table
-from overlap.timeline.stragglers import stragglers, stragglers_table
+from overlap.timeline.draw.columns import columns
+from overlap.timeline.measure.comparison import compared, comparison_table
+from overlap.timeline.measure.critical_path import critical_path, critical_path_table
+from overlap.timeline.measure.operations import operations, operations_table
+from overlap.timeline.measure.stragglers import stragglers, stragglers_table
+from overlap.timeline.measure.verdict import parse_limit
 from tests.timeline.made import comm, compute, timeline_of, traces
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 
 from overlap.timeline import read_trace, write_trace
+from overlap.timeline.files.parts import columns_at_end
 from overlap.timeline.spans import Timeline
-from overlap.timeline.tail import columns_at_end
 
 from .made import comm, compute, traces
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from overlap.errors import UsageError
 from overlap.timeline import Recorder, Timeline, read_trace, write_trace
-from overlap.timeline.events import colour
-from overlap.timeline.events import to_events as events_of_ranks
+from overlap.timeline.files.events import colour
+from overlap.timeline.files.events import to_events as events_of_ranks
 
 from .made import comm as collective
 

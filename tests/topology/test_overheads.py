@@ -183,12 +183,23 @@ def test_a_file_says_what_the_machines_own_library_has(load):
     assert load(BARE).machine.collectives.library is None
 
 
+WHOLE = "a whole number, 1 or more, or { value, source, confidence }"
 BAD = [
     ('["ring", "mesh"]', "[]", "collectives.library.algorithms: expected names such as 'ring', found none"),
     ('["ring", "mesh"]', '"ring"', "collectives.library.algorithms: expected a list of texts, found 'ring'"),
-    ("slices = 2", "slices = 1.5", "collectives.slices: expected a whole number, found 1.5"),
-    ("chunk_pieces = 4", "chunk_pieces = 1.5", "collectives.chunk_pieces: expected a whole number, found 1.5"),
-    ("cut_through = 0", "cut_through = 2", "collectives.cut_through: expected a share from 0 to 1, found 2.0"),
+    ("slices = 2", "cores = 1.5", f"collectives.cores: expected {WHOLE}, found 1.5"),
+    (
+        "slices = 2",
+        "crowding = 0.5",
+        "collectives.crowding: expected a number, 1 or more, or { value, source, confidence }, found 0.5",
+    ),
+    ("slices = 2", "slices = 1.5", f"collectives.slices: expected {WHOLE}, found 1.5"),
+    ("chunk_pieces = 4", "chunk_pieces = 1.5", f"collectives.chunk_pieces: expected {WHOLE}, found 1.5"),
+    (
+        "cut_through = 0",
+        "cut_through = 2",
+        "collectives.cut_through: expected a share from 0 to 1, or { value, source, confidence }, found 2",
+    ),
     (
         "launch_s = 1e-3\n[collectives.host",
         "launch_s = -1\n[collectives.host",
@@ -250,7 +261,7 @@ BAD = [
         "doubling_s, trigger_s",
     ),
     ("memory_efficiency = 0.5", "memory_efficiency = { points = [[1, 0.5]] }", "collectives.memory_efficiency.points: "
-     "expected a value, because memories know no messages"),
+     "unknown key; known here: value, source, confidence"),
 ]  # fmt: skip
 
 

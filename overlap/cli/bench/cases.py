@@ -1,36 +1,35 @@
-"""One line of the table, with its buffers and right results; and lines as text, for processes that measure them."""
+"""Cases of a benchmark: operation, size, buffers and expected results; and their JSON form for other processes."""
 
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from ... import Rank
+from ... import OPS, Rank
 from ...collectives.kinds import Collective
 from ...collectives.reduce import Array
 from ...runtime.future import Future
-from . import data
 from .operations import Operation, dtype_named, find
 from .sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One line of the table: what is sent, and between how many ranks."""
+    """One row of the table: an operation on some data between some ranks."""
 
-    operation: Operation  # Which
+    operation: Operation  # The measured operation
     ranks: int  # Size of the world
     count: int  # Elements of one block, as nccl-tests counts them
-    dtype: np.dtype[np.generic]  # Of the elements
+    dtype: np.dtype[np.generic]  # Type of the elements
     op: str = "sum"  # Reduction operator
-    root: int = 0  # Rank, where there is one
-    in_place: bool = False  # Whether the result goes into the memory of the input
-    shared: bool = False  # Whether the result is one that ranks share
-    common: bool = False  # Whether the input lies where other processes of the machine read it
+    root: int = 0  # Root rank of rooted operations
+    in_place: bool = False  # Whether the result is written into the memory of the input
+    shared: bool = False  # Whether all ranks of the machine share one result
+    common: bool = False  # Whether the input lies in memory that other processes of the machine read
 
     @property
     def size_bytes(self) -> int:
@@ -39,7 +38,7 @@ class Case:
 
     @property
     def memory_bytes(self) -> int:
-        """What the inputs and results of all ranks take."""
+        """Bytes of the inputs and results of all ranks."""
         common = self._result if self.shared else 0
         return self.dtype.itemsize * (common + sum(map(self._elements, range(self.ranks))))
 
@@ -48,21 +47,21 @@ class Case:
         return self.count * (self.ranks if self.operation.kind.traits.gathers else 1)
 
     def _elements(self, rank: int) -> int:
-        """Return how many elements a rank has of its own."""
+        """Return how many elements a rank holds in buffers of its own."""
         source = self.count * (self.ranks if self.operation.kind.traits.scatters else 1)
         result = self._result if self.receives(rank) and not self.shared else 0
         return max(source, result) if self.in_place else source + result
 
     def issue(self, rank: Rank, x: Array, out: Array | None) -> tuple[Future[object], ...]:
-        """Start it on one rank, with what `buffers` has made; return what to await."""
+        """Issue the operation on one rank, with the arrays of `buffers`; return the futures to await."""
         issue = self.operation.issue_shared if self.shared else self.operation.issue
-        assert issue is not None, "it has such results"
+        assert issue is not None, "the operation has shared results"
         return issue(rank, x, out, self.op, self.root)
 
     def buffers(self, rank: int) -> tuple[Array, Array | None]:
-        """Make the filled input of `rank` and, if it gets a result of its own, the array for it."""
+        """Return the filled input of `rank`, and the array for its result if it gets one of its own."""
         kind = self.operation.kind
-        source = data.tiled(data.pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
+        source = tiled(pattern(rank, self.dtype), 0, self.count * (self.ranks if kind.traits.scatters else 1))
         if self.shared or not self.receives(rank):
             return source, None
         if self.in_place and not kind.traits.gathers:
@@ -75,18 +74,18 @@ class Case:
         return own, result
 
     def receives(self, rank: int) -> bool:
-        """Whether `rank` gets a result."""
+        """Return whether `rank` gets a result."""
         kind = self.operation.kind
         return kind is not Collective.BARRIER and (
             rank == self.root or kind not in (Collective.REDUCE, Collective.GATHER)
         )
 
     def expected(self, rank: int) -> Array:
-        """Compute the result of a `rank` that gets one."""
+        """Return the expected result of a `rank` that gets one."""
         kind, count = self.operation.kind, self.count
         first = rank * count if kind.traits.scatters else 0
         if kind.traits.reduces:
-            return data.tiled(data.reduction(self.ranks, self.op, self.dtype), first, count)
+            return tiled(reduction(self.ranks, self.op, self.dtype), first, count)
         if kind.traits.gathers:
             return np.concatenate([self._sent(src, first) for src in range(self.ranks)])
         if kind.traits.rooted:
@@ -94,46 +93,68 @@ class Case:
         return self._sent((rank - 1) % self.ranks, first)
 
     def _sent(self, src: int, first: int) -> Array:
-        return data.tiled(data.pattern(src, self.dtype), first, self.count)
+        return tiled(pattern(src, self.dtype), first, self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the ranks of other processes are to measure."""
+    """Cases that the ranks of other processes measure, in one world."""
 
-    cases: Sequence[Case]  # One for each row; they differ in their counts only
-    sampling: Sampling  # How often
-    check: bool = True  # Whether to look at the results, outside the timed loop
-    turns: str = ""  # Where to wait for one's turn with each row; empty: nowhere
-    name: str = ""  # Whose turn that is
-
-    def in_turn(self) -> Iterator[Case]:
-        """Yield each row when it is to be measured."""
-        if not self.turns:
-            yield from self.cases
-            return
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(self.turns)
-            connection.sendall(self.name.encode())
-            for case in self.cases:
-                if not connection.recv(1):
-                    return  # whoever wanted to know has gone
-                yield case
-                connection.sendall(b"d")
+    cases: Sequence[Case]  # One for each row; they differ only in their counts
+    sampling: Sampling  # Number of samples
+    check: bool = True  # Whether to check the results, outside the timed loop
 
     def to_json(self) -> str:
-        """Write it as one argument of a command."""
+        """Return the assignment as one argument of a command."""
         rows = [asdict(case) | {"operation": case.operation.name, "dtype": case.dtype.name} for case in self.cases]
-        told = {"cases": rows, "sampling": asdict(self.sampling), "check": self.check}
-        return json.dumps(told | {"turns": self.turns, "name": self.name})
+        return json.dumps({"cases": rows, "sampling": asdict(self.sampling), "check": self.check})
 
     @classmethod
     def from_json(cls, text: str) -> Assignment:
-        """Read what `to_json` has written."""
+        """Read the text that `to_json` has written."""
         told = json.loads(text)
         cases = [
             Case(**row | {"operation": find(row["operation"]), "dtype": dtype_named(row["dtype"])})
             for row in told["cases"]
         ]
-        rest = {name: told[name] for name in ("check", "turns", "name")}
-        return cls(cases=cases, sampling=Sampling(**told["sampling"]), **rest)
+        return cls(cases=cases, sampling=Sampling(**told["sampling"]), check=told["check"])
+
+
+# -- test data: small integers, so that every dtype holds them and every sum is exact --------------------------------
+
+SEED = 1  # Of the random numbers
+
+PERIOD = 8191
+"""Elements after which the data repeats: a prime number, so that a block in a wrong place is noticed."""
+
+_WIDE = {"b": np.bool_, "i": np.int64, "u": np.uint64, "c": np.complex128}  # floats: float64
+
+
+@lru_cache(maxsize=64)
+def pattern(rank: int, dtype: np.dtype[np.generic]) -> Array:
+    """Return the `PERIOD` elements that the input of `rank` repeats: random 1, 2 and 3, or False and True."""
+    low, high = (0, 2) if dtype.kind == "b" else (1, 4)
+    return np.random.default_rng((SEED, rank)).integers(low, high, PERIOD).astype(dtype)
+
+
+@lru_cache(maxsize=16)
+def reduction(ranks: int, op: str, dtype: np.dtype[np.generic]) -> Array:
+    """Return the reduction of the patterns of all ranks, computed in 64 bits and rounded once."""
+    wide = _WIDE.get(dtype.kind, np.float64)
+    total = OPS[op].reduce(np.stack([pattern(rank, dtype) for rank in range(ranks)]).astype(wide), axis=0, dtype=wide)
+    if op == "mean" and dtype.kind == "c":
+        total = total.astype(dtype) / ranks  # numpy multiplies by a reciprocal, so 64 bits would round differently
+    elif op == "mean":
+        total = total // ranks if dtype.kind in "iu" else total / ranks
+    reduced: Array = total.astype(dtype)
+    return reduced
+
+
+def tiled(repeated: Array, first: int, count: int) -> Array:
+    """Return elements `first` to `first + count` of an endlessly repeated pattern."""
+    return np.resize(np.roll(repeated, -(first % PERIOD)), count)
+
+
+def wrong_elements(result: Array, expected: Array) -> int:
+    """Return how many elements of `result` differ from `expected`, an array of the same length."""
+    return int(np.count_nonzero(result.reshape(-1) != expected))

@@ -1,7 +1,14 @@
-"""The timed loop on our ranks, wherever they are, and the check of results outside it."""
+"""Timed runs of cases on our ranks, in this process or in one for each node, and the check of results.
+
+`overlap run -m overlap.cli.bench.measuring ASSIGNMENT` is one process of several. The process of rank 0 prints a line
+of JSON for each row. All rows are measured in one world, as the steps of a training program are: new connections for
+each row would be measured while they still adapt to what they can carry.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -13,41 +20,87 @@ from ... import Rank, run
 from ...collectives.reduce import Array
 from ...config import RunConfig, imposed
 from ..children import hear, start
-from . import data
-from .cases import Assignment, Case
-from .layout import NodeLayout
+from .cases import Assignment, Case, wrong_elements
 from .sampling import Sampling, Times, slowest
 
-MEMBER = f"{__package__}.member"
+MEMBER = f"{__package__}.measuring"
 """The module that each process of several runs."""
 
+_LIMIT_S = 600
+"""Absolute limit for each row: it ends a world, and the bench, in which a rank waits for ever."""
+
 Told: TypeAlias = "list[list[int]]"
-"""Of each rank: how many elements were wrong, then its samples in nanoseconds."""
+"""For each rank: the number of its wrong elements, then its samples in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLayout:
+    """Nodes of a measured world, all of them processes of this machine, and the transport that joins them."""
+
+    nodes: int = 1  # Number of nodes, over which ranks are spread evenly; 1 is this process itself
+    tcp: bool = False  # Whether sockets use TCP instead of Unix sockets, which are faster on one machine
+    rails: str | None = None  # Number of connections between two nodes, or interfaces; None: the transport's default
+    peer_direct: bool = True  # Whether sockets read and write the arrays themselves
+    checksums: bool | None = None  # Whether received payloads are checked; None: the transport's default
+    transport: str = "auto"  # "auto", "shared_memory", "efa" or "mpi"
+
+    def options(self, ranks: int, *, rows: int = 1, algorithm: str | None = None) -> list[str]:
+        """Return the options of `overlap run` for a world of `ranks` ranks that measures `rows` rows."""
+        options = ["--nnodes", str(self.nodes), "--nproc-per-node", str(ranks // self.nodes)]
+        options += ["--timeout", str(rows * _LIMIT_S), "--transport", self.transport]
+        options += ["--no-unix" if self.tcp else "--unix", "--peer-direct" if self.peer_direct else "--no-peer-direct"]
+        options += [] if self.rails is None else ["--rails", self.rails]
+        options += [] if self.checksums is None else ["--checksums" if self.checksums else "--no-checksums"]
+        return options if algorithm is None else [*options, "--algorithm", algorithm]
+
+    def describe(self) -> str:
+        """Return the layout in words."""
+        if self.nodes == 1:
+            return "ranks in one process"
+        return f"ranks on {self.nodes} nodes (processes of this machine) joined by {self._wires()}"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether processes share memory, because no option concerns sockets only."""
+        plain = not self.tcp and self.rails in (None, "1") and self.peer_direct and self.checksums is None
+        return self.transport == "shared_memory" or (self.transport == "auto" and plain)
+
+    def _wires(self) -> str:
+        if self.transport == "mpi":
+            return "MPI"
+        if self.shares_memory:
+            return "shared memory"
+        wires = "TCP" if self.tcp else "Unix sockets"
+        if self.rails is not None:
+            wires += f" over {self.rails}" + (" connections" if self.rails.isdecimal() else "")
+        if self.checksums is not None:
+            wires += f", {'with' if self.checksums else 'without'} checksums of payloads"
+        return wires if self.peer_direct else f"{wires}, through a bounce buffer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One row of the table."""
+    """One measured row of the table."""
 
-    case: Case  # What was measured
+    case: Case  # The measured case
     times: Times  # For one operation
-    wrong: int | None  # Elements on all ranks that were not as expected, None if nobody looked
+    wrong: int | None  # Wrong elements on all ranks; None if results were not checked
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Size over time."""
+        """Size divided by time."""
         return self.times.bytes_per_s(self.case.size_bytes)
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """What the busiest wire would carry: algbw times the operation's factor (nccl-tests, doc/PERFORMANCE.md)."""
+        """Bandwidth of the busiest wire: algbw times the operation's factor (nccl-tests, doc/PERFORMANCE.md)."""
         return self.algbw_bytes_per_s * self.case.operation.kind.bus_factor(self.case.ranks)
 
 
 def measure_cases(
     cases: Sequence[Case], sampling: Sampling, layout: NodeLayout, *, check: bool = True, algorithm: str | None = None
 ) -> Iterator[Result]:
-    """Run cases that differ in their counts only, between processes in one world; yield each row when it is known.
+    """Measure cases that differ only in their counts; yield each row when it is known.
 
     Raises:
         OverlapError: If a process of the world fails.
@@ -70,15 +123,15 @@ def measure(
     algorithm: str | None = None,
     clock_ns: Callable[[], int] = perf_counter_ns,
 ) -> Result:
-    """Run one case in a world of its own, in this process."""
-    with imposed(RunConfig()):  # a launcher's would change what is measured
+    """Measure one case in a world of its own, in this process."""
+    with imposed(RunConfig()):  # the settings of a launcher would change the result
         told = run(on_rank, case, sampling, check, clock_ns, ranks=case.ranks, algorithm=algorithm)[0]
-    assert told is not None, "rank 0 is told"
+    assert told is not None, "rank 0 gathers the samples"
     return summarised(case, sampling, told, check=check)
 
 
 def summarised(case: Case, sampling: Sampling, told: Told, *, check: bool) -> Result:
-    """Summarise what rank 0 was told by all."""
+    """Summarise the samples that rank 0 has gathered."""
     times = slowest([samples for _, *samples in told], batch=sampling.batch(case.size_bytes))
     return Result(case=case, times=times, wrong=sum(wrong for wrong, *_ in told) if check else None)
 
@@ -86,7 +139,7 @@ def summarised(case: Case, sampling: Sampling, told: Told, *, check: bool) -> Re
 async def on_rank(
     rank: Rank, case: Case, sampling: Sampling, check: bool = True, clock_ns: Callable[[], int] = perf_counter_ns
 ) -> Told | None:
-    """Measure a case on one rank of a world, which may span processes; tell rank 0."""
+    """Measure a case on one rank of a world, which may span processes; return the samples of all ranks on rank 0."""
     batch = sampling.batch(case.size_bytes)
     x, out = _buffers(rank, case)
     samples = []
@@ -103,7 +156,7 @@ async def on_rank(
 
 
 def _buffers(rank: Rank, case: Case) -> tuple[Array, Array | None]:
-    """Make the filled input and the array for the result, in memory that processes have in common if that is asked."""
+    """Return the filled input and the array for the result, in common memory if the case asks for it."""
     x, out = case.buffers(rank.rank)
     if not case.common:
         return x, out
@@ -112,15 +165,31 @@ def _buffers(rank: Rank, case: Case) -> tuple[Array, Array | None]:
     common[...] = private
     if private is x:
         return common, common if out is x else out
-    return common[rank.rank * x.size :][: x.size], common  # a block of what is gathered
+    return common[rank.rank * x.size :][: x.size], common  # the rank's own block of the gathered result
 
 
 async def _count_wrong(rank: Rank, case: Case) -> int:
-    """Run the case once more on fresh data and count the wrong elements of this rank."""
+    """Run the case once more on fresh data, and return the number of wrong elements on this rank."""
     x, out = _buffers(rank, case)
     results = [await future for future in case.issue(rank, x, out)]
     got = cast("Array | None", results[-1] if case.shared else out)
     if got is None:
         return 0
     with np.errstate(invalid="ignore"):
-        return data.wrong_elements(got, case.expected(rank.rank))
+        return wrong_elements(got, case.expected(rank.rank))
+
+
+def main(text: str) -> None:
+    """Measure every row of an assignment in one world, as one process of several."""
+    run(_measure_all, Assignment.from_json(text))
+
+
+async def _measure_all(rank: Rank, assignment: Assignment) -> None:
+    for case in assignment.cases:
+        told = await on_rank(rank, case, assignment.sampling, assignment.check)
+        if told is not None:
+            print(json.dumps({"told": told}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

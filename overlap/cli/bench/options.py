@@ -1,4 +1,4 @@
-"""Which cases a command line asks for, and where: sizes, ranks, types, nodes. Pure."""
+"""Cases that a command line asks for, and the layout of their ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...cost.select import check_algorithm
 from ...options import parse_rails
 from ...units import format_bytes, parse_bytes
 from .cases import Case
-from .layout import NodeLayout
+from .measuring import NodeLayout
 from .operations import OPERATIONS, Operation, dtype_named, find, redop_named
 from .sampling import Sampling
 
@@ -18,16 +18,10 @@ DEFAULT_MIN_BYTES = 8
 DEFAULT_MAX_BYTES = 64 << 20
 DEFAULT_FACTOR = 2.0
 _MOST_ROWS = 1000
-_SIDES: dict[str | None, tuple[bool | None, ...]] = {
-    None: (None,),
-    "off": (False,),
-    "on": (True,),
-    "both": (False, True),
-}
 
 
 def cases(args: argparse.Namespace) -> list[list[Case]]:
-    """Return the rows that the options ask for, for each size of the world.
+    """Return the cases that the options ask for, for each size of the world.
 
     Raises:
         UsageError: If an option cannot be meant.
@@ -37,11 +31,10 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
         check_algorithm(args.algorithm)
     dtype = dtype_named(args.datatype)
     op = redop_named(args.op, dtype) if operation.kind.traits.reduces else "sum"
-    in_place = _in_place(operation, wanted=args.in_place, compared=args.vs is not None)
+    if args.in_place and not operation.in_place:
+        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
     if args.shared:
-        _check_shared(operation, in_place=args.in_place, compared=args.vs is not None)
-    if args.common and args.vs is not None:
-        raise UsageError("--common: other libraries' inputs lie in memory of their own; leave out --vs")
+        _check_shared(operation, in_place=args.in_place)
     sizes = _sizes(args) if operation.name != "barrier" else [0]
     return [
         [
@@ -52,7 +45,7 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
                 dtype=dtype,
                 op=op,
                 root=_root(args.root, ranks),
-                in_place=in_place,
+                in_place=args.in_place,
                 shared=args.shared,
                 common=args.common,
             )
@@ -63,10 +56,10 @@ def cases(args: argparse.Namespace) -> list[list[Case]]:
 
 
 def sampling(args: argparse.Namespace) -> Sampling:
-    """Return how often to measure.
+    """Return the number of samples that the options ask for.
 
     Raises:
-        UsageError: If there would be nothing to measure.
+        UsageError: If no sample would be counted.
     """
     if args.iters < 1:
         raise UsageError(f"--iters: expected at least 1, got {args.iters}")
@@ -75,37 +68,32 @@ def sampling(args: argparse.Namespace) -> Sampling:
     return Sampling(iters=args.iters, warmup=args.warmup_iters)
 
 
-def layouts(args: argparse.Namespace) -> tuple[NodeLayout, ...]:
-    """Return where the ranks are to be: one layout, or those without and with what is compared.
+def layout(args: argparse.Namespace) -> NodeLayout:
+    """Return where the ranks of the worlds are.
 
     Raises:
-        UsageError: If an option speaks of nodes, and there is only this process.
+        UsageError: If an option concerns nodes, and there is only this process.
     """
-    both = "both" in (args.peer_direct, args.checksums)
-    nodes = args.nnodes or (2 if both else 1)
+    nodes = args.nnodes or 1
     if nodes == 1:
         _check_no_node_options(args)
     if args.rails is not None:
         _check_rails(args.rails)
-    return tuple(
-        NodeLayout(
-            nodes=nodes,
-            tcp=args.tcp,
-            rails=args.rails,
-            peer_direct=direct is not False,
-            checksums=checksums,
-            transport=args.transport or ("efa" if both else "auto"),  # what is compared only sockets have
-        )
-        for direct in _SIDES[args.peer_direct]
-        for checksums in _SIDES[args.checksums]
+    return NodeLayout(
+        nodes=nodes,
+        tcp=args.tcp,
+        rails=args.rails,
+        peer_direct=args.peer_direct != "off",
+        checksums=None if args.checksums is None else args.checksums == "on",
+        transport=args.transport or "auto",
     )
 
 
 def check_memory(worlds: Sequence[Sequence[Case]], there_bytes: int) -> None:
-    """Refuse a case whose inputs and results alone do not fit into the memory of this machine.
+    """Refuse cases whose inputs and results do not fit into the memory of this machine.
 
     Raises:
-        UsageError: If there is one.
+        UsageError: If the largest case does not fit.
     """
     most = max((case for world in worlds for case in world), key=lambda case: case.memory_bytes)
     if most.memory_bytes > there_bytes:
@@ -119,7 +107,7 @@ def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list
     """Read a list such as `2,4`.
 
     Raises:
-        UsageError: If it is none, a world is too small, or its ranks cannot be spread evenly over the nodes.
+        UsageError: If the text is no such list, a world is too small, or its ranks cannot be divided among the nodes.
     """
     words = text.split(",")
     for word in words:
@@ -131,7 +119,7 @@ def world_sizes(text: str, *, fewest: int = 1, nodes: int | None = None) -> list
 
 
 def _ranks(args: argparse.Namespace) -> str:
-    """One rank on each node unless the user knows better, and never less than it takes to communicate."""
+    """Return `--ranks`; by default one rank on each node, and at least two."""
     return args.ranks or str(max(2, args.nnodes or 1))
 
 
@@ -172,7 +160,7 @@ def _sizes(args: argparse.Namespace) -> list[int]:
 
 
 def _ends(args: argparse.Namespace) -> tuple[int, int]:
-    """One end alone is the only size if it is the lower one, and the upper one otherwise."""
+    """Return the smallest and the largest size; the smallest one alone is the only size."""
     low = DEFAULT_MIN_BYTES if args.minbytes is None else parse_bytes(args.minbytes, argument="--minbytes")
     if args.maxbytes is not None:
         return low, parse_bytes(args.maxbytes, argument="--maxbytes")
@@ -189,7 +177,7 @@ def _steps(low: int, high: int, step: int | None, factor: float) -> Iterator[int
 
 
 def _count(size: int, operation: Operation, ranks: int, itemsize: int) -> int:
-    """Elements of a block such that all blocks together are at most `size`, but at least one."""
+    """Return the elements of a block, at least one, such that all blocks together have at most `size` bytes."""
     return max(1, size // (itemsize * operation.blocks(ranks))) if size else 0
 
 
@@ -199,17 +187,9 @@ def _root(root: int, ranks: int) -> int:
     return root
 
 
-def _check_shared(operation: Operation, *, in_place: bool, compared: bool) -> None:
+def _check_shared(operation: Operation, *, in_place: bool) -> None:
     if operation.issue_shared is None:
         known = ", ".join(one.name for one in OPERATIONS if one.issue_shared is not None)
         raise UsageError(f"--shared: {operation.name} has no result that ranks share; such have {known}")
     if in_place:
         raise UsageError("--shared: what ranks share is not the memory of an input; leave out --in-place")
-    if compared:
-        raise UsageError("--shared: other libraries have no results that ranks share; leave out --vs")
-
-
-def _in_place(operation: Operation, *, wanted: bool, compared: bool) -> bool:
-    if wanted and not operation.in_place:
-        raise UsageError(f"--in-place: {operation.name} cannot, because it writes where it still reads")
-    return wanted or (compared and operation.in_place)

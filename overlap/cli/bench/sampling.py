@@ -1,4 +1,4 @@
-"""How a time is taken: the same for our ranks and for those of other libraries. Pure.
+"""Samples of a time and their summary, for our ranks and for other libraries. Pure.
 
 A *sample* starts at a barrier and ends when the slowest rank has its result. Small messages are too quick for that,
 because ranks leave a barrier further apart than the operation takes: there a sample is many operations back to back,
@@ -16,29 +16,29 @@ from numpy.typing import NDArray
 from ...units import format_bytes
 
 BATCHED_BYTES = 32 << 10
-"""Up to here a sample is a batch: two ranks of gloo leave a barrier 60 us apart (median of 200, on two cores)."""
+"""Largest size whose samples are batches: ranks of gloo leave a barrier 60 us apart (median of 200, on two cores)."""
 
 BATCH = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How often something is measured."""
+    """Number of samples of a measurement."""
 
-    iters: int = 20  # Samples
-    warmup: int = 5  # Samples before those, which do not count
+    iters: int = 20  # Counted samples
+    warmup: int = 5  # Samples before them, which are discarded
 
     @property
     def few(self) -> int:
-        """Samples of something that takes a good part of a second."""
+        """Number of samples of an operation that takes a good part of a second."""
         return min(self.iters, 5)
 
     def batch(self, size_bytes: int) -> int:
-        """Return how many operations a sample of messages of that size has."""
+        """Return the number of operations in one sample of messages of `size_bytes`."""
         return BATCH if size_bytes <= BATCHED_BYTES else 1
 
     def describe(self) -> str:
-        """Say in words what a time in the table is."""
+        """Return in words how the times of the table were measured."""
         return (
             f"time: median, 10th and 90th percentile of {self.iters} samples after {self.warmup} of warm-up;\n"
             "a sample is the slowest rank's time from a common barrier to its result; up to\n"
@@ -48,7 +48,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Summary of the samples of one operation, in nanoseconds for one operation."""
+    """Summary of samples, in nanoseconds for one operation."""
 
     median_ns: float
     p10_ns: float
@@ -56,19 +56,19 @@ class Times:
 
     @classmethod
     def of(cls, samples_ns: Sequence[float] | NDArray[np.float64]) -> Times:
-        """Summarise samples; between two of them percentiles are interpolated."""
+        """Summarise samples; percentiles are interpolated between neighbours."""
         p10, median, p90 = (float(value) for value in np.percentile(samples_ns, (10, 50, 90)))
         return cls(median_ns=median, p10_ns=p10, p90_ns=p90)
 
     def bytes_per_s(self, nbytes: int) -> float:
-        """Return nbytes over the median: algbw."""
+        """Return `nbytes` divided by the median: algbw."""
         return nbytes / (self.median_ns / 1e9) if self.median_ns else 0.0
 
     def over(self, other: Times) -> float:
-        """Return how many times as long as another this is."""
+        """Return the ratio of this median to the median of `other`."""
         return self.median_ns / other.median_ns if other.median_ns else 0.0
 
 
 def slowest(by_rank_ns: Sequence[Sequence[int]], *, batch: int) -> Times:
-    """Summarise what each rank measured: of each sample the slowest rank's time, for one operation."""
+    """Summarise the samples of all ranks: the slowest rank's time of each sample, divided by the operations in it."""
     return Times.of(np.asarray(by_rank_ns, np.float64).max(axis=0) / batch)

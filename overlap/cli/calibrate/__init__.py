@@ -14,7 +14,7 @@ from ...cost.fitting import Fit, Launches, Sample, crosses, fit, wire_s
 from ...cost.left_out import Fitted
 from ...errors import UsageError
 from ...units import format_bytes, format_ns
-from ..outputs import written
+from ..output import written
 from .here import BETWEEN, calibrate_here
 from .logs import Log, Row, read
 

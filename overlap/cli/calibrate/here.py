@@ -16,11 +16,10 @@ from ...errors import OverlapError, UsageError
 from ...notice import notify
 from ...units import format_bytes, format_ns
 from ..bench.cases import Case
-from ..bench.layout import NodeLayout
-from ..bench.measuring import measure_cases
+from ..bench.measuring import NodeLayout, measure_cases
 from ..bench.operations import find
 from ..bench.sampling import Sampling
-from ..outputs import written
+from ..output import written
 
 BETWEEN: Mapping[str, str] = {"shared_memory": "shared_memory", "sockets": "efa", "mpi": "mpi"}
 """What may join processes, and the transport's name; first what joins those of one host if nobody says otherwise."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ...data import digits
 from ...errors import UsageError
 from ...timeline import Timeline
-from ...timeline.tracefile import write_trace
+from ...timeline.files.tracefile import write_trace
 from ...units import parse_bytes
 from ..configoptions import count
 from ..console import Console

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ...timeline.theme import ASCII_BAR, BLOCK_BAR
+from ...timeline.draw.theme import ASCII_BAR, BLOCK_BAR
 
 CELLS = 24
 LOGGED = 4  # lines in a log

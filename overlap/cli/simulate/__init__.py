@@ -17,8 +17,8 @@ from contextlib import nullcontext, redirect_stdout
 from ...errors import UsageError
 from ...notice import notify
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
-from ..outputs import written
-from ..program import Program, add_program, named, output_path, told_traces
+from ..output import output_path, written
+from ..program import Program, add_program, named, told_traces
 from .page import assumptions, described, drawing, page, wrapped
 from .points import Point, axes, points
 from .recorded import add_recorded, is_recorded, recorded

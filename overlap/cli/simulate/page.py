@@ -11,7 +11,7 @@ from topology import Cluster
 
 from ...config import RunConfig
 from ...simulation import AlikeBy, Profile
-from ...timeline.draw import TimelineView
+from ...timeline.draw.view import TimelineView
 from ...timeline.spans import Timeline
 from ...units import format_bytes, format_ns
 from .step_summary import Busiest, Shape, StepSummary

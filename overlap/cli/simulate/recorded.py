@@ -12,8 +12,8 @@ from ... import Virtual, run
 from ...errors import RankFailedError, UsageError
 from ...planning.recorded import Growth, Tape, growth_of, play, tape_of
 from ...runtime.rank import Rank
-from ...timeline.merge import merged
-from ...timeline.tracefile import read_trace
+from ...timeline.files.merge import merged
+from ...timeline.files.tracefile import read_trace
 from ...units import format_ns
 from ..program import Program
 from .page import wrapped

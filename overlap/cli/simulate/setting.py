@@ -13,7 +13,7 @@ from ... import Faults, Interference, Virtual
 from ...config import RunConfig
 from ...cost.select import check_algorithm
 from ...errors import UsageError
-from ...setup.world_setup import DEFAULT_RANKS, cluster_of
+from ...processes.world_setup import DEFAULT_RANKS, cluster_of
 from ...simulation import Profile, Roofline
 from ...simulation.conditions import ALL
 from ..configoptions import count

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from topology import Cluster
 
 from ...cost.parameters import measured
-from ...timeline.metrics import Breakdown, breakdowns, median_step, windows_of
+from ...timeline.measure.metrics import Breakdown, breakdowns, median_step, windows_of
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
 

@@ -24,7 +24,7 @@ from ...planning.sensitivity import Sensitivity, sensitivities
 from ...units import parse_bytes
 from ..configoptions import as_argument, count
 from ..failure import EXIT_FAILED, EXIT_INTERRUPTED
-from ..outputs import written
+from ..output import written
 from .setting import Setting
 from .training_json import described
 from .training_page import page, search_page

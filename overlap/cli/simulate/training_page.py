@@ -12,7 +12,7 @@ from ...planning.search import Found
 from ...planning.sensitivity import SLOWER, Sensitivity
 from ...planning.trust import Band, band_of, band_of_step
 from ...planning.wires import busy
-from ...timeline.columns import columns
+from ...timeline.draw.columns import columns
 from ...units import format_bytes, format_ns
 
 _LISTED = 8  # operations, and parts of the critical path, that are named one by one

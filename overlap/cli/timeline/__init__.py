@@ -12,24 +12,22 @@ from typing import BinaryIO
 
 from ...errors import UsageError
 from ...notice import notify
-from ...timeline.draw import MIN_WIDTH
-from ...timeline.limits import parse_limit
-from ...timeline.merge import merged, merged_header
-from ...timeline.metrics import median_step, windows_of
-from ...timeline.oddities import oddities
-from ...timeline.parts import Part, pack_part
-from ...timeline.picture import check_pillow
+from ...timeline.draw.picture import check_pillow
+from ...timeline.draw.view import MIN_WIDTH
+from ...timeline.files.merge import merged, merged_header
+from ...timeline.files.parts import Part, pack_part
+from ...timeline.files.tracefile import read_trace, write_merged
+from ...timeline.measure.metrics import median_step, windows_of
+from ...timeline.measure.oddities import oddities
+from ...timeline.measure.verdict import Verdict, parse_limit, verdict_of
 from ...timeline.ranklist import listed, unlisted
 from ...timeline.replay.changes import Change, parse_change
 from ...timeline.replay.prediction import Prediction, predict
 from ...timeline.spans import Timeline
-from ...timeline.tracefile import read_trace, write_merged
-from ...timeline.verdict import Verdict, verdict_of
 from ...version import install_command
 from ..advise import described
 from ..failure import EXIT_FAILED
-from ..outputs import kept
-from ..program import output_path
+from ..output import kept, output_path
 from .browser import browse, check_terminal
 from .browser.track import Track
 from .report import report

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ...timeline.lateness import arrivals
-from ...timeline.metrics import Breakdown, breakdowns
-from ...timeline.operations import operations
+from ...timeline.measure.metrics import Breakdown, breakdowns
+from ...timeline.measure.operations import operations
+from ...timeline.measure.stragglers import arrivals
+from ...timeline.measure.verdict import Verdict
 from ...timeline.span import Span
 from ...timeline.spans import Timeline
-from ...timeline.verdict import Verdict
 
 SCHEMA_VERSION = 2
 """Version of what `--json` prints; it rises when a field changes its meaning or goes."""

@@ -9,18 +9,18 @@ from textwrap import wrap
 
 from rich.text import Text
 
-from ...timeline.comparison import compared, comparison_table
-from ...timeline.critical_path import critical_path, critical_path_table
-from ...timeline.draw import MIN_WIDTH, TimelineView
-from ...timeline.operations import operations, operations_table
-from ...timeline.page import page
-from ...timeline.picture import png, scene_of, svg
+from ...timeline.draw.page import page
+from ...timeline.draw.picture import png, scene_of, svg
+from ...timeline.draw.view import MIN_WIDTH, TimelineView
+from ...timeline.measure.comparison import compared, comparison_table
+from ...timeline.measure.critical_path import critical_path, critical_path_table
+from ...timeline.measure.operations import operations, operations_table
+from ...timeline.measure.stragglers import stragglers, stragglers_table
+from ...timeline.measure.verdict import Verdict
 from ...timeline.replay.prediction import Prediction, prediction_table
 from ...timeline.spans import Timeline
-from ...timeline.stragglers import stragglers, stragglers_table
-from ...timeline.verdict import Verdict
 from ..console import Console
-from ..outputs import kept, written
+from ..output import kept, written
 from .report import wires
 
 

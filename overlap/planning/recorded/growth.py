@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ...errors import UsageError
-from ...timeline.meetings import PAIRED
+from ...timeline.measure.meetings import PAIRED
 from .tape import Tape
 
 WORLD = "world"

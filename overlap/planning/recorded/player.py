@@ -12,7 +12,7 @@ from ...collectives.kinds import Collective
 from ...runtime.future import Future
 from ...runtime.group import Group
 from ...runtime.rank import Rank
-from ...timeline.meetings import PAIRED
+from ...timeline.measure.meetings import PAIRED
 from ..amounts import numpy_dtype
 from .growth import WORLD, Growth
 from .tape import ITSELF, After, Move, Tape

@@ -11,14 +11,14 @@ from typing import Literal, TypeAlias
 from ...collectives.kinds import Collective
 from ...cost.parameters import itemsize_of
 from ...errors import UsageError
-from ...timeline.meetings import PAIRED
-from ...timeline.merge import CUT
-from ...timeline.metrics import median_step
+from ...timeline.files.merge import CUT
+from ...timeline.measure.meetings import PAIRED
+from ...timeline.measure.metrics import median_step
+from ...timeline.measure.verdict import verdict_of
 from ...timeline.replay.graph import Node
 from ...timeline.replay.inference import graph_of, issued_ns
 from ...timeline.span import CollectiveInfo, Span
 from ...timeline.spans import Timeline
-from ...timeline.verdict import verdict_of
 
 MoveKind: TypeAlias = Literal["compute", "collective", "message", "kept", "begin", "end"]
 

@@ -8,11 +8,9 @@ from math import ceil
 from typing import TypeAlias
 
 from ...errors import UsageError
-from .graph import Graph, Node
+from .graph import Graph, Node, input_of, release
 from .machine import Machine
-from .rooms import input_of, release
-from .turns import streams_of, take_turns
-from .wires import Fit, fits, kind_of, nbytes_of
+from .transfers import Fit, fits, kind_of, nbytes_of, streams_of, take_turns
 
 _Prices: TypeAlias = Callable[[int], tuple[float, float]]  # from bytes to work, and what of it another may hide
 

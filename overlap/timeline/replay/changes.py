@@ -11,12 +11,11 @@ from ...cost.select import check_algorithm
 from ...errors import UsageError
 from ...units import format_bytes, parse_bytes
 from ..span import Span
-from .algorithms import use_algorithm
 from .buckets import rebucket
 from .graph import Graph, Node
-from .order import forward_first
-from .streams import change_window, part_streams
-from .wires import Fit, fits, kind_of
+from .machine import use_algorithm
+from .streams import change_window, forward_first, part_streams
+from .transfers import Fit, fits, kind_of
 
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)x")
 _COMPUTE = re.compile(r"compute(?:\s+'([^']*)'|\s+\"([^\"]*)\")?")

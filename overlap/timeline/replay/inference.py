@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from ..meetings import Key, key_of
+from ..measure.meetings import Key, key_of
 from ..span import Span
 from ..spans import Timeline
 from .graph import Graph, Node

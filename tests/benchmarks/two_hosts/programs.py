@@ -14,7 +14,7 @@ from overlap.cli.bench.cases import Assignment, Case
 from overlap.cli.bench.measuring import MEMBER, Result, summarised
 from overlap.cli.bench.sampling import Sampling
 from overlap.cli.children import Child, environment, hear, start
-from overlap.rendezvous.launcher_environment import without_membership
+from overlap.processes.place import without_membership
 
 from .network import Host
 

@@ -13,8 +13,8 @@ from overlap import Virtual, run
 from overlap.cli.bench.sampling import Times
 from overlap.requested import overriding
 from overlap.simulation import Profile
+from overlap.timeline.files.tracefile import read_trace
 from overlap.timeline.spans import Timeline
-from overlap.timeline.tracefile import read_trace
 
 from .network import Host
 from .programs import traced_steps

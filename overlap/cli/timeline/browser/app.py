@@ -13,9 +13,9 @@ from textual.binding import Binding, BindingType
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from ....timeline.axis import scale
-from ....timeline.intervals import Interval
-from ....timeline.legend import legend
+from ....timeline.draw.axis import scale
+from ....timeline.draw.theme import legend
+from ....timeline.measure.intervals import Interval
 from .cursor import Cursor, Direction
 from .details import details
 from .track import Lane, Track

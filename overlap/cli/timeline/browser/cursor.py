@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from ....timeline.intervals import Interval
+from ....timeline.measure.intervals import Interval
 from ....timeline.span import Span
 from .track import Lane, Track
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....collectives.kinds import Collective
-from ....timeline.axis import in_unit, unit_for
+from ....timeline.draw.axis import in_unit, unit_for
 from ....timeline.span import CollectiveInfo, Span
 from ....units import format_bytes, format_ns
 from .track import Lane, Track

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ....errors import UsageError
-from ....timeline.intervals import Interval, merge
-from ....timeline.lanes import Piece, ascii_lanes, block_lanes, stream_lane
-from ....timeline.meetings import Last, key_of, last_ranks
-from ....timeline.metrics import coverage
-from ....timeline.reasons import Reason, Reasons, reasons
+from ....timeline.draw.lanes import ascii_lanes, block_lanes, stream_lane
+from ....timeline.draw.theme import Piece
+from ....timeline.measure.intervals import Interval, merge
+from ....timeline.measure.meetings import Last, key_of, last_ranks
+from ....timeline.measure.metrics import coverage
+from ....timeline.measure.reasons import Reason, Reasons, reasons
+from ....timeline.measure.verdict import Verdict, judge
 from ....timeline.replay.machine import Machine
 from ....timeline.span import Kind, Span
 from ....timeline.spans import Timeline
-from ....timeline.verdict import Verdict, judge
 
 _ORDER: Mapping[Kind, int] = {"compute": 0, "comm": 1, "program": 2, "wires": 3}
 

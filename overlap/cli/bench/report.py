@@ -1,0 +1,183 @@
+"""Report of `overlap bench`: measures, prints each row of the table as soon as it is known, and writes the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
+import trio
+
+from ...collectives.kinds import Collective
+from ...units import wrapped
+from ..output import STDOUT, as_json, result_path, written
+from .cases import SEED, Case
+from .measuring import NodeLayout, Result, measure_cases
+from .options import cases, check_memory, layout, sampling
+from .sampling import BATCH, BATCHED_BYTES, Sampling
+
+_WRONG_EXIT = 1
+MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measure a collective over its sizes, print the table, and return the exit code."""
+    worlds, how, where = cases(args), sampling(args), layout(args)
+    args.json = result_path(args.json, option="--json")
+    check_memory(worlds, MEMORY_BYTES)
+    say = printer(args.json)
+    say(title(worlds[0][0], how, where))
+    say(header())
+    rows = []
+    for world in worlds:
+        for each in measure_cases(world, how, where, check=bool(args.check), algorithm=args.algorithm):
+            rows.append(each)
+            say(row(each))
+    say(summary(rows))
+    return finish(args.json, how, {"layout": asdict(where), "rows": described(rows)}, rows)
+
+
+def printer(json_path: str | None) -> Callable[[str], None]:
+    """Return a function that prints a line at once; it prints nothing where the JSON goes to stdout."""
+    return (lambda text: None) if json_path == STDOUT else (lambda text: print(text, flush=True))
+
+
+def finish(path: str | None, how: Sampling, parts: Mapping[str, object], rows: Sequence[Result]) -> int:
+    """Write the JSON, if it is asked for, and return the exit code."""
+    kept = path is None or written(as_json(document(how, parts)), path, option="--json")
+    return _WRONG_EXIT if not kept or any(row.wrong for row in rows) else 0
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+_COLUMNS = (
+    ("size", "(B)", 10),
+    ("count", "", 10),
+    ("ranks", "", 5),
+    ("time", "(us)", 8),
+    ("p10", "(us)", 8),
+    ("p90", "(us)", 8),
+    ("algbw", "(GB/s)", 8),
+    ("busbw", "(GB/s)", 8),
+    ("wrong", "", 5),
+)
+"""Name, unit and width of each column; with a blank before each one the table has 79 columns."""
+
+
+def remark(text: str) -> str:
+    """Return a text as lines of at most 80 columns that begin with #."""
+    return "\n".join(line for each in text.splitlines() for line in wrapped(each, first="# ", rest="# "))
+
+
+def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
+    """Return the operation and the way it is measured, as lines that begin with #."""
+    place = "into memory that ranks share" if case.shared else "in place" if case.in_place else "out of place"
+    place += ", inputs where all processes read them" if case.common else ""
+    factor = case.operation.kind.traits.busbw_factor
+    text = (
+        f"{_what(case)}, {place}, {layout.describe()}\n{sampling.describe()}\n"
+        f"GB is 10^9 bytes; busbw = algbw * {factor} with n ranks"
+    )
+    return remark(text)
+
+
+def _what(case: Case) -> str:
+    """Return the operation, type, operator and root of all rows."""
+    traits = case.operation.kind.traits
+    told = [case.operation.name]
+    if case.operation.kind is not Collective.BARRIER:
+        told[0] += f" of {case.dtype.name}"
+    told += [case.op] if traits.reduces else []
+    return ", ".join([*told, *([f"root {case.root}"] if traits.rooted else [])])
+
+
+def header() -> str:
+    """Return the two lines of column names and units."""
+    names, units, _ = zip(*_COLUMNS, strict=True)
+    return "\n".join("#" + _aligned(line)[1:].rstrip() for line in (names, units))
+
+
+def row(measured: Result) -> str:
+    """Return one line of the table."""
+    case, times = measured.case, measured.times
+    return _aligned(
+        [
+            str(case.size_bytes),
+            str(case.count),
+            str(case.ranks),
+            *(number(value_ns / 1e3) for value_ns in (times.median_ns, times.p10_ns, times.p90_ns)),
+            *_bandwidths(measured),
+            "N/A" if measured.wrong is None else str(measured.wrong),
+        ]
+    )
+
+
+def summary(measured: Sequence[Result]) -> str:
+    """Return the last line, which says whether results were right."""
+    if any(one.wrong is None for one in measured):
+        return "# results not checked (-c 0)"
+    wrong = sum(one.wrong or 0 for one in measured)
+    return f"# {wrong} wrong elements: FAILED" if wrong else "# every result checked: none wrong"
+
+
+def number(value: float) -> str:
+    """Return a figure with two decimals if it is small, and none if it is large."""
+    return f"{value:.2f}" if value < 99.995 else f"{value:.1f}" if value < 9999.95 else f"{value:.0f}"
+
+
+def _bandwidths(measured: Result) -> tuple[str, str]:
+    if measured.case.operation.kind is Collective.BARRIER:
+        return "-", "-"
+    return f"{measured.algbw_bytes_per_s / 1e9:.3f}", f"{measured.busbw_bytes_per_s / 1e9:.3f}"
+
+
+def _aligned(values: Sequence[str]) -> str:
+    return "".join(f" {value:>{width}}" for value, (*_, width) in zip(values, _COLUMNS, strict=True))
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def document(sampling: Sampling, parts: Mapping[str, object]) -> dict[str, object]:
+    """Return the JSON document of a run: its sampling, the machine, and `parts`.
+
+    It lists only these figures of the machine: environments hold secrets, and results are passed around.
+    """
+    return {
+        "sampling": asdict(sampling) | {"batch": BATCH, "batched_bytes": BATCHED_BYTES, "seed": SEED},
+        "machine": {
+            "cpu_count": os.cpu_count(),
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "trio": trio.__version__,
+        },
+        **parts,
+    }
+
+
+def described(rows: Sequence[Result]) -> list[dict[str, object]]:
+    """Return rows for JSON: times in nanoseconds for one operation, bandwidths in bytes per second."""
+    return [
+        {
+            "operation": one.case.operation.name,
+            "size_bytes": one.case.size_bytes,
+            "count": one.case.count,
+            "dtype": one.case.dtype.name,
+            "op": one.case.op if one.case.operation.kind.traits.reduces else None,
+            "root": one.case.root if one.case.operation.kind.traits.rooted else None,
+            "ranks": one.case.ranks,
+            "in_place": one.case.in_place,
+            "shared": one.case.shared,
+            "common": one.case.common,
+            **asdict(one.times),
+            "algbw_bytes_per_s": one.algbw_bytes_per_s,
+            "busbw_bytes_per_s": one.busbw_bytes_per_s,
+            "wrong": one.wrong,
+        }
+        for one in rows
+    ]

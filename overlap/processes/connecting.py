@@ -1,0 +1,298 @@
+"""From a place in a world of several processes to what `run` needs there: a transport and the control plane."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+import trio
+
+from transports import ArgumentError, NeuronLink, Router, Transport, nearest, registry
+from transports.factory import Bootstrap
+from transports.failures import LinkLostError
+from transports.tls import Tls
+
+from ..config import RunConfig
+from ..errors import UsageError
+from ..flight.folder import attempt
+from ..notice import notify
+from .apart import join_apart
+from .control_plane import ControlPlane
+from .identity import WORLDS, RendezvousConfig
+from .inbox import Lost
+from .introduction import introduced
+from .link import OUTAGE_S, Patience
+from .member import MemberLostError
+from .place import Place
+from .secret import user_secret
+from .silence import identity
+from .status import Entering, Leaving, Losing, tell_launcher
+from .threaded import ThreadedMembership
+
+# How long the first process stays for the others to leave; whatever they still compute, they have been told.
+LEAVE_S = 10.0
+# From the first process to the last; a cluster's scheduler may start them a while apart.
+JOIN_TIMEOUT_S = 60.0
+
+_worlds = count()
+"""A program may run several worlds, one after the other; each process counts them alike."""
+_attempts: list[int] = []
+"""Which attempt of its job this process belongs to, once it has agreed on that with the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """What joining gives."""
+
+    transport: Transport  # Reaches every rank of the world
+    control_plane: ControlPlane  # Speaks for the ranks of this process, and listens
+    membership: ThreadedMembership  # The control connection itself
+    notices: Notices  # What the transport has to say
+    restart: int  # How often the world has been started before
+
+    async def leave(self) -> None:
+        """Say goodbye: this process has done its part. Without it, its end is a loss to the others."""
+        with trio.move_on_after(LEAVE_S):
+            await self.membership.leave()
+
+
+@asynccontextmanager
+async def joined(
+    place: Place, machine: str, run: RunConfig, *, wires: Callable[[Transport], Transport] = lambda default: default
+) -> AsyncIterator[Joined]:
+    """Meet the other processes and open the wires to them, for the length of an ``async with``.
+
+    Args:
+        place: Where this process stands.
+        machine: Name of the cluster; all processes must mean the same.
+        run: What joins them, how, and how long to wait for them.
+        wires: Given memory inside the process and sockets or MPI between processes, returns what to use.
+
+    Raises:
+        JoinError: If not all came in time, or this process is not one of those expected.
+    """
+    world = next(_worlds)
+    config = await _config(place, world, machine, run)
+    with _told(world + 1):
+        on_joined = partial(tell_launcher, Entering(world=world + 1, joined=True))
+        async with met(place, config, run, wires=wires, on_joined=on_joined, on_lost=_tell_lost) as found:
+            yield found
+
+
+@asynccontextmanager
+async def met(
+    place: Place,
+    config: RendezvousConfig,
+    run: RunConfig,
+    *,
+    wires: Callable[[Transport], Transport] = lambda default: default,
+    on_joined: Callable[[], object] = lambda: None,
+    on_lost: Callable[[int], None] = lambda member: None,
+) -> AsyncIterator[Joined]:
+    """Do what `joined` does, at a given place.
+
+    Args:
+        place: Where this process stands.
+        config: Where and how the processes meet; its listener is closed in the end.
+        run: What joins them.
+        wires: As for `joined`.
+        on_joined: Called when all processes have met.
+        on_lost: Called with each process that is lost.
+    """
+    each = place.ranks_per_process
+    placement = [range(process * each, (process + 1) * each) for process in range(place.processes)]
+    with config.listener or nullcontext():
+        async with join_apart(config, report=notify) as membership:
+            on_joined()
+            config = await _agreed(config, membership)
+            notices = Notices()
+            between = await _between(place, placement, config, membership, run, notices)
+            # until the wires are open; then the control plane does so, and says more
+            membership.on_loss = lambda lost: between.lose(placement[lost.member], lost.reason)
+            transport = wires(Router([NeuronLink(list(place.ranks)), between]))
+            async with _opened(transport):
+                membership.on_loss = None
+                connection = _Connection(membership, placement, between, on_lost)
+                yield Joined(
+                    transport=transport,
+                    control_plane=ControlPlane(connection, placement, stopping=notices.cease),
+                    membership=membership,
+                    notices=notices,
+                    restart=config.epoch // WORLDS,
+                )
+
+
+def _tell_lost(member: int) -> None:
+    tell_launcher(Losing(lost=member))
+
+
+@contextmanager
+def _told(world: int) -> Iterator[None]:
+    """Tell the launcher of a world that this process enters, and that it is done with it."""
+    tell_launcher(Entering(world=world, joined=False))
+    try:
+        yield
+    finally:
+        tell_launcher(Leaving(left=world))
+
+
+async def _agreed(config: RendezvousConfig, membership: ThreadedMembership) -> RendezvousConfig:
+    """Let processes that have come from different attempts be of the latest: one may be there instead of another."""
+    if config.fresh:
+        told = await membership.exchange("epoch", str(config.epoch).encode())
+        config = replace(config, epoch=max(int(epoch) for epoch in told))
+        _attempts.append(config.epoch // WORLDS)
+    return config
+
+
+async def _config(place: Place, world: int, machine: str, run: RunConfig) -> RendezvousConfig:
+    tls = run.tls_files()
+    endpoint, secret, listener = place.endpoint, place.secret, None
+    if endpoint is None:
+        endpoint, secret, listener = await introduced(place)
+    elif place.listener is not None:
+        listener = socket.socket(fileno=os.dup(place.listener))  # the next world of this program needs it again
+    restarts = bool(os.environ.get("OVERLAP_RESTART"))  # so says the launcher that would do it
+    ranks = f"{place.ranks_per_process} rank{'s' * (place.ranks_per_process != 1)} a process"
+    return RendezvousConfig(
+        job=place.job,
+        epoch=(_attempts[-1] if _attempts else attempt()) * WORLDS + world,
+        fresh=restarts and not _attempts,
+        member=place.process,
+        members=place.processes,
+        endpoint=endpoint,
+        listener=listener,
+        secret=secret or user_secret(),
+        tls=Tls(certificate=tls[0], key=tls[1], authority=tls[2]) if tls else None,
+        timeout_s=run.join_timeout_s or JOIN_TIMEOUT_S,
+        patience=Patience(outage_s=run.outage_s or OUTAGE_S),
+        process=identity(),
+        ranks_each=place.ranks_per_process,
+        detail=f"{ranks}, {machine}" + ", with --max-restarts" * restarts,
+    )
+
+
+async def _between(
+    place: Place,
+    placement: Sequence[Sequence[int]],
+    config: RendezvousConfig,
+    membership: ThreadedMembership,
+    run: RunConfig,
+    notices: Notices,
+) -> Transport:
+    """Make what joins the processes: what is asked for, else memory and sockets, or MPI where that is all there is."""
+    bootstrap = Bootstrap(
+        member=place.process,
+        placement=placement,
+        exchange=partial(_exchange, membership),
+        secret=config.secret,
+        job=config.job,
+        epoch=config.epoch,
+        host=await _local_address(config.endpoint),
+        tls=config.tls,
+        options=run.transport_options(),
+        report=notices,
+        note=notices.note,
+        watched=True,
+    )
+    with _as_the_users():
+        if run.transport not in (None, "auto"):
+            return registry.find(run.transport)(bootstrap)
+        return registry.find("mpi")(bootstrap) if place.endpoint is None else nearest.factory(bootstrap)
+
+
+async def _exchange(membership: ThreadedMembership, name: str, mine: bytes) -> list[bytes]:
+    """Exchange what a transport needs; who is lost meanwhile is told as who is lost while wires are made."""
+    try:
+        return await membership.exchange(name, mine)
+    except MemberLostError as error:
+        raise LinkLostError(f"process {error.member} {error.how}") from None
+
+
+@asynccontextmanager
+async def _opened(transport: Transport) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        with _as_the_users():
+            await stack.enter_async_context(transport.open())
+        yield
+
+
+@contextmanager
+def _as_the_users() -> Iterator[None]:
+    """Blame the user for arguments that a transport refuses: nobody else has chosen them."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise UsageError(f"transport: {error}") from None
+
+
+async def _local_address(endpoint: tuple[str, int]) -> str:
+    """Return the address of this machine from which the endpoint is reached: others reach us there."""
+    found = await trio.socket.getaddrinfo(*endpoint, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket sends nothing for that, and the address needs no resolver
+        return str(probe.getsockname()[0])
+
+
+class Notices:
+    """Passes on what a transport has to say, until the world is stopped: then wires end because processes do.
+
+    Attributes:
+        show: Puts a line into the timeline, once there is one.
+    """
+
+    def __init__(self) -> None:
+        self.show: Callable[[str], None] = lambda line: None
+        self._ceased = False
+
+    def __call__(self, line: str) -> None:
+        """Show the user a line, unless `cease` was called before."""
+        if not self._ceased:
+            notify(line)
+
+    def note(self, line: str) -> None:
+        """Let the timeline show a line."""
+        if not self._ceased:
+            self.show(line)
+
+    def cease(self) -> None:
+        """Pass nothing on any more."""
+        self._ceased = True
+
+
+class _Connection:
+    """A membership as `ControlPlane` sees it."""
+
+    def __init__(
+        self,
+        membership: ThreadedMembership,
+        placement: Sequence[Sequence[int]],
+        between: Transport,
+        on_lost: Callable[[int], None],
+    ) -> None:
+        self.member, self.members = membership.member, membership.members
+        self.tell = membership.tell
+        self._membership, self._placement, self._between = membership, placement, between
+        self._on_lost = on_lost
+
+    async def messages(self) -> AsyncIterator[tuple[int, Mapping[str, object] | None, str]]:
+        async for news in self._membership.messages():
+            if isinstance(news, Lost):
+                self._on_lost(news.member)
+                yield news.member, None, news.reason
+                # afterwards: the operations that it fails are to be told as those that waited
+                self._between.lose(self._placement[news.member], news.reason)
+            else:
+                yield *news, ""
+
+    async def barrier(self, name: str) -> None:
+        try:
+            await self._membership.barrier(name)
+        except MemberLostError:  # the messages say so too, and better
+            await trio.sleep_forever()

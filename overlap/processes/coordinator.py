@@ -1,0 +1,286 @@
+"""Member 0's side of the control connections: what it does with each message. Plain functions, no waiting.
+
+Every member has one connection, to the coordinator, which lives in the process of member 0. What it sends to one member
+arrives in the order in which it was sent; from this follows what members conclude: whoever hears that another is gone
+will hear no result that was complete before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from ..errors import OverlapError
+from .messages import (
+    BLOB_LIMIT_BYTES,
+    Brought,
+    Bye,
+    Done,
+    Fetch,
+    Gathered,
+    Give,
+    Given,
+    Glance,
+    Glimpse,
+    Goodbye,
+    Join,
+    MemberLeft,
+    MemberLost,
+    Message,
+    MessageError,
+    Offer,
+    Offered,
+    Piece,
+    Ping,
+    Pong,
+    Pull,
+    Ready,
+    Refused,
+    Tell,
+    Told,
+    Waiting,
+)
+
+#: Exchanges and gathers that have begun and to which not all have come.
+_UNFINISHED_LIMIT = 4096
+#: So few are missing that everybody who waits hears of each that comes: who gives up names those that are missing then.
+_ALWAYS_TOLD = 16
+#: What one part of an exchange takes in a frame besides its bytes.
+_PART_OVERHEAD_BYTES = 16
+
+_Key: TypeAlias = tuple[str, int]
+T = TypeVar("T")
+
+
+class RefusedError(OverlapError):
+    """A process that knows the secret cannot become a member; `str()` is what it is told."""
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """One gather: who has offered something, and how much each may send of it now."""
+
+    offered: set[int] = field(default_factory=set)
+    wanted_bytes: Counter[int] = field(default_factory=Counter)
+
+
+class Coordinator:
+    """Who is there, and what they have said that others wait for.
+
+    Attributes:
+        members: How many there are to be.
+        detail: What must be the same on all of them.
+        process: Names the process in which it lives.
+        joined: Members that have, those that left or were lost afterwards included.
+        gone: Of these, members that left or were lost.
+        went: Members that had joined and went away before all had; they may come again.
+        changed: Set, and made anew, whenever somebody comes or goes.
+        on_glimpse: Takes what a member says of its ranks.
+    """
+
+    def __init__(self, *, members: int, detail: str, report: Callable[[str], None], process: str = "") -> None:
+        self.members, self.detail, self.process = members, detail, process
+        self.joined: set[int] = set()
+        self.gone: set[int] = set()
+        self.went: set[int] = set()
+        self.changed = trio.Event()
+        self.on_glimpse: Callable[[int, Glimpse], None] = _unasked
+        self._report = report
+        self._senders: dict[int, Callable[[Message], None]] = {}
+        self._exchanges: dict[_Key, dict[int, bytes]] = {}
+        self._gathers: dict[_Key, _Gathering] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        """Members that have not joined."""
+        return [member for member in range(self.members) if member not in self.joined]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have joined."""
+        return len(self.joined) == self.members
+
+    def attach(self, member: int, send: Callable[[Message], None]) -> None:
+        """Take note of a connection. It may ask for the time, and has yet to join.
+
+        Raises:
+            RefusedError: There is one already.
+        """
+        if member in self._senders or member in self.gone:
+            raise RefusedError(f"process {member} has already joined")
+        self._senders[member] = send
+
+    def detach(self, member: int, reason: str) -> None:
+        """Take note that a connection is over. Before the world is complete, another may take its place."""
+        del self._senders[member]
+        if self.complete and member in self.joined:
+            if member not in self.gone:
+                self._go(member)
+                self._send_others(member, MemberLost(member=member, reason=reason))
+            self._check_last()
+        elif member in self.joined:
+            self.joined.discard(member)
+            self.went.add(member)
+            self._report(f"process {member} went away before all had joined: {reason}")
+            self._tell_if_few()
+            self._wake()
+
+    def refuse_all(self, reason: str) -> None:
+        """Tell everybody that nothing will come of it."""
+        self._send_others(0, Refused(reason=reason))
+
+    def tell_who_is_missing(self) -> None:
+        """Let those who wait know for whom."""
+        self._send_others(0, self._waiting())
+
+    def _waiting(self) -> Waiting:
+        return Waiting(missing=self.missing, went=sorted(self.went))
+
+    def ask_all(self, question: Glance) -> None:
+        """Ask all members that are there what their ranks do; member 0 answers before this returns."""
+        self._send_all(question)
+
+    def handle(self, member: int, message: Message) -> None:
+        """Do what a message asks for.
+
+        Raises:
+            MessageError: The member has no business to send that now.
+            RefusedError: It cannot join.
+        """
+        if member in self.gone:
+            return
+        match message:
+            case Ping():
+                self._send(member, Pong(sent_ns=message.sent_ns, server_ns=perf_counter_ns()))
+            case Join() if member not in self.joined:
+                self._join(member, message.detail)
+            case Tell() if self.complete:
+                self._send_others(member, Told(member=member, body=message.body))
+            case Give() if self.complete:
+                self._give(member, message)
+            case Offer() if self.complete:
+                self._offer(member, message)
+            case Piece() if self.complete:
+                self._piece(member, message)
+            case Fetch() if member == 0:
+                self._fetch(message)
+            case Done() if member == 0:
+                self._gathers.pop((message.name, message.turn), None)
+                self._send_all(Gathered(name=message.name, turn=message.turn))
+            case Glimpse() if self.complete:
+                self.on_glimpse(member, message)
+            case Bye() if self.complete:
+                self._leave(member)
+            case _:
+                raise MessageError(f"a {type(message).__name__}, which is not its turn")
+
+    def _join(self, member: int, detail: str) -> None:
+        if detail != self.detail:
+            raise RefusedError(f"process {member} has '{detail}', process 0 has '{self.detail}'; they must be the same")
+        self.joined.add(member)
+        self.went.discard(member)
+        if self.complete:
+            self._send_all(Ready(process=self.process))
+        else:
+            self._send(member, self._waiting())
+            self._tell_if_few()
+        self._wake()
+
+    def _tell_if_few(self) -> None:
+        if len(self.missing) <= _ALWAYS_TOLD:
+            self.tell_who_is_missing()
+
+    def _give(self, member: int, part: Give) -> None:
+        key = part.name, part.turn
+        parts = _begun(self._exchanges, key, dict)
+        if member in parts or len(part.blob) > BLOB_LIMIT_BYTES:
+            raise MessageError(f"a part of exchange '{part.name}' which is too long, or its second one")
+        parts[member] = part.blob
+        if len(parts) == self.members:
+            del self._exchanges[key]
+            for some in _fitting(parts):
+                self._send_all(Given(name=part.name, turn=part.turn, parts=some))
+
+    def _offer(self, member: int, offer: Offer) -> None:
+        gathering = _begun(self._gathers, (offer.name, offer.turn), _Gathering)
+        if member in gathering.offered or offer.nbytes < 0:
+            raise MessageError(f"an offer for gather '{offer.name}' which is negative, or its second one")
+        gathering.offered.add(member)
+        self._send(0, Offered(member=member, name=offer.name, turn=offer.turn, nbytes=offer.nbytes))
+
+    def _fetch(self, fetch: Fetch) -> None:
+        self._gathers[fetch.name, fetch.turn].wanted_bytes[fetch.member] += fetch.nbytes
+        if fetch.member not in self.gone:
+            self._send(fetch.member, Pull(name=fetch.name, turn=fetch.turn, nbytes=fetch.nbytes))
+
+    def _piece(self, member: int, piece: Piece) -> None:
+        gathering = self._gathers.get((piece.name, piece.turn))
+        if gathering is None:
+            return  # member 0 has given it up meanwhile
+        if gathering.wanted_bytes[member] < len(piece.blob):
+            raise MessageError(f"{len(piece.blob)} bytes for gather '{piece.name}' that nobody asked for")
+        gathering.wanted_bytes[member] -= len(piece.blob)
+        self._send(0, Brought(member=member, name=piece.name, turn=piece.turn, blob=piece.blob))
+
+    def _leave(self, member: int) -> None:
+        self._go(member)
+        self._send_others(member, MemberLeft(member=member))
+        if member != 0:
+            self._send(member, Goodbye())
+        self._check_last()
+
+    def _go(self, member: int) -> None:
+        self.gone.add(member)
+        self._wake()
+
+    def _check_last(self) -> None:
+        """Let member 0 go when all have gone and hung up: until then it carries their messages."""
+        if len(self.gone) == self.members and len(self._senders) == 1:
+            self._send(0, Goodbye())
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _send(self, member: int, message: Message) -> None:
+        self._senders[member](message)
+
+    def _send_all(self, message: Message) -> None:
+        self._send_others(None, message)
+
+    def _send_others(self, member: int | None, message: Message) -> None:
+        for other in list(self._senders):
+            if other != member and other not in self.gone:
+                self._send(other, message)
+
+
+def _unasked(member: int, glimpse: Glimpse) -> None:
+    raise MessageError("a Glimpse, which is not its turn")
+
+
+def _begun(table: dict[_Key, T], key: _Key, make: Callable[[], T]) -> T:
+    """Return what has begun under this key, or begin it."""
+    if key not in table:
+        if len(table) >= _UNFINISHED_LIMIT:
+            raise MessageError(f"the beginning of '{key[0]}', while {len(table)} others are unfinished")
+        table[key] = make()
+    return table[key]
+
+
+def _fitting(parts: Mapping[int, bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Cut the parts of an exchange into lists that fit into a frame each."""
+    some: list[tuple[int, bytes]] = []
+    used_bytes = 0
+    for part in sorted(parts.items()):
+        part_bytes = len(part[1]) + _PART_OVERHEAD_BYTES
+        if some and used_bytes + part_bytes > BLOB_LIMIT_BYTES + _PART_OVERHEAD_BYTES:
+            yield some
+            some, used_bytes = [], 0
+        some.append(part)
+        used_bytes += part_bytes
+    yield some

@@ -1,0 +1,206 @@
+"""Who is let in, who is turned away, and that neither disturbs those who are inside."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from transports.handshake import HandshakeError, Hello, welcome
+from transports.tls import Tls
+
+from .coordinator import Coordinator, RefusedError
+from .identity import FRESH, LAUNCHER, WATCHER, name_epoch
+from .link import OUTAGE_S, ControlLink, OutboxFullError
+from .lookout import Lookout
+from .messages import Join, Message, Refused
+from .sockets import format_endpoint, tune
+
+#: Of what the coordinator may owe to one member.
+_OUTBOX_LIMIT_BYTES = 64 * 2**20
+#: How long a refusal may take to leave, and how long to wait when the system has no descriptor left for a connection.
+_LAST_WORDS_S, _BREATH_S = 1.0, 0.1
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+#: Different refusals that are reported; the rest is only counted.
+_REPORTED_LIMIT = 8
+
+
+class Acceptor:
+    """Accepts connections, shakes hands, and lets the coordinator handle what members say.
+
+    Attributes:
+        links: Of the members that are inside.
+        turned_away: How many connections were not let in.
+        told: What was reported of these: a line for each reason, and few in all.
+    """
+
+    def __init__(
+        self,
+        listener: trio.SocketListener,
+        coordinator: Coordinator,
+        mine: Hello,
+        *,
+        secret: bytes,
+        tls: Tls | None,
+        report: Callable[[str], None],
+        outage_s: float = OUTAGE_S,
+    ) -> None:
+        self.links: dict[int, ControlLink] = {}
+        self.turned_away = 0
+        self.told: list[str] = []
+        self._listener, self._coordinator, self._mine, self._secret, self._tls = (
+            listener,
+            coordinator,
+            mine,
+            secret,
+            tls,
+        )
+        self._report, self._outage_s = report, outage_s
+        self._reported: set[str] = set()
+        self._lookout = Lookout(coordinator)
+        self._pending: dict[trio.CancelScope, None] = {}  # handshakes under way, oldest first
+        self._pending_limit = 2 * mine.members + 8
+
+    async def attend(self) -> None:
+        """Let in and turn away, for ever; run it as a task."""
+        async with self._listener, trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await self._listener.accept()
+                except OSError as error:
+                    if error.errno not in _EXHAUSTED:
+                        raise
+                    await trio.sleep(_BREATH_S)
+                else:
+                    nursery.start_soon(self._meet, stream)
+
+    def lose(self, member: int, reason: str) -> None:
+        """End the connection of a member, which is told why."""
+        self.links[member].cut(reason)
+
+    async def hang_up(self) -> None:
+        """Wait until members have everything that was queued for them, and have hung up."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links.values():
+                nursery.start_soon(link.hang_up)
+
+    async def _meet(self, connection: trio.SocketStream) -> None:
+        """See one connection through from its first byte to its last."""
+        address = _address(connection)
+        stream = connection if self._tls is None else self._tls.wrap(connection, serving=True)
+        try:
+            async with stream:
+                tune(connection, self._outage_s)
+                hello = await self._shake_hands(stream)
+                if hello.role == WATCHER:
+                    await self._lookout.serve(stream)
+                elif hello.epoch == self._mine.epoch or self._takes(hello):
+                    await self._serve(stream, address, hello.member)
+        except HandshakeError as error:
+            self._turn_away(address, error)
+        except (OSError, trio.BrokenResourceError):  # it was gone before anything could be said to it
+            self.turned_away += 1
+
+    async def _shake_hands(self, stream: trio.abc.Stream) -> Hello:
+        """Make room by giving up the oldest handshake: members take milliseconds, and try again."""
+        if len(self._pending) >= self._pending_limit:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.cancel()
+        with trio.CancelScope() as scope:
+            self._pending[scope] = None
+            try:
+                return await welcome(stream, self._secret, self._judge)
+            finally:
+                self._pending.pop(scope, None)
+        raise HandshakeError("it said nothing while too many others knocked", why="silent")
+
+    def _judge(self, theirs: Hello) -> Hello | str:
+        """Say who is here, or why not to come in; whoever is early for the next epoch hears of this one, and waits."""
+        mine = self._mine
+        if theirs.role == WATCHER:
+            return self._lookout.refusal() or mine
+        if (theirs.role, theirs.job) == (LAUNCHER, mine.job):
+            return f"the world is running; node {theirs.member} can take part from the next attempt on"
+        if (theirs.role, theirs.job) != (mine.role, mine.job):
+            return f"job '{theirs.job}' refused, this is job '{mine.job}'"
+        if self._takes(theirs):
+            mine = replace(mine, epoch=theirs.epoch)
+        elif theirs.epoch < mine.epoch and theirs.detail != FRESH:
+            return f"epoch {name_epoch(theirs.epoch)} refused, current is {name_epoch(mine.epoch)}"
+        if theirs.epoch == mine.epoch and theirs.members != mine.members:
+            return f"expected {mine.members} processes, this one was started with {theirs.members}"
+        return mine
+
+    def _takes(self, theirs: Hello) -> bool:
+        """Whether a process comes that takes any attempt of the job, to a world of the same kind that is gathering."""
+        return FRESH == theirs.detail == self._mine.detail and not self._coordinator.complete
+
+    async def _serve(self, stream: trio.abc.Stream, address: str, member: int) -> None:
+        """Let the coordinator handle what a member says, and tell it why if this side ends it."""
+        link = ControlLink(stream, limit_bytes=_OUTBOX_LIMIT_BYTES)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.write)
+            reason = await self._converse(link, address, member)
+            link.send(Refused(reason=reason))
+            with trio.move_on_after(_LAST_WORDS_S):
+                await link.flush()
+            nursery.cancel_scope.cancel()
+
+    async def _converse(self, link: ControlLink, address: str, member: int) -> str:
+        def handle(message: Message) -> None:
+            if isinstance(message, Join):
+                link.process = message.process
+            try:
+                self._coordinator.handle(member, message)
+            except RefusedError as error:
+                self._refuse(address, str(error))
+                link.cut(str(error))
+
+        try:
+            self._coordinator.attach(member, partial(_send, link))
+        except RefusedError as error:
+            self._refuse(address, str(error))
+            return str(error)
+        self.links[member] = link
+        try:
+            reason = await link.read(handle)
+        finally:
+            self.links.pop(member, None)
+        self._coordinator.detach(member, reason)
+        return reason
+
+    def _turn_away(self, address: str, error: HandshakeError) -> None:
+        if error.why == "refused":
+            self._refuse(address, str(error))
+        elif error.why != "left":  # those are members that gave up, and try again
+            self.turned_away += 1
+            self._report_once(error.why, f"turned away {address}: {error} (others like it are only counted)")
+
+    def _refuse(self, address: str, reason: str) -> None:
+        self.turned_away += 1
+        self._report_once(reason, f"refused {address}: {reason}")
+
+    def _report_once(self, key: str, line: str) -> None:
+        if key not in self._reported and len(self._reported) < _REPORTED_LIMIT:
+            self._reported.add(key)
+            self.told.append(line)
+            self._report(line)
+
+
+def _send(link: ControlLink, message: Message) -> None:
+    """Send to a member; one that does not read is lost, rather than all memory."""
+    try:
+        link.send(message)
+    except OutboxFullError as error:
+        link.cut(f"it does not read what it is sent: {error}")
+
+
+def _address(connection: trio.SocketStream) -> str:
+    try:
+        return format_endpoint(connection.socket.getpeername()[:2])
+    except OSError:
+        return "somebody who has gone"

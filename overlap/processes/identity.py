@@ -1,0 +1,125 @@
+"""What a process must know to join a world of several, and what happens when that fails."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from transports.handshake import Hello
+from transports.tls import Tls
+
+from ..errors import OverlapError, UsageError
+from .link import Patience
+from .sockets import Endpoint
+
+#: What the hello of a process says that has been in no world yet.
+FRESH = "fresh"
+#: What the hello of a launcher calls its role.
+LAUNCHER = "launcher"
+#: What the hello of one who only looks on calls its role.
+WATCHER = "watcher"
+#: Epochs of one attempt of a job: more worlds than one program runs.
+WORLDS = 1 << 20
+
+#: So that a hello fits into its 256 bytes.
+_JOB_LIMIT_BYTES = 128
+_NAMED_LIMIT = 16
+
+
+class JoinError(OverlapError):
+    """The world did not come together, or not with this process.
+
+    Attributes:
+        missing: Members that had not joined, as far as this process knows.
+    """
+
+    def __init__(self, message: str, *, missing: Sequence[int] = ()) -> None:
+        self.missing = tuple(missing)
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousConfig:
+    """Where and how to join a world."""
+
+    job: str  # Name of the world, at most 128 bytes
+    member: int  # Index of this process; 0 is the host
+    members: int  # How many processes there are
+    endpoint: Endpoint  # Where the host listens
+    secret: bytes = field(repr=False)  # What only members know
+    epoch: int = 0  # Which of the job's successive worlds. One that ends makes room for the next at the same endpoint.
+    # Whether this process has been in no world yet, and takes whichever attempt of the job it finds; a process of an
+    # earlier attempt that has been in one is refused.
+    fresh: bool = False
+    detail: str = ""  # Must be the same on all members: versions, cluster, whatever makes programs fit together
+    # On the host, a socket that listens at the endpoint already. It stays the caller's, and becomes non-blocking.
+    listener: socket.socket | None = None
+    tls: Tls | None = None  # Certificates, if the connections are to be encrypted; all members or none
+    timeout_s: float = 60.0  # How long to wait for all to join
+    progress_s: float = 5.0  # How often to report who is missing
+    patience: Patience = field(default_factory=Patience)  # How long a member may be silent
+    # Names this process to others of this host, as `silence.identity` does; empty: they cannot ask the
+    # kernel whether it runs while it is silent.
+    process: str = ""
+    ranks_each: int = 0  # How many ranks each process has, for messages; 0: it is not known
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.member < self.members:
+            raise UsageError(f"member: must be 0 ... {self.members - 1}, got {self.member}")
+        if self.epoch < 0:
+            raise UsageError(f"epoch: must not be negative, got {self.epoch}")
+        if len(self.job.encode()) > _JOB_LIMIT_BYTES:
+            raise UsageError(
+                f"job: at most {_JOB_LIMIT_BYTES} bytes, got {len(self.job.encode())} ('{self.job[:20]}...')"
+            )
+        if not self.secret:
+            raise UsageError("secret: is empty; without one anybody is a member")
+
+    @property
+    def hello(self) -> Hello:
+        """What this process says of itself."""
+        return Hello(
+            role="member", job=self.job, epoch=self.epoch, member=self.member, members=self.members,
+            detail=FRESH if self.fresh else "",
+        )  # fmt: skip
+
+    def name(self, member: int) -> str:
+        """Name a process, and its ranks if they are known."""
+        first, last = member * self.ranks_each, (member + 1) * self.ranks_each - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        return f"process {member} ({ranks})" if self.ranks_each else f"process {member}"
+
+
+def name_epoch(epoch: int) -> str:
+    """Name an epoch: which world of its attempt, and which attempt unless it is the first.
+
+    >>> name_epoch(3), name_epoch(2 * WORLDS)
+    ('3', '0 of restart 2')
+    """
+    restart, world = divmod(epoch, WORLDS)
+    return f"{world} of restart {restart}" if restart else str(world)
+
+
+def name_absent(missing: Sequence[int], went: Sequence[int], timeout_s: float) -> str:
+    """Say which processes did not join; whoever was there, and gave up waiting, is not to blame.
+
+    >>> name_absent([1, 3], [1], 60)
+    'process 3 did not join within 60 s; process 1 had joined, and went away before all were there'
+    """
+    never = [member for member in missing if member not in went]
+    absent = f"{name_processes(never)} did not join within {timeout_s:g} s"
+    left = f"{name_processes(went)} had joined, and went away before all were there"
+    return "; ".join([*([absent] if never else []), *([left] if went else [])])
+
+
+def name_processes(members: Sequence[int], what: str = "process") -> str:
+    """Name some processes, or nodes, briefly.
+
+    >>> name_processes([3]), name_processes([3, 7]), name_processes(range(1, 20))[-28:]
+    ('process 3', 'processes 3, 7', '14, 15, 16 and 3 more')
+    """
+    named = ", ".join(map(str, members[:_NAMED_LIMIT]))
+    more = f" and {len(members) - _NAMED_LIMIT} more" if len(members) > _NAMED_LIMIT else ""
+    plural = "es" if what.endswith("s") else "s"
+    return f"{what}{plural if len(members) > 1 else ''} {named}{more}"

@@ -1,0 +1,259 @@
+"""Where this process stands in a world of several, as its environment says. Starts nothing and connects to nothing.
+
+A world of several processes is recognised by the variables of whoever started them. The rows are tried from the top;
+the first that speaks of more than one process decides.
+
+=============  =========================================================  ======================================
+started by     process, processes                                         node
+=============  =========================================================  ======================================
+overlap run    OVERLAP_NODE_RANK, OVERLAP_NNODES                          the process itself
+torchrun       RANK, WORLD_SIZE                                           GROUP_RANK, LOCAL_RANK, LOCAL_WORLD_SIZE
+Open MPI       OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE                 OMPI_COMM_WORLD_LOCAL_RANK, _LOCAL_SIZE
+MPICH          PMI_RANK, PMI_SIZE                                         MPI_LOCALRANKID, MPI_LOCALNRANKS
+Slurm (srun)   SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS)       SLURM_NODEID, SLURM_STEP_NUM_NODES
+=============  =========================================================  ======================================
+
+Further rows must agree, or the program ends with both values: a launcher that was started once a node by another one,
+as in `srun torchrun`, does agree. The same names serve scripts that set them by hand.
+
+Processes meet at `OVERLAP_RDZV_ENDPOINT`; else at `MASTER_ADDR` and `MASTER_PORT` (at the next port if a store of torch
+listens there: torchrun's, as `TORCHELASTIC_USE_AGENT_STORE` says, or that of a torch.distributed that has begun in
+these processes); else, under Slurm, at the first host of the step's node list, at a port made from the numbers of job
+and step. Without any of these only an MPI library can introduce them. Processes that all run on one machine meet on
+its loopback interface. Nodes may have unequally many tasks of Slurm; each task counts as a node of its own then.
+
+What `overlap run` sets, in `member_variables`:
+
+==========================================  ==================================================================
+variable                                    value
+==========================================  ==================================================================
+RANK, WORLD_SIZE                            first rank of the process; ranks of the world
+LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK    0; ranks of the node; the node
+MASTER_ADDR, MASTER_PORT                    where process 0 listens
+OVERLAP_RDZV_ENDPOINT                       the same as HOST:PORT
+OVERLAP_NODE_RANK, OVERLAP_NNODES           the node; how many
+OVERLAP_NPROC_PER_NODE                      ranks of each node
+OVERLAP_JOB                                 name of the job; only processes of one job meet
+OVERLAP_SECRET_FD                           descriptor: the secret, see `secret`
+OVERLAP_LISTENER_FD                         descriptor, process 0 only: the socket that listens already
+OVERLAP_LIFELINE_FD                         descriptor: see `lifeline`
+OVERLAP_STATUS_FD                           descriptor: see `status`
+OVERLAP_ONE_NODE                            set with `--processes`: all of them are one node of the cluster
+OVERLAP_RESTART                             how often the world has been started before, if it may be again
+==========================================  ==================================================================
+
+The process that takes them adds `OVERLAP_MEMBER_PID`, its own: what it starts inherits the variables, and is no
+member. What transports need (rails, TLS, ...) is in `overlap.config`. Other launchers start one rank a process, or
+`OVERLAP_RANKS` in all; `OVERLAP_NNODES` then divides the processes into nodes that are not machines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..config import RunConfig
+from ..errors import UsageError
+from .launchers import ROWS, Row, endpoint_of, is_loopback, number
+from .secret import ADVICE, given_secret
+from .sockets import format_endpoint
+
+DEFAULT_JOB = "overlap"
+LONGEST_JOB = 64  # characters; the handshake has 256 bytes for everything
+
+_OF_MEMBERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("OVERLAP_RDZV_ENDPOINT", "OVERLAP_NODE_RANK", "OVERLAP_NNODES", "OVERLAP_NPROC_PER_NODE", "OVERLAP_JOB"),
+    *("OVERLAP_SECRET_FD", "OVERLAP_LISTENER_FD", "OVERLAP_LIFELINE_FD", "OVERLAP_STATUS_FD", "OVERLAP_MEMBER_PID"),
+    *("OVERLAP_RESTART", "OVERLAP_ONE_NODE"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a process stands in a world of several processes."""
+
+    source: str  # Who started it: "overlap run", "torchrun", "Open MPI", "MPICH" or "Slurm"
+    process: int  # Its index
+    processes: int  # How many there are, at least 2
+    ranks_per_process: int  # Ranks that each of them hosts
+    node: int  # The machine it runs on; a node has `processes // nodes` processes, in order
+    nodes: int  # How many machines
+    # Host and port where process 0 listens; None: only an MPI library can introduce them.
+    endpoint: tuple[str, int] | None
+    job: str  # Name of the job; only processes of one job meet
+    # What proves membership. None with an endpoint: all processes are on this machine, and `secret.user_secret` is
+    # theirs.
+    secret: bytes | None = field(default=None, repr=False)
+    listener: int | None = None  # Descriptor of the socket on which process 0 listens already
+    lifeline: int | None = None  # Descriptor that ends this process when its launcher is gone
+
+    @property
+    def ranks(self) -> range:
+        """World ranks that this process hosts."""
+        return range(self.process * self.ranks_per_process, (self.process + 1) * self.ranks_per_process)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the world."""
+        return self.processes * self.ranks_per_process
+
+    @property
+    def label(self) -> str:
+        """What tells this job from others on this machine, the same in all of its processes."""
+        if self.job != DEFAULT_JOB or self.endpoint is None:
+            return self.job
+        return f"{self.job}-port{self.endpoint[1]}"  # started by hand, without a name of its own
+
+
+def find_place(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> Place | None:
+    """Return where this process stands, or None if it is a world of its own.
+
+    Args:
+        environ: The environment.
+        pid: Who asks, by default this process: a child of a member is none.
+
+    Raises:
+        UsageError: If two launchers disagree, or a value cannot be meant; names the variables and the values. Also if
+            processes of several machines have no secret.
+    """
+    if environ.get("OVERLAP_MEMBER_PID") not in (None, "", str(os.getpid() if pid is None else pid)):
+        return None
+    told = RunConfig.from_environment(environ)
+    row = _own(environ) or _of_others(environ)
+    if row is None or row.processes == 1:
+        return None
+    endpoint = endpoint_of(environ, row)
+    ranks_per_process = row.ranks_per_process or _share(told.ranks, row)
+    nodes, node = _nodes(environ, row, endpoint)
+    secret = given_secret(environ)
+    if endpoint and not is_loopback(endpoint[0]) and secret is None and told.transport != "mpi":
+        raise UsageError(f"no secret: whoever reaches {format_endpoint(endpoint)} could join the job; {ADVICE}")
+    return Place(
+        source=row.source,
+        process=row.process,
+        processes=row.processes,
+        ranks_per_process=ranks_per_process,
+        node=node,
+        nodes=nodes,
+        endpoint=endpoint,
+        job=_job(environ.get("OVERLAP_JOB") or (row.job or DEFAULT_JOB)[-LONGEST_JOB:]),
+        secret=secret,
+        listener=_descriptor(environ, "OVERLAP_LISTENER_FD"),
+        lifeline=_descriptor(environ, "OVERLAP_LIFELINE_FD"),
+    )
+
+
+def member_variables(
+    *, node: int, nodes: int, ranks_per_node: int, endpoint: tuple[str, int], job: str, descriptors: Mapping[str, int]
+) -> dict[str, str]:
+    """Return what `overlap run` tells the process of one node.
+
+    Args:
+        node: Which node.
+        nodes: How many.
+        ranks_per_node: Ranks of each.
+        endpoint: Host and port where node 0 listens.
+        job: Name of the job.
+        descriptors: What the process inherits, by the middle of the variable's name: "secret", "listener", ...
+    """
+    host, port = endpoint
+    return {
+        "RANK": str(node * ranks_per_node),
+        "WORLD_SIZE": str(nodes * ranks_per_node),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(ranks_per_node),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "OVERLAP_RDZV_ENDPOINT": format_endpoint(endpoint),
+        "OVERLAP_NODE_RANK": str(node),
+        "OVERLAP_NNODES": str(nodes),
+        "OVERLAP_NPROC_PER_NODE": str(ranks_per_node),
+        "OVERLAP_JOB": job,
+        **{f"OVERLAP_{name.upper()}_FD": str(descriptor) for name, descriptor in descriptors.items()},
+    }
+
+
+def without_membership(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what a launcher said of the process: for what is to be a world of its own."""
+    return {name: value for name, value in environ.items() if name not in _OF_MEMBERS}
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+def _own(environ: Mapping[str, str]) -> Row | None:
+    process = number(environ, "OVERLAP_NODE_RANK")
+    if process is None:
+        return None
+    nodes = number(environ, "OVERLAP_NNODES", at_least=1)
+    if nodes is None:
+        raise UsageError(f"OVERLAP_NODE_RANK={process} needs OVERLAP_NNODES, the number of nodes")
+    if process >= nodes:
+        raise UsageError(f"OVERLAP_NODE_RANK={process}: nodes are numbered from 0, and OVERLAP_NNODES={nodes}")
+    ranks = number(environ, "OVERLAP_NPROC_PER_NODE", at_least=1) or 1
+    _check_names(environ, {"RANK": process * ranks, "WORLD_SIZE": nodes * ranks})
+    return Row(
+        source="overlap run", process=process, processes=nodes, ranks_per_process=ranks, node=process, nodes=nodes
+    )
+
+
+def _check_names(environ: Mapping[str, str], expected: Mapping[str, int]) -> None:
+    for name, value in expected.items():
+        if number(environ, name) not in (None, value):
+            own = ", ".join(f"OVERLAP_{key}={environ.get(f'OVERLAP_{key}', '1')}" for key in _OWN)
+            raise UsageError(f"{name}={environ[name]} does not fit {own}, which make it {value}; unset one of them")
+
+
+_OWN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE")
+
+
+def _of_others(environ: Mapping[str, str]) -> Row | None:
+    rows = [row for read in ROWS if (row := read(environ)) is not None]
+    for other in rows[1:]:
+        _check_agreement(rows[0], other)
+    return next(iter(rows), None)
+
+
+def _check_agreement(first: Row, other: Row) -> None:
+    """A world of one process contradicts nothing; neither does a launcher that started the first one once a node."""
+    started = (other.process, other.processes)
+    if other.processes == 1 or started in ((first.process, first.processes), (first.node, first.nodes)):
+        return
+    raise UsageError(
+        f"two launchers disagree: process {first.process} of {first.processes} by {first.source}, "
+        f"{other.process} of {other.processes} by {other.source}; unset the variables of one"
+    )
+
+
+# -- details -----------------------------------------------------------------------------------------------------
+
+
+def _share(ranks: int | None, row: Row) -> int:
+    if ranks is not None and ranks % row.processes:
+        raise UsageError(f"{ranks} ranks cannot be divided among the {row.processes} processes of {row.source}")
+    return ranks // row.processes if ranks else 1
+
+
+def _nodes(environ: Mapping[str, str], row: Row, endpoint: tuple[str, int] | None) -> tuple[int, int]:
+    """Return how many nodes there are and which is this process's."""
+    if environ.get("OVERLAP_ONE_NODE"):
+        return 1, 0
+    asked = number(environ, "OVERLAP_NNODES", at_least=1)
+    if asked is not None and row.processes % asked:
+        raise UsageError(f"OVERLAP_NNODES={asked}: does not divide the {row.processes} processes of {row.source}")
+    alone = endpoint is not None and is_loopback(endpoint[0])
+    nodes = asked or row.nodes or (1 if alone else row.processes)
+    return nodes, row.process // (row.processes // nodes)
+
+
+def _job(name: str) -> str:
+    if len(name) > LONGEST_JOB or not name.isprintable():
+        raise UsageError(f"job: expected at most {LONGEST_JOB} printable characters, got {name[:80]!r}")
+    return name
+
+
+def _descriptor(environ: Mapping[str, str], name: str) -> int | None:
+    return number(environ, name) if environ.get("OVERLAP_NODE_RANK") else None

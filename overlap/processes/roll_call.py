@@ -1,0 +1,252 @@
+"""Which nodes take part in the next attempt of a job: asked before each, where every machine has a launcher of its own.
+
+The launcher of node 0 listens where its process will, and holds the connection of every other launcher that comes. As
+soon as all nodes are there, or enough of them and the last call is over, it tells each which number it has among how
+many, and in which attempt. So nodes that are lost are gone on without, and those that come back, or replace them, take
+part from the next attempt on. Who comes while a world runs is refused by its process 0, and tries again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from transports.failures import TransportError
+from transports.handshake import HandshakeError, Hello, greet, welcome
+from transports.tls import Tls
+
+from .identity import LAUNCHER, JoinError, name_processes
+from .sockets import Endpoint, dial, format_endpoint, tune
+
+#: Of the time in which all must have met: after this share of it, those who are there are enough if the fewest are.
+#: Half of 60 s are the last call of torchrun.
+_LAST_CALL = 0.5
+#: How long one that has come may wait for the answer when the time is over: the way there and back, and busy machines.
+_SLACK_S = 5.0
+_PAUSE_S = 0.2  # between attempts to reach node 0
+_PROGRESS_S = 5.0  # between two lines on who is missing
+_DIAL_LIMIT_S = 5.0
+_ANSWER_LIMIT_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollCall:
+    """What a launcher must know of the others."""
+
+    job: str  # Name of the job
+    node: int  # Which one starts here
+    fewest: int  # With how few the job may go on
+    most: int  # How many there may be
+    ranks_per_node: int  # The same on all
+    endpoint: Endpoint  # Where node 0 listens
+    secret: bytes  # What only launchers and members know
+    timeout_s: float  # In which all must have come; half of it if the fewest are enough
+    tls: Tls | None = None  # Certificates, if connections are encrypted
+
+    @property
+    def hello(self) -> Hello:
+        """What this launcher says of itself."""
+        detail = f"--nnodes {self.fewest}:{self.most} and {self.ranks_per_node} ranks each"
+        return Hello(role=LAUNCHER, job=self.job, epoch=0, member=self.node, members=self.most, detail=detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """What has been agreed."""
+
+    index: int  # This node's number among those that take part
+    nodes: int  # How many these are
+    attempt: int  # Which attempt it is
+
+
+async def call_roll(
+    what: RollCall, attempt: int, listener: trio.SocketListener, report: Callable[[str], None]
+) -> Present:
+    """As the launcher of node 0, wait for the others, and tell each who takes part.
+
+    Args:
+        what: Of node 0.
+        attempt: Which attempt this is.
+        listener: Listens at the endpoint; is closed, which leaves other descriptors of its socket as they are.
+        report: Takes lines for the user.
+
+    Raises:
+        JoinError: Too few came.
+    """
+    roll, began_s = _Roll(what, report), trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.serve_listeners, roll.meet, [listener]))
+        nursery.start_soon(roll.tell_who_is_missing)
+        with trio.move_on_after(what.timeout_s * _LAST_CALL):
+            await roll.count(what.most)
+        with trio.move_on_after(what.timeout_s * (1 - _LAST_CALL)):
+            await roll.count(what.fewest)
+        here, missing = roll.here, roll.missing
+        enough = len(here) >= what.fewest
+        absent = f"{name_processes(missing, 'node')} did not come within {trio.current_time() - began_s:.0f} s"
+        reason = f"{absent}; at least {what.fewest} of {what.most} must be there"
+        await roll.tell_all(lambda node: f"go {here.index(node)} {len(here)} {attempt}" if enough else f"no {reason}")
+        nursery.cancel_scope.cancel()
+    if not enough:
+        raise JoinError(reason, missing=missing)
+    if missing:
+        report(f"goes on with {len(here)} of {what.most} nodes: {absent}")
+    return Present(index=0, nodes=len(here), attempt=attempt)
+
+
+class _Roll:
+    """Who has come, and is still there."""
+
+    def __init__(self, what: RollCall, report: Callable[[str], None]) -> None:
+        self._what, self._report = what, report
+        self._streams: dict[int, trio.abc.Stream] = {}
+        self._changed = trio.Event()
+
+    @property
+    def here(self) -> list[int]:
+        """The nodes that are there, ascending."""
+        return sorted([self._what.node, *self._streams])
+
+    @property
+    def missing(self) -> list[int]:
+        """The others."""
+        return [node for node in range(self._what.most) if node not in self.here]
+
+    async def tell_who_is_missing(self) -> None:
+        """Do so every few seconds."""
+        while True:
+            await trio.sleep(_PROGRESS_S)
+            missing = ", ".join(map(str, self.missing))
+            self._report(f"{len(self.here)} of {self._what.most} nodes are there; missing {missing}")
+
+    async def count(self, nodes: int) -> None:
+        """Wait until so many nodes are there."""
+        while len(self.here) < nodes:
+            await self._changed.wait()
+
+    async def meet(self, connection: trio.SocketStream) -> None:
+        """See one connection through: hold it, so that who goes again does not count."""
+        stream = connection if self._what.tls is None else self._what.tls.wrap(connection, serving=True)
+        with suppress(OSError, trio.BrokenResourceError, TransportError):
+            async with stream:
+                tune(connection)
+                hello = await welcome(stream, self._what.secret, self._judge)
+                if hello.detail != self._what.hello.detail:
+                    reason = f"expected {self._what.hello.detail}, this one was started with {hello.detail}"
+                    await stream.send_all(_framed(f"no {reason}"))
+                    return
+                self._note(hello.member, stream)
+                try:
+                    await stream.receive_some(1)  # until it goes: it has nothing to say
+                finally:
+                    self._note(hello.member, None)
+
+    def _judge(self, theirs: Hello) -> Hello | str:
+        mine = self._what.hello
+        if theirs.role != mine.role or theirs.job != mine.job:
+            return f"the launchers of job '{mine.job}' have not agreed yet who takes part"
+        if not 0 < theirs.member < mine.members:
+            return f"there is no node {theirs.member} among {mine.members}, or it is not yours"
+        if theirs.member in self.here:
+            return f"there is a launcher of node {theirs.member} already"
+        return mine
+
+    def _note(self, node: int, stream: trio.abc.Stream | None) -> None:
+        if stream is None:
+            del self._streams[node]
+        else:
+            self._streams[node] = stream
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def tell_all(self, answer: Callable[[int], str]) -> None:
+        """Give each its answer; one that cannot take it has gone, which its process will show."""
+        for node, stream in list(self._streams.items()):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(_SLACK_S):
+                await stream.send_all(_framed(answer(node)))
+
+
+def _framed(answer: str) -> bytes:
+    return answer.encode()[: _ANSWER_LIMIT_BYTES - 1] + b"\n"
+
+
+async def answer_roll_call(what: RollCall, *, pause_s: float) -> Present:
+    """As the launcher of another node, wait until node 0 says who takes part.
+
+    Args:
+        what: Of this node.
+        pause_s: How long node 0 may pause before it calls.
+
+    Raises:
+        JoinError: It cannot be reached in time, does not want this node, or too few came.
+    """
+    stream = await _found(what, what.timeout_s + pause_s)
+    answer = b""
+    async with stream:
+        with trio.move_on_after(what.timeout_s + _SLACK_S):
+            answer = await _line(stream)
+    return _understood(what, answer)
+
+
+async def _found(what: RollCall, within_s: float) -> trio.abc.Stream:
+    """Try until node 0 takes this one in."""
+    trouble = ["no attempt came to an end"]
+    with trio.move_on_after(within_s):
+        while True:
+            stream = await _reach(what, trouble)
+            if stream is not None:
+                return stream
+            await trio.sleep(_PAUSE_S)
+    where = format_endpoint(what.endpoint)
+    raise JoinError(f"node 0 could not be reached at {where} within {within_s:g} s: {trouble[0]}", missing=[0])
+
+
+async def _reach(what: RollCall, trouble: list[str]) -> trio.abc.Stream | None:
+    """Connect and shake hands once; None, and why, if it may go better the next time."""
+    try:
+        with trio.fail_after(_DIAL_LIMIT_S):
+            connection = await dial(what.endpoint)
+    except (OSError, trio.TooSlowError) as error:
+        trouble[0] = (error.strerror if isinstance(error, OSError) else None) or "it does not answer"
+        return None
+    stream = connection if what.tls is None else what.tls.wrap(connection, serving=False)
+    welcome = False
+    try:
+        await greet(stream, what.hello, what.secret)
+        welcome = True
+    except HandshakeError as error:
+        trouble[0] = str(error)
+        if error.why not in ("left", "silent", "refused"):
+            raise JoinError(f"node 0 at {format_endpoint(what.endpoint)}: {error}", missing=[0]) from error
+    finally:
+        if not welcome:
+            await trio.aclose_forcefully(stream)
+    return stream if welcome else None
+
+
+async def _line(stream: trio.abc.Stream) -> bytes:
+    got = b""
+    with suppress(trio.BrokenResourceError):
+        while not got.endswith(b"\n") and len(got) < _ANSWER_LIMIT_BYTES:
+            more = await stream.receive_some(_ANSWER_LIMIT_BYTES - len(got))
+            if not more:
+                break
+            got += more
+    return got
+
+
+def _understood(what: RollCall, answer: bytes) -> Present:
+    match answer.decode(errors="replace").strip().split(" ", 1):
+        case ["no", reason]:
+            raise JoinError(reason)
+        case ["go", told]:
+            with suppress(ValueError):
+                index, nodes, attempt = map(int, told.split())
+                if 0 < index < nodes <= what.most and attempt >= 0:
+                    return Present(index=index, nodes=nodes, attempt=attempt)
+    where = format_endpoint(what.endpoint)
+    raise JoinError(f"the launcher of node 0 at {where} has gone before it said who takes part", missing=[0])

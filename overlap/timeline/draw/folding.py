@@ -1,0 +1,147 @@
+"""Which ranks are alike: those are one row of a drawing, with their number and how far they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..measure.metrics import Breakdown
+from .axis import figure, figure_unit
+
+_ALIKE = 0.02
+"""Ranks are alike whose times differ by at most that part of the step; more where there is no room for so many rows."""
+_BLAMED = 0.25
+"""Of all waiting: a rank that caused as much has a row of its own."""
+_WORTH = 0.01
+"""Of all time: less waiting than that is nobody's fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Ranks that one row stands for."""
+
+    ranks: tuple[int, ...]  # Ascending
+    drawn: int  # The one that is shown: its exposed communication is the median
+    spread: float  # By how much their times differ at most, as part of the longest wall time
+    blamed_ns: int  # How long others waited for them
+    culprit: bool  # Whether it has a row of its own because of that
+
+    @property
+    def label(self) -> str:
+        """What the row is called."""
+        return str(self.drawn) if len(self.ranks) == 1 else f"{len(self.ranks)} like {self.drawn}"
+
+
+def fold(rows: Sequence[Breakdown], blamed_ns: Mapping[int, int], *, room: int) -> list[Fold]:
+    """Fold ranks into at most `room` rows (at least one), those that were waited for most first.
+
+    Ranks whose compute, hidden, waiting, wire and idle times are alike share a row. Others follow the culprits by how
+    much they have exposed, most first. What counts as alike doubles until there is room. Cost: one pass over the ranks
+    for each doubling, a look at each row for each.
+    """
+    wall_ns = max((row.wall_ns for row in rows), default=0) or 1
+    points = {row.rank: _point(row, wall_ns) for row in rows}
+    total_ns = sum(blamed_ns.values())
+    worth = total_ns > _WORTH * sum(row.wall_ns for row in rows)
+    culprits = {rank for rank, ns in blamed_ns.items() if worth and ns >= _BLAMED * total_ns and rank in points}
+    culprits = set(sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))[: max(room - 1, 0)])
+    others = sorted((row for row in rows if row.rank not in culprits), key=lambda row: (-row.exposed_ns, row.rank))
+    alike, groups = _ALIKE, _grouped(others, points, _ALIKE)
+    while len(groups) > max(room - len(culprits), 1):
+        alike *= 2
+        groups = _grouped(others, points, alike)
+    first = sorted(culprits, key=lambda rank: (-blamed_ns[rank], rank))
+    return [
+        *(_made([rank], points, blamed_ns, culprit=True) for rank in first),
+        *(_made([row.rank for row in group], points, blamed_ns, culprit=False) for group in groups),
+    ]
+
+
+def _point(row: Breakdown, wall_ns: int) -> tuple[float, ...]:
+    times_ns = (row.wall_ns, row.compute_ns, row.overlapped_ns, row.waiting_ns, row.wire_ns, row.idle_ns)
+    return tuple(time_ns / wall_ns for time_ns in times_ns)
+
+
+def _grouped(rows: Sequence[Breakdown], points: Mapping[int, tuple[float, ...]], alike: float) -> list[list[Breakdown]]:
+    """Put each rank to the first group whose first rank it is like."""
+    groups: list[list[Breakdown]] = []
+    for row in rows:
+        point = points[row.rank]
+        for group in groups:
+            if _apart(point, points[group[0].rank]) <= alike:
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    return groups
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _made(
+    ranks: list[int], points: Mapping[int, tuple[float, ...]], blamed_ns: Mapping[int, int], *, culprit: bool
+) -> Fold:
+    """Make a fold of ranks that are in order of what they have exposed."""
+    spread = max(max(values) - min(values) for values in zip(*(points[rank] for rank in ranks), strict=True))
+    blamed = sum(blamed_ns.get(rank, 0) for rank in ranks)
+    return Fold(
+        ranks=tuple(sorted(ranks)), drawn=ranks[(len(ranks) - 1) // 2], spread=spread, blamed_ns=blamed, culprit=culprit
+    )
+
+
+_TIMES = ("wall", "compute", "hidden", "hid%", "wait", "wire", "queued", "idle")
+
+
+def table(rows: Sequence[tuple[Fold, Sequence[Breakdown]]], width: int) -> list[str]:
+    """Return the lines of the table: of each row the means of its ranks.
+
+    Wall is compute (of which some hides communication), waiting, bytes on the wire, queued and idle, added up. Columns
+    that do not fit go into a second block under the first; those that are 0 for all are left out where they may be.
+    """
+    unit, unit_ns = figure_unit(max(row.wall_ns for _, ranks in rows for row in ranks))
+    heads = [f"rank/{unit}", *_TIMES, "spread"]
+    columns = [list(column) for column in zip(heads, *(_figures(*row, unit_ns) for row in rows), strict=True)]
+    if not any(row.queued_ns for _, ranks in rows for row in ranks):
+        columns.pop(heads.index("queued"))
+    if all(len(one.ranks) == 1 for one, _ in rows):
+        columns.pop()
+    padded = [[text.rjust(max(map(len, column))) for text in column] for column in columns]
+    lines: list[str] = []
+    for block in _blocks(padded, width):
+        lines += ["  ".join(texts) for texts in zip(padded[0], *block, strict=True)]
+    return lines
+
+
+def _figures(one: Fold, ranks: Sequence[Breakdown], unit_ns: int) -> list[str]:
+    def mean(sum_ns: int) -> str:
+        return figure(sum_ns / len(ranks), unit_ns)
+
+    hidden_ns, comm_ns = (sum(getattr(row, name) for row in ranks) for name in ("overlapped_ns", "comm_ns"))
+    return [
+        one.label,
+        mean(sum(row.wall_ns for row in ranks)),
+        mean(sum(row.compute_ns for row in ranks)),
+        mean(hidden_ns),
+        f"{hidden_ns / comm_ns:.0%}" if comm_ns else "n/a",
+        mean(sum(row.waiting_ns for row in ranks)),
+        mean(sum(row.wire_ns for row in ranks)),
+        mean(sum(row.queued_ns for row in ranks)),
+        mean(sum(row.idle_ns - row.queued_ns for row in ranks)),
+        f"{one.spread:.1%}" if len(ranks) > 1 else "",
+    ]
+
+
+def _blocks(padded: list[list[str]], width: int) -> list[list[list[str]]]:
+    """Deal the columns after the first into blocks that fit beside a copy of the first."""
+    blocks: list[list[list[str]]] = []
+    room = 0
+    for column in padded[1:]:
+        needed = len(column[0]) + 2
+        if not blocks or needed > room:
+            blocks.append([])
+            room = width - len(padded[0][0])
+        blocks[-1].append(column)
+        room -= needed
+    return blocks

@@ -1,0 +1,79 @@
+"""One palette and one set of glyphs for all that the command draws.
+
+Okabe-Ito colours: told apart with any colour vision, and by luminance in grey (compute 0.15, hidden communication 0.42,
+bytes on the wire 0.21, waiting 0.32). Nothing depends on colour alone: each kind has a glyph of its own, too.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+Piece: TypeAlias = tuple[str, str]
+"""Text, and its style in rich's notation ("" for none)."""
+
+
+COMPUTE = "#0072B2"
+HIDDEN = "#E69F00"
+"""Communication under compute, whether it moves bytes or waits."""
+EXPOSED = "#D55E00"
+"""Bytes on the wire, and no compute."""
+WAITING = "#CC79A7"
+"""Waiting for a rank, and no compute."""
+
+BLOCK_BAR = "█░"
+ASCII_BAR = "#."
+"""What is done of a bar, and what is not."""
+
+
+_LANES_BLOCK = [
+    ("█", COMPUTE, "compute"),
+    ("▄", HIDDEN, "hidden comm"),
+    ("░", WAITING, "waiting for a rank"),
+    ("█", EXPOSED, "on the wire"),
+]
+_LANES_ASCII = [
+    ("#", "", "compute"),
+    ("=", "", "hidden comm"),
+    ("~", "", "waiting for a rank"),
+    ("!", "", "on the wire"),
+    (".", "", "idle"),
+]
+_ROW_ASCII = [
+    ("#", "", "compute"),
+    ("=", "", "both"),
+    ("~", "", "waiting for a rank"),
+    ("!", "", "on the wire"),
+    (".", "", "idle"),
+]
+_ROW_PLAIN = [
+    ("▀", "", "compute"),
+    ("█", "", "both"),
+    ("░", "", "waiting for a rank"),
+    ("▄", "", "on the wire"),
+    ("▞", "", "compute, wire in turn"),
+]
+_ROW_COLOR = [
+    ("▀", COMPUTE, "compute"),
+    ("▀", f"{COMPUTE} on {HIDDEN}", "both"),
+    ("░", WAITING, "waiting for a rank"),
+    ("▄", EXPOSED, "on the wire"),
+    ("▞", f"{EXPOSED} on {COMPUTE}", "compute, wire in turn"),
+]
+
+
+def legend(columns: int, *, two_lanes: bool, ascii: bool, color: bool) -> list[list[Piece]]:
+    """Return glyphs and their meaning, on as many lines as they need."""
+    if two_lanes:
+        entries = _LANES_ASCII if ascii else _LANES_BLOCK
+    else:
+        entries = _ROW_ASCII if ascii else _ROW_COLOR if color else _ROW_PLAIN
+    lines: list[list[Piece]] = [[]]
+    used = 0
+    for glyph, style, meaning in entries:
+        gap = "  " if lines[-1] else ""
+        if used + len(f"{gap}{glyph} {meaning}") > columns:
+            lines.append([])
+            gap, used = "", 0
+        lines[-1] += [(gap, ""), (glyph, style if color else ""), (f" {meaning}", "")]
+        used += len(f"{gap}{glyph} {meaning}")
+    return lines

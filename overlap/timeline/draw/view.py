@@ -1,0 +1,274 @@
+"""The picture: lanes per row on one time axis, legend, table and verdict, at any width from 40 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..measure.intervals import Interval, Merged, union
+from ..measure.metrics import Coverage, coverage
+from ..measure.reasons import reasons
+from ..measure.verdict import Verdict, judge
+from ..spans import Timeline
+from .axis import ruler
+from .folding import Fold, fold, table
+from .lanes import NO_WAITS, Waits, ascii_lanes, ascii_row, block_lanes, block_row, stream_lane
+from .theme import Piece, legend
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+MIN_WIDTH = 40
+TWO_LANES_UP_TO = 16
+"""Rows drawn with two lanes each; more get one line each."""
+ROWS_WITHOUT_SCREEN = 8
+"""Rows of folded ranks where there is no screen height to go by."""
+STREAMS_UP_TO = 4
+"""Communication streams of a rank with a lane each; more share one."""
+_LINES_PER_ROW = 3  # two lanes, and a line of the table
+_LINES_BESIDE_ROWS = 9  # what the command says before, title, ruler, legend, two blanks, head of the table, the prompt
+
+_Line: TypeAlias = list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    cells: int
+    ascii: bool
+    color: bool
+    two_lanes: bool
+    window: Interval
+    streams: bool
+
+
+class TimelineView:
+    """A timeline that rich can print: `console.print(TimelineView(timeline, step=3))`.
+
+    Ranks that are alike share a row, which shows one of them; those that others waited for most are first, on rows of
+    their own. Up to 16 rows get a compute lane and a lane for each communication stream; more get one line each. As
+    many rows are made as fit on the screen.
+
+    Args:
+        timeline: The run to draw. It is read at construction, so later changes do not show.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to draw, each on a row of its own, in their order; None means all.
+        width: Columns, at least 40; None takes the console's.
+        ascii: Draw with `#`, `=`, `~`, `!` and `.` only. Dumb terminals and streams that are not UTF-8 get that anyway.
+        all: Whether every rank gets a row of its own, however many there are.
+        rows: At most so many rows, each with two lanes, whatever the height; None: as many as fit.
+
+    Attributes:
+        verdict: What it comes to.
+        length_ns: The longest rank's time.
+
+    Raises:
+        UsageError: If the timeline is empty, or nobody recorded that step, or a rank is not in it.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        step: int | None = None,
+        ranks: Iterable[int] | None = None,
+        width: int | None = None,
+        ascii: bool = False,
+        all: bool = False,
+        rows: int | None = None,
+    ) -> None:
+        self._width, self._ascii, self._room = width, ascii, rows
+        self._all = all or ranks is not None
+        self._covers = {cover.rank: cover for cover in coverage(timeline, step=step, ranks=ranks)}
+        self._rows = [cover.breakdown() for cover in self._covers.values()]
+        found = reasons(timeline, list(self._covers.values()))
+        self.verdict: Verdict = judge(self._rows, found.causes(), step=step)
+        self._waits = found.waits()
+        self._streams = _streams(timeline, self._covers)
+        self.length_ns = max(cover.window[1] - cover.window[0] for cover in self._covers.values())
+        self._title = _title(timeline, step, len(self._covers))
+
+    def lines(
+        self,
+        *,
+        width: int = 80,
+        height: int | None = None,
+        ascii: bool = False,
+        color: bool = False,
+        length_ns: int = 0,
+        label: int = 0,
+    ) -> list[list[Piece]]:
+        """Return the picture as lines of (text, style in rich's notation). Needs no terminal and no rich.
+
+        Args:
+            width: Columns, used unless the view has its own.
+            height: Rows of the screen, which bound the number of rows shown; None allows 8.
+            ascii: As for the view; either one suffices.
+            color: Whether to set styles; without, all kinds still differ by glyph.
+            length_ns: The axis is at least that long, so that pictures of several runs have one scale,
+            label: if their labels, too, have at least so many characters.
+        """
+        columns = max(self._width or width, MIN_WIDTH)
+        said = wrap(str(self.verdict), columns, break_on_hyphens=False)
+        folds = self._folded(height, len(said))
+        two_lanes = len(folds) <= TWO_LANES_UP_TO
+        lanes = sum(len(self._streams.get(one.drawn, {})) for one in folds)
+        free = ROWS_WITHOUT_SCREEN * 4 if height is None else height - _LINES_BESIDE_ROWS - len(said) - len(folds)
+        streams = two_lanes and self._room is None and lanes + len(folds) <= free
+        covers = [self._covers[one.drawn] for one in folds]
+        start_ns = min(cover.window[0] for cover in covers)
+        window = start_ns, max(start_ns + length_ns, *(cover.window[1] for cover in covers))
+        wide = max(label, *(len(one.label) for one in folds))
+        heads = [(f"{one.label:>{wide}}", cover) for one, cover in zip(folds, covers, strict=True)]
+        edges = wide + 3 + (len(_names(self._streams, covers, streams)) if two_lanes else 0)
+        look = _Look(columns - edges, ascii or self._ascii, color, two_lanes, window, streams)
+        mark = "|" if look.ascii else "╵"
+        return [
+            *_lines(wrap(f"{self._title}{_note(folds)}", columns), "bold" if color else ""),
+            *(line for head, cover in heads for line in self._drawn(head, cover, look, columns - look.cells - 2)),
+            [(" " * (edges - 1) + ruler(max(window[1] - window[0], 1), look.cells, mark=mark), "")],
+            *legend(columns, two_lanes=two_lanes, ascii=look.ascii, color=color),
+            [],
+            *_lines(table([(one, [row for row in self._rows if row.rank in one.ranks]) for one in folds], columns)),
+            [],
+            *_lines(said),
+        ]
+
+    def rows(self, *, height: int | None = None) -> tuple[str, Sequence[tuple[str, Coverage, Waits]]]:
+        """Return what a picture shows: the title, and of each row its label, what is busy when, and who is waited for.
+
+        `height` bounds the number of rows as for `lines`.
+        """
+        folds = self._folded(height, 0)
+        drawn = [(one.label, self._covers[one.drawn], self._waits.get(one.drawn, NO_WAITS)) for one in folds]
+        return f"{self._title}{_note(folds)}", drawn
+
+    def _folded(self, height: int | None, said: int) -> list[Fold]:
+        """The rows to draw."""
+        blamed_ns = {rank: ns for rank, _, ns in self.verdict.blamed() if rank is not None}
+        if self._all:
+            return [
+                Fold(ranks=(rank,), drawn=rank, spread=0.0, blamed_ns=blamed_ns.get(rank, 0), culprit=False)
+                for rank in self._covers
+            ]
+        room = ROWS_WITHOUT_SCREEN if height is None else (height - _LINES_BESIDE_ROWS - said) // _LINES_PER_ROW
+        room = room if self._room is None else self._room
+        return fold(self._rows, blamed_ns, room=max(room, 1))
+
+    def _drawn(self, head: str, cover: Coverage, look: _Look, wide: int) -> list[_Line]:
+        """Draw one rank: its lanes, each with its name and edges."""
+        edge = "|" if look.ascii else "│"
+        bodies = _rank_lanes(cover, look, self._waits.get(cover.rank, NO_WAITS))
+        names = ["compute", "comm"] if look.two_lanes else [""]
+        streams = self._streams.get(cover.rank, {})
+        if look.streams and len(streams) > 1:
+            names = ["compute", *(name[:9] for name in streams)]
+            drawn = [
+                stream_lane(active, cover, look.window, look.cells, ascii=look.ascii, color=look.color)
+                for active in streams.values()
+            ]
+            bodies = [bodies[0], *drawn]
+        heads = [f"{head if not at else '':>{len(head)}} {name}".ljust(wide) for at, name in enumerate(names)]
+        return [[(text + edge, ""), *body, (edge, "")] for text, body in zip(heads, bodies, strict=True)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        lines = self.lines(
+            width=options.max_width,
+            height=console.height if console.is_terminal else None,
+            ascii=options.ascii_only or console.is_dumb_terminal,
+            color=console.color_system is not None and not console.no_color,
+        )
+        for line in lines:
+            yield from (Segment(text, console.get_style(style) if style else None) for text, style in line)
+            yield Segment.line()
+
+
+def render_text(
+    timeline: Timeline,
+    *,
+    width: int = 80,
+    ascii: bool = False,
+    step: int | None = None,
+    ranks: Iterable[int] | None = None,
+    color: bool = False,
+    height: int | None = None,
+    all: bool = False,
+) -> str:
+    """Draw a timeline as text that ends in a newline; arguments and errors as for `TimelineView`.
+
+    With `color` the text holds ANSI sequences, whatever the environment says about colour.
+    """
+    view = TimelineView(timeline, step=step, ranks=ranks, width=width, ascii=ascii, all=all)
+    lines = view.lines(width=width, height=height, color=color)
+    texts = [_ansi(line) for line in lines] if color else ["".join(text for text, _ in line) for line in lines]
+    return "".join(text.rstrip() + "\n" for text in texts)
+
+
+def _ansi(line: _Line) -> str:
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    # A style keeps the codes of the terminal that it was first shown on, and is kept by its definition: with a space
+    # that changes nothing this one is nobody else's.
+    styles = ((text, Style.parse(f"{style} ")) for text, style in line)
+    return "".join(style.render(text, color_system=ColorSystem.TRUECOLOR) for text, style in styles)
+
+
+def _title(timeline: Timeline, step: int | None, ranks: int) -> str:
+    what = "whole run" if step is None else f"step {step}"
+    clock = ", virtual time" if timeline.clock == "virtual" else ""
+    lost = f", {timeline.dropped} older spans not kept" if timeline.dropped else ""
+    cut = ", of a file that was cut off" if "cut" in timeline.meta else ""
+    replayed = ", times from dependencies" if "replayed" in timeline.meta else ""
+    return f"{what}: {ranks} of {timeline.world_size} ranks{clock}{lost}{replayed}{cut}"
+
+
+def _note(folds: Sequence[Fold]) -> str:
+    """How the rows were chosen."""
+    said = []
+    if len(folds) > 1 and folds[0].culprit:
+        said.append("who is waited for most is first")
+    if spread := max((one.spread for one in folds if len(one.ranks) > 1), default=None):
+        said.append(f"ranks in one row differ by at most {max(spread, 0.001):.1%} of the longest")
+    elif spread is not None:
+        said.append("ranks in one row are equal")
+    return "".join(f"; {text}" for text in said)
+
+
+def _names(streams: Mapping[int, Mapping[str, Merged]], covers: Sequence[Coverage], shown: bool) -> str:
+    """The longest name of a lane, and a blank; it stands for the width of all."""
+    names = ["compute", "comm"] + [name[:9] for c in covers if shown for name in streams.get(c.rank, {})]
+    return max(names, key=len) + " "
+
+
+def _streams(timeline: Timeline, covers: Mapping[int, Coverage]) -> dict[int, dict[str, Merged]]:
+    """Return when which stream of each rank was active, for ranks with several, but not too many."""
+    found: dict[int, dict[str, Merged]] = {}
+    columns = timeline.columns
+    for rank, rows in columns.rows_by_rank(columns.is_kind("comm") & np.isin(columns.rank, list(covers))).items():
+        window = covers[rank].window
+        rows = rows[(columns.start_ns[rows] < window[1]) & (columns.end_ns[rows] > window[0])]
+        lane_of = columns.index[1, rows]
+        lanes = {columns.texts[number]: rows[lane_of == number] for number in np.unique(lane_of).tolist()}
+        if len(lanes) <= STREAMS_UP_TO:
+            found[rank] = {lane: union(columns.start_ns[on], columns.end_ns[on]) for lane, on in sorted(lanes.items())}
+    return found
+
+
+def _rank_lanes(cover: Coverage, look: _Look, waits: Waits) -> Sequence[_Line]:
+    if look.ascii:
+        if look.two_lanes:
+            return ascii_lanes(cover, look.window, look.cells, waits)
+        return [ascii_row(cover, look.window, look.cells)]
+    if look.two_lanes:
+        return block_lanes(cover, look.window, look.cells, waits, color=look.color)
+    return [block_row(cover, look.window, look.cells, color=look.color)]
+
+
+def _lines(texts: Iterable[str], style: str = "") -> list[_Line]:
+    return [[(text, style)] for text in texts]

@@ -1,0 +1,156 @@
+"""One timeline of several: those of the processes of one run, brought onto one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ..columnar import Group, SpanColumns, SpanList, Table
+from ..spans import Timeline
+from .parts import Header, Part
+
+CUT = "cut"
+"""In `meta` of what was read from a file that was cut off; what is there is complete."""
+
+_ERROR = "clock_error_ns"
+"""In `meta`: how far, at most, any instant may be from the common clock."""
+
+
+def on_clock(timeline: Timeline, *, error_ns: int) -> Timeline:
+    """Note how far off, at most, the common clock may be to which the timeline will be taken."""
+    return replace(timeline, meta=timeline.meta | {_ERROR: str(error_ns)})
+
+
+def merged(timelines: Sequence[Timeline]) -> Timeline:
+    """Join the timelines of the processes of one run, all on one clock already.
+
+    Each process knows only when its own ranks came to a collective; here it is known when the last of all did.
+
+    Raises:
+        UsageError: If they cannot be of one run: other world sizes or clocks, or a rank in two of them.
+    """
+    header = merged_header([_header(timeline) for timeline in timelines])
+    meetings = _Meetings()
+    if len(timelines) == 1:  # in order already
+        columns = timelines[0].columns
+        return replace(timelines[0], spans=SpanList(meetings.settled(meetings.note(columns), columns)))
+    columns = SpanColumns.joined(timeline.columns for timeline in timelines)
+    noted = meetings.note(columns)
+    return Timeline.of_columns(
+        meetings.settled(noted, columns),
+        world_size=header.world_size,
+        clock=header.clock,
+        dropped=header.dropped,
+        meta=header.meta,
+    )
+
+
+def merged_columns(parts: Sequence[Part]) -> Iterator[SpanColumns]:
+    """Yield what `merged` would give, rank by rank.
+
+    Each part is read twice, and memory holds the columns of one rank, and 40 bytes of each operation.
+
+    Raises:
+        UsageError: If they cannot be of one run, or one is damaged.
+    """
+    merged_header([part.header for part in parts])
+    meetings = _Meetings()
+    noted = {id(part): [meetings.note(columns) for columns in part.columns()] for part in parts}
+    for part in sorted(parts, key=lambda part: list(part.header.ranks)):
+        for number, columns in zip(noted[id(part)], part.columns(), strict=True):
+            yield meetings.settled(number, columns)
+
+
+def merged_header(headers: Sequence[Header]) -> Header:
+    """Return what can be said of all of them together.
+
+    Raises:
+        UsageError: If they cannot be of one run.
+    """
+    first, *rest = headers
+    for other in rest:
+        if (other.world_size, other.clock) != (first.world_size, first.clock):
+            raise UsageError(
+                f"not of one run: {first.world_size} ranks on the {first.clock} clock, "
+                f"and {other.world_size} on the {other.clock} clock"
+            )
+    ranks = sorted(rank for header in headers for rank in header.ranks)
+    for rank, following in pairwise(ranks):
+        if rank == following:
+            raise UsageError(f"not parts of one run: rank {rank} is in two of them")
+    errors = [int(header.meta[_ERROR]) for header in headers if _ERROR in header.meta]
+    cut = [header.meta[CUT] for header in headers if CUT in header.meta]
+    return Header(
+        world_size=first.world_size,
+        clock=first.clock,
+        ranks=ranks,
+        dropped=sum(header.dropped for header in headers),
+        meta=first.meta | ({CUT: cut[0]} if cut else {}) | ({_ERROR: str(max(errors))} if errors else {}),
+    )
+
+
+def _header(timeline: Timeline) -> Header:
+    return Header(
+        world_size=timeline.world_size,
+        clock=timeline.clock,
+        ranks=timeline.ranks(),
+        dropped=timeline.dropped,
+        meta=timeline.meta,
+    )
+
+
+class _Meetings:
+    """When the last rank came to each collective, as far as all its ranks are known."""
+
+    def __init__(self) -> None:
+        self._kinds = Table[tuple[Group, str, str]]()  # group, stream and operation
+        self._noted: list[NDArray[np.int64]] = []  # (3, operations): kind, number and start
+        self._of: list[NDArray[np.intp]] = []  # the meeting of each operation, once all are noted
+        self._last_ns: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._are_all: NDArray[np.bool_] = np.zeros(0, bool)
+
+    def note(self, columns: SpanColumns) -> int:
+        """Take note of who came when; return what `settled` wants to know."""
+        operations = columns.take(columns.is_operation)
+        texts = len(columns.texts)
+        group, lane, op = (operations.index[row].astype(np.int64) for row in (7, 1, 3))
+        packed, of = np.unique((group * texts + lane) * texts + op, return_inverse=True)
+        split = ((one // texts**2, one // texts % texts, one % texts) for one in packed.tolist())
+        kinds = [self._kinds[columns.groups[at], columns.texts[on], columns.texts[what]] for at, on, what in split]
+        kind = np.array(kinds, np.int64)[of.reshape(-1)]
+        self._noted.append(np.stack([kind, operations.whole[4], operations.start_ns]))
+        return len(self._noted) - 1
+
+    def settled(self, noted: int, columns: SpanColumns) -> SpanColumns:
+        """Return the spans with what is known now, when all are noted."""
+        if not self._of:
+            self._meet()
+        which = np.flatnonzero(columns.is_operation)
+        of = self._of[noted]
+        which, of = which[self._are_all[of]], of[self._are_all[of]]
+        whole = columns.whole.copy()
+        # Nobody ends before the last has come; where clocks say so, they are off by less than their error.
+        whole[3, which] = np.minimum(self._last_ns[of], whole[1, which])
+        return replace(columns, whole=whole)
+
+    def _meet(self) -> None:
+        """Find out which operations are one: those of a kind and a number."""
+        kind, seq, start_ns = np.concatenate(self._noted, axis=1)
+        order = np.lexsort((seq, kind))
+        kind, seq, start_ns = kind[order], seq[order], start_ns[order]
+        begins = np.ones(len(order), bool)
+        begins[1:] = (kind[1:] != kind[:-1]) | (seq[1:] != seq[:-1])
+        of = np.empty(len(order), np.intp)
+        of[order] = np.cumsum(begins) - 1
+        firsts = np.flatnonzero(begins)
+        if len(firsts):
+            sizes = np.array([len(ranks) for (_, ranks), _, _ in self._kinds])
+            came = np.diff(np.append(firsts, len(order)))
+            self._are_all = came == sizes[kind[firsts]]
+            self._last_ns = np.maximum.reduceat(start_ns, firsts)
+        self._of = np.split(of, np.cumsum([each.shape[1] for each in self._noted])[:-1])

@@ -1,0 +1,243 @@
+"""Trace files: Chrome trace-event JSON that Perfetto opens, and that reads back to the nanosecond."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import msgspec
+
+from ...errors import UsageError
+from ..columnar import SpanColumns
+from ..span import Clock, Span
+from ..spans import Timeline
+from .chakra import from_chakra, from_chakra_json, is_chakra, is_chakra_json
+from .decode import VERSION, complete_part, decoded, known
+from .events import Json, to_events
+from .foreign import from_foreign
+from .merge import CUT, merged_columns, merged_header
+from .parts import MAGIC, Part, Tail, columns_at_end, grown
+
+_PIECE_BYTES = 1 << 20
+_LEVEL = 6  # of gzip: 9 takes 2.4 times as long for 4 % less (measured)
+
+UNPACKED_BYTES = 64 << 20
+UNPACKED_RATIO = 100
+"""What a compressed file may unpack to: these bytes, or so many times its own; gzip packs traces 20 times, zeros 1,000
+times."""
+
+
+def write_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a trace file, compressed if its name ends in `.gz`.
+
+    A regular file appears whole or not at all; links are followed, and what is no file (a pipe, a device) is written
+    to. Equal timelines give equal bytes.
+
+    Raises:
+        UsageError: If it cannot be written there.
+    """
+    header = _header(timeline.world_size, timeline.clock, timeline.dropped, timeline.meta)
+    _write(header, timeline.columns.by_rank().values(), path)
+
+
+def write_merged(parts: Sequence[Part], path: str | os.PathLike[str]) -> None:
+    """Write the trace file of several parts of one run, a rank at a time; otherwise as `write_trace` does.
+
+    Raises:
+        UsageError: If it cannot be written there, or they are not parts of one run.
+    """
+    found = merged_header([part.header for part in parts])
+    _write(_header(found.world_size, found.clock, found.dropped, found.meta), merged_columns(parts), path)
+
+
+def _write(header: Json, ranks: Iterable[SpanColumns], path: str | os.PathLike[str]) -> None:
+    target = Path(os.path.realpath(path))
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    pieces = _encoded(header, ranks)
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):  # itself: what a link to a pipe names is no path
+            with open(path, "wb") as file:
+                _put(pieces, file, packed=Path(path).suffix == ".gz")
+            return
+        try:
+            with open(beside, "wb") as file:
+                _put(pieces, file, packed=Path(path).suffix == ".gz")
+            beside.replace(target)
+        finally:  # when it could not be, or was interrupted
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"trace: cannot write {path}: {error.strerror}") from error
+
+
+def _put(pieces: Iterable[str], file: BinaryIO, *, packed: bool) -> None:
+    if not packed:
+        file.writelines(piece.encode() for piece in pieces)
+        return
+    # The header of a gzip file holds a name and a time; without them equal timelines give equal files.
+    with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=_LEVEL) as gz:
+        gz.writelines(piece.encode() for piece in pieces)
+
+
+def read_trace(path: str | os.PathLike[str]) -> Timeline:
+    """Read a trace file, ours or as much as can be understood of another tool's.
+
+    From another tool's come complete events (`ph: X`, or `B` and `E`) that are recognisably compute, communication or a
+    profiler step: those of PyTorch's profiler (each file is one rank; `merged` joins them), of Neuron's system
+    profiles, or of whoever names categories alike; and from Chakra's execution traces (`name.RANK.et`) operations. Of
+    a file that was cut off comes what is complete; `meta` says so.
+
+    Raises:
+        UsageError: If the file is missing, damaged, unpacks to more than a trace does, or shows neither compute nor
+            communication.
+    """
+    try:
+        with _opened(Path(path)) as (data, whole):
+            if data[: len(MAGIC)] == MAGIC:
+                return _stream(bytes(data))
+            found = columns_at_end(data) if whole else None
+            if found is not None:
+                return _of_columns(*found)
+            if is_chakra(Path(path)):
+                timeline, cut = from_chakra(Path(path), bytes(data))
+                cut = cut or not whole
+            else:
+                document, cut = _parsed(bytes(data), whole=whole)
+                timeline = _timeline(document, Path(path))
+        _ = timeline.columns  # or it has numbers that no column holds
+        return replace(timeline, meta=timeline.meta | {CUT: "only what is complete"}) if cut else timeline
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except OverflowError as error:
+        raise UsageError(f"{path}: damaged trace file: a number in it has more than 64 bits") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: damaged trace file: {error}") from error
+
+
+def _stream(data: bytes) -> Timeline:
+    """What a process left that did not come to write its trace."""
+    timeline, _ = grown(data)
+    if not timeline.spans:
+        raise UsageError("the run was killed before it had recorded anything")
+    return replace(timeline, meta=timeline.meta | {CUT: "what was recorded before the run was killed"})
+
+
+def _of_columns(beginning: bytes, columns: SpanColumns) -> Timeline:
+    header = json.loads(beginning.rstrip().removesuffix(b'"traceEvents":').rstrip(b",") + b"}")["overlap"]
+    return Timeline.of_columns(columns, **known(header))
+
+
+def _timeline(document: Json, path: Path) -> Timeline:
+    if isinstance(document, Mapping) and is_chakra_json(document):
+        return from_chakra_json(path, document)
+    if isinstance(document, list):
+        document = {"traceEvents": document}
+    events = document.get("traceEvents", document.get("trace_events")) if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(events, list):
+        raise UsageError("not a trace file: no list 'traceEvents' in it")
+    known = [event for event in events if isinstance(event, dict)]
+    if "overlap" in document:
+        return decoded([event for event in known if event.get("ph") == "X"], document["overlap"])
+    return from_foreign(known, document)
+
+
+def _header(world_size: int, clock: Clock, dropped: int, meta: Mapping[str, str]) -> Json:
+    return {"version": VERSION, "world_size": world_size, "clock": clock, "dropped": dropped, "meta": meta}
+
+
+def _encoded(header: Json, ranks: Iterable[SpanColumns]) -> Iterator[str]:
+    """Yield the text of a trace file, in pieces of one rank."""
+    tail = Tail()
+    yield from tail.passed(_events(header, ranks, tail))
+    yield from tail.text()
+    yield "}\n"
+
+
+def _events(header: Json, ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[str]:
+    yield f'{{"displayTimeUnit":"ns","overlap":{_dumps(header)},"traceEvents":[\n'
+    between = ""
+    for events in to_events(_spans(ranks, tail)):
+        yield between + _dumps(events)[1:-1]  # a line for each rank
+        between = ",\n"
+    yield "\n]"
+
+
+def _spans(ranks: Iterable[SpanColumns], tail: Tail) -> Iterator[list[Span]]:
+    for columns in ranks:
+        if len(columns):
+            tail.add(columns)
+            yield list(columns.spans())
+
+
+_plain = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False)
+_swift = msgspec.json.Encoder(order="sorted")
+
+
+def _dumps(value: Json) -> str:
+    """Return JSON of the same bytes every time: ten times as fast as the standard library, unless texts are odd."""
+    try:
+        return _swift.encode(value).decode()
+    except UnicodeEncodeError:  # halves of characters, which only an escape can say
+        return _plain.encode(value)
+
+
+def _loads(data: bytes) -> Json:
+    try:
+        return cast(Json, msgspec.json.decode(data))
+    except (msgspec.DecodeError, UnicodeDecodeError):  # what is not strictly JSON may still be what Python takes for it
+        return cast(Json, json.loads(data))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[bytes | mmap, bool]]:
+    """Give what a file holds, unpacked, and whether that is all of it."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                yield _unpacked(path.read_bytes())
+            elif os.path.isfile(path) and os.path.getsize(path):
+                with mmap(file.fileno(), 0, access=ACCESS_READ) as data:  # of a large one little is looked at
+                    yield data, True
+            else:
+                file.seek(0)
+                yield file.read(), True
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"damaged: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}") from error
+
+
+def _parsed(data: bytes, *, whole: bool) -> tuple[Json, bool]:
+    """Return the document, and whether it is only what is complete of one that was cut off."""
+    try:
+        return _loads(data), not whole
+    except (ValueError, RecursionError) as error:
+        if (part := complete_part(data.decode("utf-8", "ignore"))) is not None:
+            return part, True
+        raise UsageError(f"not JSON, or cut off before its first event: {error}") from error
+
+
+def _unpacked(data: bytes) -> tuple[bytes, bool]:
+    """Return what a compressed file holds as far as it goes, and whether that is all."""
+    limit_bytes = max(UNPACKED_BYTES, UNPACKED_RATIO * len(data))
+    text = bytearray()
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        while len(text) <= limit_bytes:
+            try:
+                piece = packed.read1(_PIECE_BYTES)
+            except EOFError:
+                return bytes(text), False
+            if not piece:
+                return bytes(text), True
+            text += piece
+    told = f"its {len(data)} bytes unpack to more than {limit_bytes}, which no trace does"
+    raise UsageError(f"{told}; if it is one, unpack it with gunzip first")

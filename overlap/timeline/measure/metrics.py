@@ -1,0 +1,259 @@
+"""How much communication hid behind compute, per rank and per step, in exact integer nanoseconds.
+
+    wall = compute_only + overlapped + exposed + idle
+    exposed = waiting + wire
+
+hold exactly, because every term is a length of merged intervals inside one window. The overlap ratio is that of
+HolisticTraceAnalysis (communication_analysis.py): time both busy / communication time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ..columnar import NONE, SpanColumns, Wholes
+from ..ranklist import listed
+from ..spans import Timeline
+from .intervals import Interval, Merged, clip, intersect, length, merge, subtract, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Where the wall time of one rank went, in one step (or the whole run when `step` is None)."""
+
+    rank: int  # Which
+    step: int | None  # Which, or None
+    wall_ns: int  # The length of its window
+    compute_ns: int  # In which it computed
+    comm_ns: int  # In which an operation was active: it waited for its last rank, or its bytes moved
+    overlapped_ns: int  # In which both was so
+    waiting_ns: int  # Of the exposed time, that in which no bytes moved: every active operation waited for a rank
+    transfer_ns: int  # In which bytes moved, exposed or not
+    queued_ns: int  # Of the idle time, that in which an operation had been called that could not begin
+
+    @property
+    def compute_only_ns(self) -> int:
+        """Computing, not communicating."""
+        return self.compute_ns - self.overlapped_ns
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communicating, not computing: what overlap is there to remove."""
+        return self.comm_ns - self.overlapped_ns
+
+    @property
+    def wire_ns(self) -> int:
+        """Of the exposed time, that in which bytes moved."""
+        return self.exposed_ns - self.waiting_ns
+
+    @property
+    def idle_ns(self) -> int:
+        """Neither."""
+        return self.wall_ns - self.compute_ns - self.exposed_ns
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """overlapped / comm, from 0 to 1; None without communication."""
+        return self.overlapped_ns / self.comm_ns if self.comm_ns else None
+
+    @property
+    def ideal_wall_ns(self) -> int:
+        """Wall time if nobody was late, and the shorter of compute and transfer hid entirely behind the longer."""
+        return max(self.compute_ns, self.transfer_ns) + self.idle_ns
+
+    @property
+    def possible_gain_ns(self) -> int:
+        """What that would save."""
+        return self.wall_ns - self.ideal_wall_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """The merged intervals of one rank inside its window: what a `Breakdown` measures and a drawing shows."""
+
+    rank: int
+    step: int | None
+    window: Interval
+    compute: Merged
+    comm: Merged
+    transfer: Merged
+    called: Merged  # from the call of an operation to its end
+
+    @property
+    def overlapped(self) -> Merged:
+        """Where both lanes are busy."""
+        return intersect(self.comm, self.compute)
+
+    @property
+    def exposed(self) -> Merged:
+        """Where only communication is busy."""
+        return subtract(self.comm, self.compute)
+
+    @property
+    def waiting(self) -> Merged:
+        """Where communication is exposed and no bytes move: every active operation waits for a rank."""
+        return subtract(self.exposed, self.transfer)
+
+    @property
+    def wire(self) -> Merged:
+        """Where communication is exposed and bytes move."""
+        return intersect(self.exposed, self.transfer)
+
+    @property
+    def queued(self) -> Merged:
+        """Where nothing is busy, and yet an operation has been called."""
+        return subtract(subtract(self.called, self.comm), self.compute)
+
+    def within(self, window: Interval) -> Coverage:
+        """Return the part in another window. Cost: that of what is in it."""
+        compute, comm, transfer, called = (
+            clip(merged, window) for merged in (self.compute, self.comm, self.transfer, self.called)
+        )
+        return replace(self, window=window, compute=compute, comm=comm, transfer=transfer, called=called)
+
+    def breakdown(self) -> Breakdown:
+        """Measure the intervals."""
+        comm_ns, exposed = length(self.comm), self.exposed
+        return Breakdown(
+            rank=self.rank,
+            step=self.step,
+            wall_ns=self.window[1] - self.window[0],
+            compute_ns=length(self.compute),
+            comm_ns=comm_ns,
+            overlapped_ns=comm_ns - length(exposed),
+            waiting_ns=length(subtract(exposed, self.transfer)),
+            transfer_ns=length(self.transfer),
+            queued_ns=length(self.queued),
+        )
+
+
+def coverage(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Coverage]:
+    """Merge the spans of each rank and clip them to its window.
+
+    The window of a step is the rank's own step span (the latest one, if an index was used twice). A program that is
+    ahead of its computes leaves a step before they have run: its window ends with the last compute that was issued in
+    it, and begins when those of the steps before are over, so that the windows of such steps follow each other. A rank
+    that recorded no steps at all has the window from the first to the last instant of those that did. Without a step it
+    runs from the first start to the last end over all ranks, the same for each. Cost: a sort of the spans.
+
+    Args:
+        timeline: The run.
+        step: A step index, or None for the whole run.
+        ranks: World ranks to look at; None means all that have spans (and, with a step, that recorded that step).
+
+    Raises:
+        UsageError: If the timeline is empty, nobody recorded that step, or `ranks` is empty or has one without spans.
+    """
+    windows = windows_of(timeline, step)
+    chosen = _chosen_ranks(sorted(windows), ranks)
+    window = min(windows[rank][0] for rank in chosen), max(windows[rank][1] for rank in chosen)
+    columns = timeline.columns
+    rows = columns.rows_by_rank(columns.near(window) & np.isin(columns.rank, chosen))
+    nothing = np.zeros(0, np.intp)
+    return [_cover(rank, step, windows[rank], columns, rows.get(rank, nothing)) for rank in chosen]
+
+
+def breakdowns(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> list[Breakdown]:
+    """Measure each rank; arguments and errors as for `coverage`."""
+    return [covered.breakdown() for covered in coverage(timeline, step=step, ranks=ranks)]
+
+
+def median_step(timeline: Timeline) -> int | None:
+    """The step whose wall time (its longest rank's) is the median one; None without steps. Of two, the shorter."""
+    walls: dict[int, int] = {}
+    for windows in _step_windows(timeline).values():
+        for step, (start_ns, end_ns) in windows.items():
+            walls[step] = max(walls.get(step, 0), end_ns - start_ns)
+    ordered = sorted(walls, key=lambda step: (walls[step], step))
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
+
+
+def _chosen_ranks(known: list[int], ranks: Iterable[int] | None) -> list[int]:
+    chosen = known if ranks is None else sorted(set(ranks))
+    if not chosen:
+        raise UsageError("ranks: an empty selection shows nothing")
+    if missing := sorted(set(chosen) - set(known)):
+        raise UsageError(f"ranks: {listed(missing)} not recorded here; recorded are {listed(known)}")
+    return chosen
+
+
+def windows_of(timeline: Timeline, step: int | None) -> dict[int, Interval]:
+    """Return the window of each rank; meaning and errors as for `coverage`."""
+    if not timeline.spans:
+        raise UsageError("the timeline has no spans: nothing was computed, communicated or marked as a step")
+    if step is None:
+        start_ns, end_ns = int(timeline.columns.start_ns.min()), int(timeline.columns.end_ns.max())
+        return dict.fromkeys(timeline.ranks(), (start_ns, end_ns))
+    steps = _step_windows(timeline)
+    windows = {rank: windows[step] for rank, windows in steps.items() if step in windows}
+    if not windows:
+        raise UsageError(f"step: nobody recorded step {step}; recorded are {listed(timeline.steps()) or 'none'}")
+    all_of_it = min(start for start, _ in windows.values()), max(end for _, end in windows.values())
+    return windows | {rank: all_of_it for rank in timeline.ranks() if rank not in steps}
+
+
+def _step_windows(timeline: Timeline) -> dict[int, dict[int, Interval]]:
+    """Return the window of every step, by rank."""
+    columns = timeline.columns
+    blocks: dict[int, dict[int, Interval]] = {}
+    marked = columns.take(columns.is_kind("step") & (columns.step != NONE))
+    rows = (marked.rank, marked.step, marked.start_ns, marked.end_ns)
+    for rank, step, start_ns, end_ns in zip(*(row.tolist() for row in rows), strict=True):
+        blocks.setdefault(rank, {})[step] = start_ns, end_ns
+    computed = _computed(columns)
+    return {rank: _windows(steps, computed.get(rank, {})) for rank, steps in blocks.items()}
+
+
+def _computed(columns: SpanColumns) -> dict[int, dict[int, Interval]]:
+    """Return from where to where each rank ran the computes that were issued in a step."""
+    issued = columns.take(columns.is_kind("compute") & (columns.step != NONE))
+    order = np.lexsort((issued.step, issued.rank))
+    issued = issued.take(order)
+    begins = np.ones(len(order), bool)
+    begins[1:] = (issued.rank[1:] != issued.rank[:-1]) | (issued.step[1:] != issued.step[:-1])
+    firsts = np.flatnonzero(begins)
+    found: dict[int, dict[int, Interval]] = {}
+    if len(firsts):
+        start_ns = np.minimum.reduceat(issued.start_ns, firsts)
+        end_ns = np.maximum.reduceat(issued.end_ns, firsts)
+        rows = (issued.rank[firsts], issued.step[firsts], start_ns, end_ns)
+        for rank, step, first_ns, last_ns in zip(*(row.tolist() for row in rows), strict=True):
+            found.setdefault(rank, {})[step] = first_ns, last_ns
+    return found
+
+
+def _windows(blocks: Mapping[int, Interval], computed: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Return the windows of one rank's steps; computes run in the order in which they were issued."""
+    free_ns = sorted(end_ns for _, end_ns in computed.values())
+    windows: dict[int, Interval] = {}
+    for step, (start_ns, end_ns) in blocks.items():
+        first_ns, last_ns = computed.get(step, (start_ns, end_ns))
+        before = bisect_right(free_ns, first_ns)  # steps whose computes were over by then
+        start_ns = max(start_ns, free_ns[before - 1]) if before else start_ns
+        windows[step] = start_ns, max(start_ns, end_ns, last_ns)
+    return windows
+
+
+def _cover(rank: int, step: int | None, window: Interval, columns: SpanColumns, rows: NDArray[np.intp]) -> Coverage:
+    def inside(start_ns: Wholes, end_ns: Wholes) -> Merged:
+        return clip(union(start_ns, end_ns) if window[0] < window[1] else merge([]), window)
+
+    compute, comm = columns.of_kind("compute", rows), columns.of_kind("comm", rows)
+    start_ns, end_ns, is_known = columns.start_ns[comm], columns.end_ns[comm], columns.index[3, comm] >= 0
+    moved_ns = np.where(is_known, np.maximum(columns.met_ns[comm], start_ns), start_ns)
+    called_ns = np.where(is_known, columns.issued_ns[comm], start_ns)
+    return Coverage(
+        rank=rank,
+        step=step,
+        window=window,
+        compute=inside(columns.start_ns[compute], columns.end_ns[compute]),
+        comm=inside(start_ns, end_ns),
+        transfer=inside(moved_ns, end_ns),
+        called=inside(called_ns, end_ns),
+    )

@@ -1,0 +1,56 @@
+"""What cannot be true of a timeline, and what is shown all the same. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..columnar import NONE, SpanColumns
+from ..spans import Timeline
+
+LEFT_OUT = "left_out"
+"""In `meta`: which spans of a file were not taken."""
+
+
+def oddities(timeline: Timeline) -> str:
+    """Return in one line what is wrong with a timeline, and what that means for what is shown; "" if nothing is."""
+    columns, ours = timeline.columns, "origin" not in timeline.meta
+    found = [timeline.meta.get(LEFT_OUT, "")]
+    if ours:  # what others call compute may be many kernels at once
+        found += [_twice_at_once(columns), _before_their_call(columns)]
+    if columns.rank.size and timeline.world_size <= int(columns.rank.max()):
+        found.append(f"the file says {timeline.world_size} ranks, and has rank {columns.rank.max()}; all are shown")
+    return "; ".join(filter(None, found))
+
+
+def _twice_at_once(columns: SpanColumns) -> str:
+    """A lane of computes that were issued is one thread; what programs record of their own may be anything."""
+    issued = columns.is_kind("compute") & (columns.issued_ns != NONE)
+    compute = columns.take(issued & (columns.end_ns > columns.start_ns))
+    thread = compute.rank * len(compute.texts) + compute.index[1]
+    order = np.argsort(thread, kind="stable")  # they are in order of start
+    thread, start_ns, end_ns = thread[order], compute.start_ns[order], compute.end_ns[order]
+    crossing = np.flatnonzero((thread[1:] == thread[:-1]) & (start_ns[1:] < end_ns[:-1]))
+    if not len(crossing):
+        return ""
+    (span,) = compute.take(order[crossing[:1] + 1]).spans()
+    verb = "begins" if len(crossing) == 1 else "begin"
+    return (
+        f"{_spans(len(crossing))} on a lane of computes {verb} before the one before has ended "
+        f"(first: '{span.name}' of rank {span.rank} on '{span.lane}'), which counts once"
+    )
+
+
+def _before_their_call(columns: SpanColumns) -> str:
+    called = (columns.issued_ns != NONE) & (columns.issued_ns > columns.start_ns)
+    if not (count := int(called.sum())):
+        return ""
+    (span,) = columns.take(np.flatnonzero(called)[:1]).spans()
+    verbs = ("begins before it was", "it is") if count == 1 else ("begin before they were", "they are")
+    return (
+        f"{_spans(count)} {verbs[0]} called (first: '{span.name}' of rank {span.rank}): a clock went back; "
+        f"{verbs[1]} shown as not queued"
+    )
+
+
+def _spans(count: int) -> str:
+    return f"{count} span{'s' * (count != 1)}"

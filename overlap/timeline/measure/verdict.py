@@ -1,0 +1,224 @@
+"""The verdict: in one sentence, what a step takes, what of that is exposed, why, and what could be hidden."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...errors import UsageError, printable
+from ...units import format_ns
+from ..draw.axis import figure, figure_unit
+from ..spans import Timeline
+from .metrics import Breakdown, coverage
+from .reasons import Cause, causes_of
+
+_NAMED = 0.25
+"""A rank is named if it alone caused that part of the waiting; the others are told together."""
+_TOLD = 0.001
+"""Of the time of all ranks: waiting that is less is not told beside bytes on the wire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a step, or a run, comes to: sums over its ranks in nanoseconds, which are told as the mean of a rank."""
+
+    step: int | None  # The step's index; None if it is the whole run
+    ranks: int  # How many were measured
+    wall_ns: int  # That of the longest
+    walls_ns: int  # That of all, added up, as all others are
+    compute_ns: int  # In which ranks computed
+    exposed_ns: int  # In which they only communicated: `waiting_ns` plus `wire_ns`
+    waiting_ns: int  # In which they waited for a rank
+    wire_ns: int  # In which bytes moved
+    transfer_ns: int  # In which bytes moved, exposed or not
+    hideable_ns: int  # How much of the transfer each rank had compute for, were it free to move
+    idle_ns: int  # In which they neither computed nor communicated
+    causes: tuple[Cause, ...]  # Of what is exposed, the most expensive first, over all ranks
+
+    @property
+    def exposed_share(self) -> float:
+        """Exposed communication as part of the time of all ranks, from 0 to 1."""
+        return self.exposed_ns / self.walls_ns if self.walls_ns else 0.0
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Of the time in which bytes moved, the part that was hidden; None if none moved."""
+        return 1 - self.wire_ns / self.transfer_ns if self.transfer_ns else None
+
+    @property
+    def possible_share(self) -> float | None:
+        """Of that time, the part for which there was compute on the same rank."""
+        return self.hideable_ns / self.transfer_ns if self.transfer_ns else None
+
+    def blamed(self) -> list[tuple[int | None, Cause, int]]:
+        """Return who was waited for, with what it mostly did then and how long in all, most expensive first."""
+        return _by_rank([cause for cause in self.causes if cause.rank is not None or cause.doing == "unknown"])
+
+    def moved(self) -> list[tuple[Cause, int]]:
+        """Return whose bytes were exposed on the wire, by operation and place, most expensive first."""
+        found: dict[tuple[str, str], tuple[Cause, int]] = {}
+        for cause in self.causes:
+            if cause.doing == "wire" and cause.rank is None:
+                first, ns = found.get((cause.name, cause.call_site), (cause, 0))
+                found[cause.name, cause.call_site] = first, ns + cause.duration_ns
+        return sorted(found.values(), key=lambda each: (-each[1], str(each[0])))
+
+    def __str__(self) -> str:
+        """Say it, times in the unit of the step."""
+        return self.told()
+
+    def told(self, *, named: int = 4) -> str:
+        """Say it in one line, times in the unit of the step.
+
+        Args:
+            named: How many of the ranks that were waited for are named at most.
+        """
+        name, unit_ns = figure_unit(self.wall_ns)
+        what = "whole run" if self.step is None else "step"
+        if not self.ranks:
+            return f"{what}: nothing was recorded"
+        parts = [f"{what} {figure(self.wall_ns, unit_ns)} {name}: compute {self._mean(self.compute_ns, unit_ns)}"]
+        if not self.transfer_ns and not self.exposed_ns:
+            return f"{parts[0]}, idle {self._mean(self.idle_ns, unit_ns)}; there was no communication"
+        parts.append(f", exposed {self._mean(self.exposed_ns, unit_ns)} ({self.exposed_share:.0%})")
+        waits = self._waits(unit_ns, named) if self.waiting_ns >= _TOLD * self.walls_ns or not self.wire_ns else []
+        if why := [*waits, *self._wires(unit_ns)]:
+            parts.append(f": {', '.join(why)}")
+        if self.idle_ns * 20 >= self.walls_ns:
+            parts.append(f"; idle {self._mean(self.idle_ns, unit_ns)}")
+        if not self.compute_ns:
+            parts.append("; no compute is recorded, so nobody can tell what was hidden")
+        elif self.hidden_share is not None and self.possible_share is not None:
+            parts.append(f"; hidden {self.hidden_share:.0%} of {self.possible_share:.0%} possible")
+        return printable("".join(parts))
+
+    def _mean(self, sum_ns: int, unit_ns: int) -> str:
+        mean_ns = sum_ns / self.ranks
+        return f"{mean_ns / unit_ns:.1g}" if 0 < 20 * mean_ns < unit_ns else figure(mean_ns, unit_ns)
+
+    def _waits(self, unit_ns: int, named: int) -> list[str]:
+        told, rest_ns, rest = [], 0, 0
+        for place, (rank, cause, ns) in enumerate(self.blamed()):
+            if place and (ns < _NAMED * self.waiting_ns or place >= named):
+                rest_ns, rest = rest_ns + ns, rest + 1
+            elif rank is None:
+                told.append(f"{self._mean(ns, unit_ns)} waiting for a rank that is not recorded")
+            else:
+                told.append(f"{self._mean(ns, unit_ns)} waiting for rank {rank} ({cause})")
+        if rest_ns:
+            told.append(f"{self._mean(rest_ns, unit_ns)} for {rest} other{'s' if rest > 1 else ''}")
+        return told
+
+    def _wires(self, unit_ns: int) -> list[str]:
+        moved = self.moved()
+        if not moved:
+            return []
+        most = f"mostly {moved[0][0]}" if len(moved) > 1 else str(moved[0][0])
+        return [f"{self._mean(self.wire_ns, unit_ns)} on the wire ({most})"]
+
+
+def verdict_of(timeline: Timeline, *, step: int | None = None, ranks: Iterable[int] | None = None) -> Verdict:
+    """Judge a timeline; arguments and errors are those of `metrics.coverage`."""
+    covers = coverage(timeline, step=step, ranks=ranks)
+    return judge([cover.breakdown() for cover in covers], causes_of(timeline, covers), step=step)
+
+
+def judge(rows: Sequence[Breakdown], causes: Sequence[Cause], *, step: int | None) -> Verdict:
+    """Judge what each rank's time went to, and the causes of what was exposed."""
+    return Verdict(
+        step=step,
+        ranks=len(rows),
+        wall_ns=max((row.wall_ns for row in rows), default=0),
+        walls_ns=sum(row.wall_ns for row in rows),
+        hideable_ns=sum(min(row.transfer_ns, row.compute_ns) for row in rows),
+        causes=tuple(causes),
+        **{name: _sum(rows, name) for name in _SUMMED},
+    )
+
+
+_SUMMED = ("compute_ns", "exposed_ns", "waiting_ns", "wire_ns", "transfer_ns", "idle_ns")
+
+
+def _sum(rows: Sequence[Breakdown], name: str) -> int:
+    return sum(getattr(row, name) for row in rows)
+
+
+def _by_rank(causes: Sequence[Cause]) -> list[tuple[int | None, Cause, int]]:
+    """Add up by rank; of what a rank did, the most expensive stands for it."""
+    totals: dict[int | None, int] = {}
+    did: dict[int | None, dict[str, tuple[int, Cause]]] = {}
+    for cause in causes:
+        totals[cause.rank] = totals.get(cause.rank, 0) + cause.duration_ns
+        of = did.setdefault(cause.rank, {})
+        ns, first = of.get(str(cause), (0, cause))
+        of[str(cause)] = ns + cause.duration_ns, first
+    most = {rank: max(of.values(), key=lambda each: (each[0], str(each[1])))[1] for rank, of in did.items()}
+    return sorted(((rank, most[rank], ns) for rank, ns in totals.items()), key=lambda each: (-each[2], str(each[0])))
+
+
+_MEAN: Mapping[str, Callable[[Verdict], int]] = {
+    "compute": lambda verdict: verdict.compute_ns,
+    "exposed": lambda verdict: verdict.exposed_ns,
+    "waiting": lambda verdict: verdict.waiting_ns,
+    "wire": lambda verdict: verdict.wire_ns,
+    "idle": lambda verdict: verdict.idle_ns,
+}
+_UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+_LIMIT = re.compile(r"\s*([a-z]+)\s*(<|>)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-z]+)\s*")
+_NAMES = ("step", "hidden", *_MEAN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One condition."""
+
+    # "step" (the longest rank's time), "compute", "exposed", "waiting", "wire", "idle" (means of the ranks), or
+    # "hidden" (of the time in which bytes moved).
+    name: str
+    above: bool  # Whether it holds above the bound, or else below
+    bound: float  # In percent of the ranks' time, or in nanoseconds
+    unit: str  # "%", "ns", "us", "ms" or "s"
+
+    def holds(self, verdict: Verdict) -> bool:
+        """Whether a run has come to it; of what there is not, nothing holds."""
+        value = self._value(verdict)
+        return value is not None and (value > self.bound if self.above else value < self.bound)
+
+    def told(self, verdict: Verdict) -> str:
+        """Say what the run has come to, beside the bound."""
+        value = self._value(verdict)
+        if value is None:
+            return f"{self.name}: there is none"
+        found = f"{value:.3g}%" if self.unit == "%" else format_ns(value)
+        bound = f"{self.bound:g}%" if self.unit == "%" else format_ns(self.bound)
+        return f"{self.name} is {found}, {'above' if self.above else 'below'} {bound}"
+
+    def _value(self, verdict: Verdict) -> float | None:
+        if self.name == "hidden":
+            return None if verdict.hidden_share is None else 100 * verdict.hidden_share
+        if self.name == "step":
+            return verdict.wall_ns
+        sum_ns = _MEAN[self.name](verdict)
+        if self.unit == "%":
+            return 100 * sum_ns / verdict.walls_ns if verdict.walls_ns else None
+        return sum_ns / verdict.ranks if verdict.ranks else None
+
+
+def parse_limit(text: str) -> Limit:
+    """Read `NAME > BOUND` or `NAME < BOUND`.
+
+    Raises:
+        UsageError: If it is none, or the unit does not fit the name.
+    """
+    match = _LIMIT.fullmatch(text)
+    if match is None or match[1] not in _NAMES or match[4] not in ("%", *_UNITS_NS):
+        raise UsageError(
+            f"--fail-if: {text!r} is no condition; write one of {', '.join(_NAMES)}, then < or >, then a number with "
+            "%, ns, us, ms or s: 'exposed > 5%'"
+        )
+    name, unit = match[1], match[4]
+    if (name == "step" and unit == "%") or (name == "hidden" and unit != "%"):
+        raise UsageError(f"--fail-if: {text!r}: {name} is {'a time' if name == 'step' else 'a share'}, not {unit}")
+    bound = float(match[3]) * (1 if unit == "%" else _UNITS_NS[unit])
+    return Limit(name=name, above=match[2] == ">", bound=bound, unit=unit)

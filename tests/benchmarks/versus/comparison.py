@@ -1,0 +1,124 @@
+"""The same operations on two layouts that differ in one thing, side by side: what that costs, or brings.
+
+With and without Peer Direct, the table is like table 1 of the EFA Peer Direct document ("host copies" and "Peer
+Direct" on dl1.24xlarge, 32 MB messages): there the NIC reads the memory of an accelerator, here a socket reads the
+array itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from overlap import UsageError
+from overlap.cli.bench.cases import Case
+from overlap.cli.bench.measuring import NodeLayout, Result, measure_cases
+from overlap.cli.bench.options import cases, layout
+from overlap.cli.bench.report import remark
+from overlap.cli.bench.sampling import Sampling
+
+Pair: TypeAlias = "tuple[Result, Result]"
+"""Without what is compared, and with it."""
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+SIZE = "32MB"
+
+_ROW = "{:<16}{:>10}{:>7}{:>14}{:>14}{:>9}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What two layouts differ in."""
+
+    setting: str  # Its name among the options and the fields of a `NodeLayout`
+    without: str  # What the side without it is called
+    name: str  # What the side with it is called
+
+    @property
+    def flag(self) -> str:
+        """The option that asks for it."""
+        return f"--{self.setting.replace('_', '-')} both"
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """What the sides are called in JSON."""
+        return self.without.replace(" ", "_"), self.setting
+
+    @property
+    def heading(self) -> str:
+        """The first line of the table."""
+        return _ROW.format("# MB/s", "size(B)", "ranks", self.without, self.name, "ratio")
+
+    def line(self, pair: Pair) -> str:
+        """Return one line of the table."""
+        case = pair[0].case
+        without, with_it = (one.busbw_bytes_per_s / 1e6 for one in pair)
+        ratio = f"{with_it / without:.2f}x" if without else "-"
+        return _ROW.format(
+            case.operation.name, case.size_bytes, case.ranks, f"{without:,.0f}", f"{with_it:,.0f}", ratio
+        )
+
+
+COMPARISONS = (
+    Comparison(setting="peer_direct", without="host copies", name="Peer Direct"),
+    Comparison(setting="checksums", without="no checksums", name="checksums"),
+)
+
+
+def chosen(args: argparse.Namespace) -> Comparison | None:
+    """Return what the options want compared, if anything.
+
+    Raises:
+        UsageError: If that is two things.
+    """
+    both = [one for one in COMPARISONS if getattr(args, one.setting) == "both"]
+    if len(both) > 1:
+        raise UsageError(f"{both[0].flag}, {both[1].flag}: compare one thing at a time")
+    return both[0] if both else None
+
+
+def worlds(args: argparse.Namespace) -> list[list[Case]]:
+    """Return the rows of the operation that the options name, or of the document's three at 32 MB.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    names = OPERATIONS if args.operation is None else (args.operation,)
+    changed = {"nnodes": args.nnodes or 2}
+    if args.operation is None and not (args.minbytes or args.maxbytes):
+        changed["minbytes"] = SIZE
+    asked = [argparse.Namespace(**vars(args) | changed | {"operation": name}) for name in names]
+    return [world for one in asked for world in cases(one)]
+
+
+def layouts(args: argparse.Namespace, compared: Comparison) -> tuple[NodeLayout, NodeLayout]:
+    """Return the two layouts, by default of two nodes joined by sockets: only sockets have the setting.
+
+    Raises:
+        UsageError: If an option cannot be meant.
+    """
+    changed = {"nnodes": args.nnodes or 2, "transport": args.transport or "efa"}
+    off, on = (argparse.Namespace(**vars(args) | changed | {compared.setting: side}) for side in ("off", "on"))
+    return layout(off), layout(on)
+
+
+def measure(
+    world: Sequence[Case], sampling: Sampling, without: NodeLayout, with_it: NodeLayout, *, check: bool
+) -> Iterator[Pair]:
+    """Measure rows both ways, one right after the other."""
+    yield from zip(
+        list(measure_cases(world, sampling, without, check=check)),
+        list(measure_cases(world, sampling, with_it, check=check)),
+        strict=True,
+    )
+
+
+def title(case: Case, sampling: Sampling, layout: NodeLayout) -> str:
+    """Say what is measured and how, in lines that begin with #."""
+    text = (
+        f"{'in place' if case.in_place else 'out of place'}, {layout.describe()}\n{sampling.describe()}\n"
+        "MB is 10^6 bytes; bandwidth is that of the network (busbw)"
+    )
+    return remark(text)

@@ -1,0 +1,266 @@
+"""Legal groups of ranks: the rules of the machine, applied, and the nearest groups that pass.
+
+A rule is about the *local part* of a group, the indices that it has on one node, except for "node", "symmetric" and
+"servers". A local part of one rank needs no wire of the node, so the rules about sizes and places leave it alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from .errors import TopologyError, TopologyWarning, format_ranks
+from .machine import Local, Rule, RuleKind, Severity
+from .routes import RankMap
+
+LOCAL_KINDS: tuple[RuleKind, ...] = ("sizes", "multiple", "tiles", "sets", "devices")
+"""Kinds that restrict the ranks that a group has on one node."""
+
+_SUGGESTIONS = 3
+
+SHOWN_RANGES = 8
+"""How many ranges of ranks a message names of a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A violated rule and the group that violated it."""
+
+    rule: Rule
+    severity: Severity
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.severity}: rule {self.rule.id}: {self.rule.text} [{self.rule.source}]"
+
+    def warn(self, *, stacklevel: int) -> None:
+        """Issue it as a `TopologyWarning`."""
+        group = f"group {format_ranks(self.ranks, most=SHOWN_RANGES)} of {len(self.ranks)} ranks"
+        warnings.warn(f"{group}: {self}", TopologyWarning, stacklevel=stacklevel + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """What the checks need to know of a group."""
+
+    local: Mapping[int, Local]  # local indices on each node that the group touches, ascending
+    ranks_per_node: int  # indices that a full node has
+    cores: int  # ranks per device
+    servers: int  # nodes of one UltraServer; 1 where there is none
+    linked: Callable[[int, int], bool]  # whether two local indices share a device or a wire
+
+
+def violations(rules: tuple[Rule, ...], view: GroupView) -> Iterator[Rule]:
+    """Yield the rules that the group breaks, in the order of the file."""
+    parts = sorted(set(view.local.values()))
+    peers = [rule for rule in rules if rule.kind == "peers" and all(is_peers(rule, part, view) for part in parts)]
+    exempt = {kind for rule in peers for kind in rule.exempts}
+    for rule in rules:
+        if rule.kind in exempt or (rule.kind == "peers" and rule not in peers):
+            continue
+        if not _holds(rule, parts, view):
+            yield rule
+
+
+def _holds(rule: Rule, parts: list[Local], view: GroupView) -> bool:
+    if rule.kind in _WHOLE:
+        return _WHOLE[rule.kind](rule, view)
+    return all(
+        len(part) == 1 or (rule.for_sizes and len(part) not in rule.for_sizes) or _LOCAL[rule.kind](rule, part, view)
+        for part in parts
+    )
+
+
+def tilings(rule: Rule, ranks_per_node: int) -> list[tuple[Local, ...]]:
+    """List the ways in which a "peers" rule cuts a node in equal tiles: consecutive ones per size, and its `sets`."""
+    even = [
+        tuple(tuple(range(start, start + size)) for start in range(0, ranks_per_node, size))
+        for size in rule.sizes
+        if ranks_per_node % size == 0
+    ]
+    return [*even, rule.sets] if rule.sets else even
+
+
+def is_peers(rule: Rule, part: Local, view: GroupView) -> bool:
+    """Tell whether a local part holds the same-index ranks of different tiles, as data-parallel groups do."""
+    for tiles in tilings(rule, view.ranks_per_node):
+        if len(part) < 2 or len(part) > len(tiles) or (rule.complete and len(part) != len(tiles)):
+            continue
+        if any(set(part) <= set(column) for column in zip(*tiles, strict=True)):
+            return True
+    return False
+
+
+def _tiles(rule: Rule, part: Local, view: GroupView) -> bool:
+    return part == tuple(range(part[0], part[0] + len(part))) and part[0] % len(part) == 0
+
+
+def _devices(rule: Rule, part: Local, view: GroupView) -> bool:
+    first, last = part[0], part[-1] + 1
+    return part == tuple(range(first, last)) and first % view.cores == 0 and last % view.cores == 0
+
+
+def _peers(rule: Rule, part: Local, view: GroupView) -> bool:
+    reached, left = [part[0]], set(part[1:])
+    for rank in reached:
+        near = {other for other in left if view.linked(rank, other)}
+        left -= near
+        reached.extend(sorted(near))
+    return not left
+
+
+def _servers(rule: Rule, view: GroupView) -> bool:
+    touched: dict[int, list[int]] = {}
+    for node in sorted(view.local):
+        touched.setdefault(node // view.servers, []).append(node % view.servers)
+    return all(_coupled(nodes, rule.sizes, view.servers) for nodes in touched.values())
+
+
+def _coupled(nodes: list[int], allowed: tuple[int, ...], servers: int) -> bool:
+    neighbours = len(nodes) != 2 or (nodes[1] - nodes[0]) % servers in (1, servers - 1)
+    return len(nodes) in allowed and neighbours
+
+
+_LOCAL: dict[RuleKind, Callable[[Rule, Local, GroupView], bool]] = {
+    "sizes": lambda rule, part, view: len(part) in rule.sizes,
+    "multiple": lambda rule, part, view: len(part) % rule.sizes[0] == 0,
+    "tiles": _tiles,
+    "sets": lambda rule, part, view: part in rule.sets,
+    "devices": _devices,
+    "peers": _peers,
+}
+_WHOLE: dict[RuleKind, Callable[[Rule, GroupView], bool]] = {
+    "node": lambda rule, view: len(view.local) == 1,
+    "symmetric": lambda rule, view: len(set(view.local.values())) == 1,
+    "servers": _servers,
+}
+
+
+def judge(cluster: RankMap, ranks: Sequence[int]) -> tuple[Finding, ...]:
+    """List the rules that a group breaks; see `Cluster.judge`."""
+    group = _group(cluster, ranks)
+    view = _view(cluster, group)
+    return tuple(Finding(rule=rule, severity=rule.severity, ranks=group) for rule in violations(cluster.rules, view))
+
+
+def check_group(cluster: RankMap, ranks: Sequence[int], *, strict: bool, warn: bool = True) -> tuple[Finding, ...]:
+    """Raise for an illegal group, warn about a doubtful one; see `Cluster.check_group`."""
+    findings = judge(cluster, ranks)
+    for finding in findings:
+        if strict and finding.severity == "error":
+            raise _refusal(cluster, finding)
+    for finding in findings if warn else ():
+        finding.warn(stacklevel=3)
+    return findings
+
+
+def check_groups(cluster: RankMap, partition: Sequence[Sequence[int]], *, strict: bool) -> tuple[Finding, ...]:
+    """Raise unless groups are equally long, disjoint and each legal; see `Cluster.check_groups`."""
+    owner: dict[int, int] = {}
+    for index, group in enumerate(partition):
+        if len(group) != len(partition[0]):
+            raise TopologyError(f"groups 0 and {index} differ in length: {len(partition[0])} and {len(group)} ranks")
+        for rank in group:
+            if owner.setdefault(rank, index) != index:
+                raise TopologyError(
+                    f"rank {rank} is in groups {owner[rank]} and {index}: groups of one collective must be disjoint"
+                )
+    return tuple(finding for group in partition for finding in check_group(cluster, group, strict=strict))
+
+
+def _group(cluster: RankMap, ranks: Sequence[int]) -> Local:
+    if not ranks:
+        raise TopologyError("a group needs at least one rank, found none")
+    for rank in ranks:
+        cluster.place(rank)
+    group = tuple(sorted(ranks))
+    twice = [rank for rank, following in pairwise(group) if rank == following]
+    if twice:
+        raise TopologyError(f"rank {twice[0]} is in the group twice")
+    return group
+
+
+def _view(cluster: RankMap, group: Local) -> GroupView:
+    local: dict[int, list[int]] = {}
+    for rank in group:
+        node, index = divmod(rank, cluster.ranks_per_node)
+        local.setdefault(node, []).append(index)
+    coupled = cluster.machine.ultraserver
+
+    def linked(a: int, b: int) -> bool:
+        here, there = a // cluster.ranks_per_device, b // cluster.ranks_per_device
+        return here == there or cluster.wiring.linked(here, there)
+
+    return GroupView(
+        local={node: tuple(indices) for node, indices in local.items()},
+        ranks_per_node=cluster.capacity_per_node,
+        cores=cluster.ranks_per_device,
+        servers=coupled.servers[-1] if coupled else 1,
+        linked=linked,
+    )
+
+
+def _refusal(cluster: RankMap, finding: Finding) -> TopologyError:
+    rule, group = finding.rule, finding.ranks
+    return TopologyError(
+        f"group {format_ranks(group, most=SHOWN_RANGES)} of {len(group)} ranks is not legal on {cluster.name}",
+        rule=rule.id,
+        rule_text=rule.text,
+        source=rule.source,
+        nearest=nearest(cluster, group),
+    )
+
+
+def nearest(cluster: RankMap, group: Local) -> tuple[Local, ...]:
+    """Find the legal groups nearest in size to a group and, of those, the ones that share most with it; at most three.
+
+    Candidates are runs of consecutive ranks and the sets that rules name, on the nodes of the group, on its first
+    node alone, and on that node and the next.
+    """
+    wanted, per_node = set(group), cluster.ranks_per_node
+    nodes = sorted({rank // per_node for rank in group})
+    spans = {tuple(nodes), (nodes[0],), (nodes[0], (nodes[0] + 1) % cluster.nodes)}
+    candidates = {
+        tuple(sorted({node * per_node + index for node in span for index in local}))
+        for span in spans
+        for local in _legal_local(cluster)
+    }
+    ranked = sorted(
+        candidates,
+        key=lambda candidate: (
+            abs(len(wanted) - len(candidate)),
+            len(wanted.symmetric_difference(candidate)),
+            candidate,
+        ),
+    )
+    legal = (candidate for candidate in ranked if _passes(cluster, candidate))
+    return tuple(candidate for candidate, _ in zip(legal, range(_SUGGESTIONS), strict=False))
+
+
+def legal_groups(cluster: RankMap, size: int) -> tuple[Local, ...]:
+    """List the legal runs and named sets of a size on node 0."""
+    return tuple(local for local in _legal_local(cluster) if len(local) == size)
+
+
+def _passes(cluster: RankMap, group: Local) -> bool:
+    return not any(rule.severity == "error" for rule in violations(cluster.rules, _view(cluster, group)))
+
+
+@lru_cache(maxsize=64)
+def _legal_local(cluster: RankMap) -> tuple[Local, ...]:
+    return tuple(local for local in _local_candidates(cluster) if len(local) > 1 and _passes(cluster, local))
+
+
+def _local_candidates(cluster: RankMap) -> Iterator[Local]:
+    ranks, rules = cluster.ranks_per_node, cluster.rules
+    named = {members for rule in rules if rule.kind == "sets" for members in rule.sets if members[-1] < ranks}
+    listed = [
+        set(rule.sizes) for rule in rules if rule.kind == "sizes" and not rule.for_sizes and rule.severity == "error"
+    ]
+    # Without a list of sizes every run is a candidate; with one, the few sizes that it names.
+    sizes = sorted(set.intersection(*listed)) if listed else range(2, ranks + 1)
+    runs = {tuple(range(start, start + size)) for size in sizes for start in range(ranks - size + 1)}
+    yield from sorted(named | runs, key=lambda members: (len(members), members))

@@ -1,0 +1,191 @@
+"""Conversion of the tables of a machine file to records, by the annotations of the records' fields.
+
+Every mistake is a ValueError that begins with the key in full, and says what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from .figures import Curve, Figure
+from .keys import ByName, Numbers, Parsed, Words, as_written
+
+Record = TypeVar("Record")
+
+_SHOWN = 60  # characters of a value that a message shows
+_PLAIN = {str: "a text", bool: "true or false"}
+_ORIGIN = {"confidence": "E"}  # of a bare number: the user's own
+
+
+def record(
+    kind: type[Record], table: object, key: str, where: str, *, given: Mapping[str, object] | None = None
+) -> Record:
+    """Convert a table to a record.
+
+    Args:
+        kind: The dataclass of the record.
+        table: As TOML gives it.
+        key: Where the table stands in its file; empty for the whole file.
+        where: Name of the file, the source of numbers without one.
+        given: Values of fields that the table does not have.
+
+    Raises:
+        ValueError: Something is missing, unknown, wrong or contradictory.
+    """
+    return _record(kind, table, key, where, _annotations(cast("type", kind)), given or {})
+
+
+@cache
+def _annotations(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _record(
+    kind: type[Record],
+    table: object,
+    key: str,
+    where: str,
+    annotations: Mapping[str, Any],
+    given: Mapping[str, object],
+) -> Record:
+    if not isinstance(table, dict):
+        raise _mistake(key, "a table", table)
+    annotations = {name: annotation for name, annotation in annotations.items() if name not in given}
+    origin = {"source": where, **_ORIGIN}
+    values = {name: origin[name] for name in annotations if name in origin} | dict(given)
+    for name, found in table.items():
+        inside = _joined(key, name)
+        if name not in annotations:
+            raise _unknown(inside, name, annotations)
+        if name != "source" or found != "":
+            values[name] = _value(annotations[name], found, inside, where)
+    for field in fields(cast("Any", kind)):
+        if field.name not in values and field.default is MISSING:
+            raise ValueError(f"{_joined(key, field.name)}: missing, expected {_words(annotations[field.name])}")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(_joined(key, str(error))) from None
+
+
+def _value(annotation: Any, found: object, key: str, where: str) -> object:
+    kinds, words = _read(annotation)
+    kind = kinds[0]
+    if kind is Figure:
+        return _figure(kinds, cast("Numbers", words), found, key, where)
+    if isinstance(words, Numbers):
+        return _number(kind, words, found, key)
+    if isinstance(words, Parsed):
+        return _parsed(words, found, key)
+    if isinstance(words, ByName):
+        return _by_name(get_args(kind)[0], words, found, key, where)
+    if is_dataclass(kind):
+        return record(cast("type", kind), found, key, where)
+    if get_origin(kind) is tuple:
+        return _items(kind, annotation, found, key, where)
+    known = get_args(kind) if get_origin(kind) is Literal else None
+    if type(found) is not kind if known is None else not isinstance(found, str) or found not in known:
+        raise _mistake(key, _words(annotation), found)
+    return found
+
+
+def _read(annotation: Any) -> tuple[tuple[Any, ...], Words | None]:
+    """Return the kinds of value that an annotation allows, without None, and its words."""
+    words = None
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        if get_origin(annotation) is Annotated:
+            annotation, words = get_args(annotation)[:2]
+            continue
+        kinds = tuple(kind for kind in get_args(annotation) if kind is not NoneType)
+        if len(kinds) > 1:
+            return kinds, words
+        annotation = kinds[0]
+    return (annotation,), words
+
+
+def _words(annotation: Any) -> str:
+    """Return what a key of some annotation expects."""
+    (kind, *_), words = _read(annotation)
+    if kind is Figure and words is not None:
+        return f"{words.expected}, or {{ value, source, confidence }}"
+    if words is not None:
+        return words.expected
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return _PLAIN.get(kind, "a table" if is_dataclass(kind) else "a list")
+
+
+def _figure(kinds: tuple[Any, ...], numbers: Numbers, found: object, key: str, where: str) -> Figure | Curve:
+    if not isinstance(found, dict):
+        if not numbers.allow(found):
+            raise _mistake(key, _words(Annotated[Figure, numbers]), found)
+        return Figure(value=float(cast("float", found)), source=where, confidence="E")
+    if Curve in kinds:
+        if ("value" in found) == ("points" in found):
+            raise ValueError(f"{key}.value: expected a share, or points = [[bytes, share], ...], one of the two")
+        if "points" in found:
+            return record(Curve, found, key, where)
+    return _record(Figure, found, key, where, _annotations(Figure) | {"value": Annotated[float, numbers]}, {})
+
+
+def _number(kind: type, numbers: Numbers, found: object, key: str) -> float | None:
+    if numbers.text is not None and found == numbers.text:
+        return None
+    if not numbers.allow(found):
+        raise _mistake(key, numbers.expected, found)
+    number = cast("float", found)
+    return number if kind is int else float(number)
+
+
+def _parsed(words: Parsed, found: object, key: str) -> object:
+    if not isinstance(found, str):
+        raise _mistake(key, words.expected, found)
+    try:
+        return words.parse(found)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _by_name(item: Any, words: ByName, found: object, key: str, where: str) -> tuple[object, ...]:
+    if not isinstance(found, dict):
+        raise _mistake(key, words.expected, found)
+    for name in found:
+        if words.known and name not in words.known:
+            raise _unknown(_joined(key, name), name, words.known)
+    names = [name for name in words.known or found if name in found]
+    inside = ((name, found[name], _joined(key, name)) for name in names)
+    if is_dataclass(item):
+        kind = cast("type", item)
+        return tuple(record(kind, value, at, where, given={"kind": name}) for name, value, at in inside)
+    return tuple((name, _value(get_args(item)[1], value, at, where)) for name, value, at in inside)
+
+
+def _items(kind: Any, annotation: Any, found: object, key: str, where: str) -> tuple[object, ...]:
+    items = get_args(kind)
+    many = items[-1] is Ellipsis
+    if not isinstance(found, list) or (not many and len(found) != len(items)):
+        raise _mistake(key, _words(annotation), found)
+    return tuple(
+        _value(items[0 if many else index], item, f"{key}[{index}]", where) for index, item in enumerate(found)
+    )
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _mistake(key: str, expected: str, found: object) -> ValueError:
+    shown = repr(as_written(found))
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return ValueError(f"{key}: expected {expected}, found {shown}")
+
+
+def _unknown(key: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> ValueError:
+    close = get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return ValueError(f"{key}: unknown key; {hint}known here: {', '.join(known)}")
